@@ -41,6 +41,7 @@ from .http.disconnects import Receive
 from .http.infer import Infer, Send
 from .http.paths import is_infer
 from .link import ring
+from .tenants.lending import lend, open_pages
 from .tenants.service import Service, open_local
 
 log = logging.getLogger("greenlane")
@@ -193,9 +194,14 @@ class Application:
 def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Controller]:
     """Everything in one process; `read` loads engines from model files."""
     frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
+    pages = open_pages(config)
+    for name, page in pages.items():
+        lend(frontends[name].tenant, config, page)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])
     controller = Controller(config, frontends, service.set_state)
-    runtime = Runtime(config, device, frontends, partial(controller.on_state, tuple(frontends)), controller.on_lost, read)
+    runtime = Runtime(
+        config, device, frontends, partial(controller.on_state, tuple(frontends)), controller.on_lost, read, pages=pages
+    )
     controller.add(dict.fromkeys(frontends, runtime), next(iter(config.named_devices)), runtime)
     return service, controller
 

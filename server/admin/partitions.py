@@ -14,6 +14,7 @@ from ..api.framework import json_response
 from ..api.openapi import errors, operation_id, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
+from ..control.stretch import WideState
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
 from . import schemas
@@ -44,13 +45,13 @@ async def partitions(
     """Which tenant has which granules."""
     if probe:  # Earlier versions probed on GET. But a probe runs work, and any web page can make a browser send a GET.
         raise WrongMethod("GET with 'probe'", "POST", "/admin/partitions/probe")
-    return json_response(_partitions(controller))
+    return json_response(await _partitions(controller))
 
 
 @router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(500))
 async def probe(controller: ControllerDep) -> Response:
     """Run a small amount of work in every partition and report on which units (cores or SMs) it ran."""
-    found, shared = _partitions(controller), []
+    found, shared = await _partitions(controller), []
     for each in controller.devices:  # Units of different devices have the same numbers.
         placements = await controller.probe(each)
         for name, units in placements.items():
@@ -77,7 +78,7 @@ async def repartition(service: ServiceDep, controller: ControllerDep, request: R
         raise BadRequest(f"the request body names no tenant; expected granules by tenant, such as {_example(controller)}")
     # Shielded: a repartition that has begun is completed, even if its client disconnects.
     move = await asyncio.shield(asyncio.ensure_future(controller.repartition(counts)))
-    return json_response({**_partitions(controller), "moved": list(move.movers)})
+    return json_response({**await _partitions(controller), "moved": list(move.movers)})
 
 
 @router.put(
@@ -109,7 +110,7 @@ async def transfer(
     if "granules" in given and type(count) is not int:
         raise BadRequest(f"granules: {show(count)} granules; expected an integer of at least 1")
     await asyncio.shield(asyncio.ensure_future(controller.transfer(tenant, to, count)))
-    return json_response(_partitions(controller))
+    return json_response(await _partitions(controller))
 
 
 @router.get("/tenants", response_model=schemas.Tenants)
@@ -158,16 +159,28 @@ def _device(controller: Controller, device: ControlledDevice) -> Object:
     }
 
 
-def _partitions(controller: Controller) -> Object:
+async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
+    wide = {each.tenant: _wide(each) for each in await controller.wide.states()}
     devices = [
         {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
         for each in controller.devices
     ]
     held = {
-        name: {"granules": list(p.granules), "size": p.size, "device": device.name}
+        name: {
+            "granules": list(p.granules),
+            "size": p.size,
+            "device": device.name,
+            **({"wide": wide[name]} if name in wide else {}),
+        }
         for device in controller.devices
         for name, p in device.held.items()
     }
     only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.config.tenants if name in held}}
+
+
+def _wide(state: WideState) -> Object:
+    borrowed = [{"owner": owner, "granules": list(granules)} for owner, granules in state.lent.items()]
+    counts = {"launches": state.launches, "returns": state.returns}
+    return {"granules": list(state.granules), "borrowed": borrowed, **counts, "problems": list(state.problems)}

@@ -41,12 +41,30 @@ class Device(Schema):
     devices: list[NamedDevice]
 
 
+class LentGranules(Schema):
+    """Granules of one tenant, its owner, in the wide partition of another."""
+
+    owner: str
+    granules: Granules
+
+
+class WidePartition(Schema):
+    """A tenant's partition for while others are idle: its own granules, and those that they lend."""
+
+    granules: Annotated[list[int], Field(description="Indices of all its granules; empty if it could not be made.")]
+    borrowed: list[LentGranules]
+    launches: int = Field(description="Inferences that ran there so far.")
+    returns: int = Field(description="Those of them during which an owner had a request again.")
+    problems: list[str] = Field(description="What could not be made, so that it runs on the tenant's share only.")
+
+
 class Partition(Schema):
     """A tenant's share of its device."""
 
     granules: Granules
     size: int = Field(description="In units.")
     device: str = Field(description="The device's name.")
+    wide: WidePartition | None = Field(default=None, description="Absent without a `burst`, and where no tenant lends.")
 
 
 class DeviceGranules(Schema):

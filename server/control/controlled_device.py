@@ -9,6 +9,7 @@ from partitions.plan import Granules, assign
 
 from .descriptions import NOT_OPENED, DeviceInfo, PartitionInfo
 from .device_runtime import DeviceRuntime
+from .stretch import Wide
 
 T = TypeVar("T")
 
@@ -27,6 +28,8 @@ class ControlledDevice:
     held: dict[str, PartitionInfo] = field(default_factory=dict)
     host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """The host's cores that each tenant's first partition reserved; None where it reserves none."""
+    wide: dict[str, Wide] = field(default_factory=dict)
+    """The wide partitions that are planned, by tenant."""
 
     @property
     def free(self) -> int:

@@ -23,6 +23,7 @@ from .device_runtime import DeviceRuntime
 from .moves import By, MoveLog, MoveRecord
 from .pilot import Pilot
 from .usage_files import UsageFiles
+from .wide_shares import WideShares
 
 log = logging.getLogger("greenlane.control")
 
@@ -65,6 +66,7 @@ class Controller:
         self._repartitioning = asyncio.Lock()
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
+        self.wide = WideShares(config, self.devices, self._repartitioning)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._finishing: asyncio.Task[None] | None = None
@@ -105,6 +107,7 @@ class Controller:
         self.repartitions += 1
         self.pilot.start()
         self.accountant.start()
+        self.wide.begin(self.loaded)
 
     async def _start(self, device: ControlledDevice) -> None:
         if not (runtimes := device.distinct()):
@@ -155,6 +158,7 @@ class Controller:
         self._check_counts(counts)
         async with self._repartitioning:
             with self._recorded(by, reason, counts) as record:
+                self.wide.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
                 await self._move(moves, record)
                 self.repartitions += 1
@@ -190,6 +194,7 @@ class Controller:
             if shared := [each for placements in placed.values() for each in overlaps(placements)]:
                 raise Misplaced("; ".join(f"{a} and {b} both ran on {sorted(units)}" for a, b, units in shared))
             record.prepared = time.monotonic() - began
+            await self.wide.narrow(moves)
             await _all(runtime.halt() for _, runtime in moving)
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
                 self.accountant.follow(device, device.own(after))
@@ -202,6 +207,8 @@ class Controller:
                 self.accountant.follow(device)
             await asyncio.shield(_all(runtime.discard() for _, runtime in moving))
             raise
+        finally:
+            self.wide.remake()
 
     async def transfer(self, tenant: str, to: str, count: int | None = None) -> None:
         """Move a tenant to another device while it is served, onto `count` granules there, by default as many as it has.
@@ -245,6 +252,7 @@ class Controller:
             self.accountant.follow(source)
             self.accountant.follow(target)
             self.repartitions += 1
+            self.wide.remake()
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
@@ -335,6 +343,7 @@ class Controller:
             self._lifecycle.set_state("closed")
             self.pilot.close()
             await self.accountant.close()
+            self.wide.close()
             async with self._repartitioning:  # One in progress is completed first.
                 await _all(runtime.close() for device in self.devices for runtime in device.distinct())
 

@@ -3,13 +3,14 @@
 It is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from partitions.plan import Granules
 
 from ..accounts.usage import Report
 from .descriptions import DeviceInfo, Execution, Pause, TenantMemory
+from .stretch import Wide, WideState
 
 
 class DeviceRuntime(Protocol):
@@ -57,6 +58,21 @@ class DeviceRuntime(Protocol):
 
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones."""
+
+    async def narrow(self, tenants: Collection[str]) -> None:
+        """Have these tenants use their home partitions alone, until `stretch`, and return when they do; they are served on.
+
+        Raises Conflict, naming a tenant whose work takes longer than `server.max_pause`.
+        """
+
+    async def stretch(self, plans: Mapping[str, Wide]) -> None:
+        """Give its tenants the wide partitions of this plan, and all others none; what is as planned already is used again.
+
+        One that cannot be made is left out, and logged.
+        """
+
+    async def stretches(self) -> list[WideState]:
+        """Its wide partitions, planned or made."""
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """Load or reload a model for one tenant; see `server.device.tenant_models`."""

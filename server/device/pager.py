@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -111,6 +111,8 @@ class Pager:
         self._threads = ThreadPoolExecutor(max(1, len(tenants)), "paging", lower_priority)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_back: Callable[[str], Awaitable[None]] = _do_nothing
+        """Awaited with a tenant when a model of it was brought back, with its lock held."""
 
     def __repr__(self) -> str:
         return f"<Pager, {len(self._tasks)} models on their way>"
@@ -243,6 +245,7 @@ class Pager:
                     raise
                 self._put(tenant, model, executor, stand_in)
                 reservation.end()
+            await self.on_back(tenant)
             pages = self._pages[tenant]
             pages.since[model] = time.monotonic_ns()
             pages.ins += 1
@@ -307,6 +310,8 @@ class Pager:
         if await asyncio.to_thread(worker.exchange, model, stand_in) is None:  # A request came.
             frontend.page_in(model)
             return False
+        if worker.borrowing and (wide := worker.borrowing.executors.pop(model, None)):
+            await asyncio.to_thread(wide.close)  # Nothing is in flight there: the model has no request.
         await self._close(executor)
         pages = self._pages[tenant]
         pages.outs += 1
@@ -361,6 +366,10 @@ class Pager:
 
     def _source(self, tenant: str, model: ModelKey) -> Source:
         return next(loaded.sources[model] for loaded in self._served.of(tenant).values() if model in loaded.sources)
+
+
+async def _do_nothing(_: str) -> None:
+    """The default of `Pager.on_back`."""
 
 
 def bound_executors(workers: Mapping[str, Worker]) -> list[Executor]:

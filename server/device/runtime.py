@@ -17,6 +17,7 @@ from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
 from ..config.schema import Config
 from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
+from ..control.stretch import Wide, WideState
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
@@ -28,6 +29,7 @@ from .cache_paths import open_builds
 from .model_loader import Read, open_model_loader
 from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
+from .stretches import Stretches
 from .tenant_models import OnLoading, TenantModels
 
 log = logging.getLogger("greenlane.runtime")
@@ -40,7 +42,8 @@ class Runtime:
     workers, `Supervision` restarts failed ones; all share the dict of current workers. Each tenant has three locks, all taken
     by moves: `_changing`, then `_paging`, the one of `WorkerControl` last. Methods run on the event loop unless they say
     otherwise. `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
-    and `on_lost` with the reason when the device is lost.
+    and `on_lost` with the reason when the device is lost. `pages` are descriptors of the pages of tenants that lend
+    (`link.activity`), which it closes.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Runtime:
         on_lost: Callable[[str], None],
         read: Read | None = None,
         on_loading: OnLoading = lambda *_: None,
+        pages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.device = device
         self.frontends = frontends
@@ -76,6 +80,8 @@ class Runtime:
             self.manager, self._workers, self._worker_control, self._changing, self._paging, max_pause, self._make_worker
         )
         limits = {name: config.execution_limit(name) for name in frontends}
+        numbers = {name: number for number, name in enumerate(config.tenants)}
+        self._stretches = Stretches(device, self._workers, self._changing, self._paging, pages, numbers, max_pause)
         self._supervision = Supervision(max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle)
         self._models = TenantModels(
             {name: config.tenants[name] for name in frontends},
@@ -88,6 +94,7 @@ class Runtime:
             self._paging,
             self._lifecycle,
             on_loading,
+            self._stretches,
         )
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,6 +139,15 @@ class Runtime:
     async def discard(self) -> None:
         await self._moves.discard()
 
+    async def narrow(self, tenants: Collection[str]) -> None:
+        await self._stretches.narrow(tenants)
+
+    async def stretch(self, plans: Mapping[str, Wide]) -> None:
+        await self._stretches.stretch(plans)
+
+    async def stretches(self) -> list[WideState]:
+        return self._stretches.states()
+
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `TenantModels.load`."""
         await self._models.load(tenant, name, override)
@@ -165,6 +181,7 @@ class Runtime:
                 await asyncio.to_thread(worker.close)
             self.manager.remove(name)
         self._supervision.remove(name)
+        self._stretches.remove(name)
         self._models.remove(name)
         await self._worker_control.remove(name)
         del self._changing[name]
@@ -247,6 +264,7 @@ class Runtime:
             self.manager.close()
             self.device.close()
             self._models.close()
+            self._stretches.close()
 
     def on_device_lost(self, error: DeviceLost) -> None:
         """The device is lost for all tenants; only a new process can use it again. Any thread."""

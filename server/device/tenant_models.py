@@ -26,6 +26,7 @@ from .loaded_models import UNLOADED, LoadedModels, versions
 from .memory_needs import close_oversized
 from .model_loader import ModelLoader
 from .pager import OverBudget, Pager, Reservation, taken
+from .stretches import Stretches
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -55,6 +56,7 @@ class TenantModels:
         paging: MutableMapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
         on_loading: OnLoading,
+        stretches: Stretches,
     ) -> None:
         self._tenants = dict(tenants)
         self._frontends = frontends
@@ -64,9 +66,11 @@ class TenantModels:
         self._changing = changing
         self._lifecycle = lifecycle
         self._on_loading = on_loading
+        self._stretches = stretches
         self._left_out: Mapping[str, Collection[str]] = {}
         self._served = LoadedModels(tenants, strict_readiness)
         self.pager = Pager(self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads)
+        self.pager.on_back = stretches.follow_paging
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)
@@ -300,13 +304,16 @@ class TenantModels:
         before = self._served.put(tenant, loaded)
         settled = await self._frontends[tenant].publish(loaded.name, loaded.served, loaded.problems)
         async with self.pager.locks[tenant]:  # One of them may be on its way back.
-            left = [executors.pop(served.key) for served in before.served] if before else []
+            keys = [served.key for served in before.served] if before else []
+            left = [executors.pop(key) for key in keys]
+        wide = self._stretches.leave_models(tenant, keys)
         if settled:
-            await asyncio.to_thread(_close, left)
+            await asyncio.to_thread(_close, [*wide, *left])
         elif left:  # Its HTTP process died: its requests may still be running.
             async with self._worker_control.stopped(tenant):
-                await asyncio.to_thread(_close, left)
+                await asyncio.to_thread(_close, [*wide, *left])
         await self.pager.free(tenant, [executor.engine for executor in left])
+        await self._stretches.follow_models(tenant)
         if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
             self._lifecycle.set_state(self._served.state())
 

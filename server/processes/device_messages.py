@@ -9,6 +9,7 @@ import msgspec
 
 from ..accounts.usage import Report, TenantUsages, Usage
 from ..control.descriptions import DeviceInfo, Execution, ModelMemory, TenantMemory
+from ..control.stretch import Wide, WideState
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
 from .messages import Count, Fields, Message, ServedModelFields, mirror
@@ -112,6 +113,40 @@ class UsageReportFields(Fields):
         return Report(self.epoch, tenants, self.energy)
 
 
+class WideFields(Fields):
+    """A `Wide`."""
+
+    granules: tuple[int, ...]
+    lent: dict[str, tuple[int, ...]]
+    limit: float
+
+    @classmethod
+    def of(cls, wide: Wide) -> "WideFields":
+        return cls(wide.granules, dict(wide.lent), wide.limit)
+
+    def wide(self) -> Wide:
+        return Wide(self.granules, self.lent, self.limit)
+
+
+class WideStateFields(Fields):
+    """A `WideState`."""
+
+    tenant: str
+    granules: tuple[int, ...]
+    lent: dict[str, tuple[int, ...]]
+    launches: int
+    returns: int
+    problems: tuple[str, ...]
+
+    @classmethod
+    def of(cls, state: WideState) -> "WideStateFields":
+        tenant, granules, lent, launches, returns, problems = state
+        return cls(tenant, granules, dict(lent), launches, returns, problems)
+
+    def state(self) -> WideState:
+        return WideState(self.tenant, self.granules, self.lent, self.launches, self.returns, self.problems)
+
+
 # From the supervisor. All are calls, except `StopLoading`, `Abandon`, `CancelTenantTicket` and `SetDeviceAffinity`.
 
 
@@ -149,6 +184,22 @@ class CommitMove(Message):
 
 class DiscardMove(Message):
     """End the move without a change."""
+
+
+class NarrowTenants(Message):
+    """Have these tenants use their home partitions alone. Answered when they do."""
+
+    tenants: list[str]
+
+
+class StretchTenants(Message):
+    """Give tenants these wide partitions, and all others none."""
+
+    plans: dict[str, WideFields]
+
+
+class GetStretches(Message):
+    """Answered with a list of `WideStateFields`."""
 
 
 class LoadModel(Message):

@@ -47,7 +47,8 @@ class DeviceArguments:
     """The arguments of a new device process.
 
     `name` is the device's in the configuration; `channel` the socket of the messages to and from the supervisor, and
-    `descriptors` that of descriptors from it; `links` are those of its tenants. `opener` opens the device.
+    `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` those of all that lend. `opener`
+    opens the device.
     """
 
     name: str
@@ -56,6 +57,7 @@ class DeviceArguments:
     channel: socket.socket
     descriptors: socket.socket
     links: Mapping[str, Descriptors]
+    pages: Mapping[str, int]
 
 
 class ChannelFrontend:
@@ -132,7 +134,12 @@ class DeviceProcess:
         self._closed = asyncio.Event()
         self._frontends: dict[str, ChannelFrontend] = {}
         self._server = RuntimeServer(
-            arguments.config, arguments.opener, self._frontends, lambda message: self._channel.notify(message), self._on_lost
+            arguments.config,
+            arguments.opener,
+            self._frontends,
+            lambda message: self._channel.notify(message),
+            self._on_lost,
+            arguments.pages,
         )
         handlers: dict[type[Message], Callable[[Any], Any]] = {
             **self._server.handlers(),

@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ from ..http.infer import Infer
 from ..http.paths import is_infer
 from ..link import ring as links
 from ..link.ring import Descriptors
+from ..tenants.lending import lend
 from ..tenants.service import Service, Tenant, last_uses, open_tenant, page_out, publish, report
 from . import handoff, messages, proxy, spawn
 from .descriptors import DescriptorReceiver
@@ -54,7 +55,8 @@ class ProcessArguments:
 
     `name` is the tenant's, or SHARED or UNAUTHENTICATED; `handoff` the socket over which connections come and go back;
     `channel` that of the messages to and from the supervisor, and `descriptors` that of descriptors from it; `link` the
-    tenant's link, None if its device side is in the same process, and `listeners` the sockets of its own port.
+    tenant's link, None if its device side is in the same process, and `listeners` the sockets of its own port. `pages` are the
+    descriptors of those of tenants that lend (`link.activity`): its own, and where its device side is here all.
     """
 
     name: str
@@ -64,6 +66,7 @@ class ProcessArguments:
     descriptors: socket.socket
     link: Descriptors | None
     listeners: list[socket.socket]
+    pages: Mapping[str, int] = field(default_factory=dict)
 
 
 class ReplayProtocol(asyncio.Protocol):
@@ -141,6 +144,8 @@ class HttpProcess:
         elif self._hosted:
             self._tenant = self._hosted.tenant
         if self._tenant:
+            if (page := arguments.pages.get(self._tenant.name)) is not None:
+                lend(self._tenant, arguments.config, page)
             self._service = Service(arguments.config, [self._tenant])
             self._spawn(self._trim_memory(self._tenant))
         await self._channel.open(arguments.channel)

@@ -5,7 +5,7 @@ What the process was sent last is kept, so that its replacement starts as it was
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from partitions.plan import Granules
 
 from ..accounts.usage import Report
 from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
+from ..control.stretch import Wide, WideState
 from ..errors import RequestError, Unavailable
 from ..link.ring import Descriptors
 from ..tenants.catalog import IndexEntry
@@ -22,7 +23,14 @@ from ..tenants.frontend import State
 from . import device_messages as messages
 from .crashes import LoadCrashes
 from .descriptors import DescriptorSender
-from .device_messages import DeviceInfoFields, ExecutionFields, TenantMemoryFields, UsageReportFields
+from .device_messages import (
+    DeviceInfoFields,
+    ExecutionFields,
+    TenantMemoryFields,
+    UsageReportFields,
+    WideFields,
+    WideStateFields,
+)
 from .messages import Message
 from .remote_frontend import REPORT_TIMEOUT, RemoteFrontend
 from .rpc import Channel
@@ -64,6 +72,8 @@ class RemoteRuntime:
         self._memory: list[TenantMemory] = []
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
         self._affinity: messages.SetDeviceAffinity | None = None
+        self._plans: Mapping[str, Wide] = {}
+        self._states: list[WideState] = []
         self._resuming: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -151,6 +161,7 @@ class RemoteRuntime:
 
     async def commit(self) -> dict[str, Pause]:
         self._granules |= self._moving
+        self._plans = {}
         try:
             pauses: dict[str, Pause] = await self._call_mover(messages.CommitMove(), dict[str, Pause])
             return pauses
@@ -163,6 +174,24 @@ class RemoteRuntime:
     async def discard(self) -> None:
         with suppress(Unavailable):
             await self._call_mover(messages.DiscardMove())
+
+    async def narrow(self, tenants: Collection[str]) -> None:
+        self._plans = {name: plan for name, plan in self._plans.items() if name not in tenants}
+        with suppress(Unavailable):  # A process that has ended uses nothing.
+            await self._call(messages.NarrowTenants(list(tenants)))
+
+    async def stretch(self, plans: Mapping[str, Wide]) -> None:
+        """What is planned is kept for a process that replaces this one."""
+        self._plans = dict(plans)
+        await self._call(messages.StretchTenants({name: WideFields.of(plan) for name, plan in plans.items()}))
+
+    async def stretches(self) -> list[WideState]:
+        """The last ones that are known if the process does not answer within `REPORT_TIMEOUT`."""
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT):
+                found: list[WideStateFields] = await self._call(messages.GetStretches(), list[WideStateFields])
+            self._states = [each.state() for each in found]
+        return self._states
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         await self._change(messages.LoadModel(tenant, name, override))
@@ -349,6 +378,9 @@ class RemoteRuntime:
         self._away = False
         for tenant, frontend in self.frontends.items():
             frontend.suspend(self._reasons.get(tenant, ""))
+        if self._plans:
+            with suppress(RequestError):
+                await self.stretch(self._plans)
 
     def _suspend(self, reason: str) -> None:
         for frontend in self.frontends.values():

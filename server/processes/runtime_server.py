@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from partitions import Device
@@ -19,7 +20,8 @@ Opener = Callable[[Config], Device]
 class RuntimeServer:
     """The device side of the tenants that have a frontend here. Belongs to the event loop.
 
-    `notify` sends the supervisor a message. `on_lost` is called with the reason when the device is lost, after that was sent.
+    `pages` are those of tenants that lend, as for `Runtime`. `notify` sends the supervisor a message. `on_lost` is called with
+    the reason when the device is lost, after that was sent.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class RuntimeServer:
         frontends: Mapping[str, Frontend],
         notify: Callable[[Message], None],
         on_lost: Callable[[str], None] = lambda _: None,
+        pages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.runtime: Runtime | None = None
         self._config = config
@@ -36,6 +39,7 @@ class RuntimeServer:
         self._frontends = frontends
         self._notify = notify
         self._on_lost = on_lost
+        self._pages = pages
 
     def __repr__(self) -> str:
         return f"<RuntimeServer {self.runtime!r}>"
@@ -50,6 +54,9 @@ class RuntimeServer:
             messages.HaltMove: lambda _: self.opened.halt(),
             messages.CommitMove: lambda _: self.opened.commit(),
             messages.DiscardMove: lambda _: self.opened.discard(),
+            messages.NarrowTenants: lambda message: self.opened.narrow(message.tenants),
+            messages.StretchTenants: self._stretch,
+            messages.GetStretches: self._stretches,
             messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
             messages.GetExecutions: self._executions,
@@ -69,7 +76,15 @@ class RuntimeServer:
 
     async def _open(self, _: messages.OpenDevice) -> messages.DeviceInfoFields:
         device = await asyncio.to_thread(self._opener, self._config)
-        self.runtime = Runtime(self._config, device, self._frontends, self._set_state, self._lose, on_loading=self._on_loading)
+        self.runtime = Runtime(
+            self._config,
+            device,
+            self._frontends,
+            self._set_state,
+            self._lose,
+            on_loading=self._on_loading,
+            pages=self._pages,
+        )
         return messages.DeviceInfoFields.of(await self.runtime.open())
 
     async def _executions(self, _: messages.GetExecutions) -> list[messages.ExecutionFields]:
@@ -80,6 +95,12 @@ class RuntimeServer:
 
     async def _usage(self, _: messages.GetUsage) -> messages.UsageReportFields:
         return messages.UsageReportFields.of(await self.opened.usage())
+
+    async def _stretch(self, message: messages.StretchTenants) -> None:
+        await self.opened.stretch({name: plan.wide() for name, plan in message.plans.items()})
+
+    async def _stretches(self, _: messages.GetStretches) -> list[messages.WideStateFields]:
+        return [messages.WideStateFields.of(each) for each in await self.opened.stretches()]
 
     def _stop_loading(self, _: messages.StopLoading) -> None:
         if self.runtime:

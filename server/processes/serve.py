@@ -18,6 +18,7 @@ from ..control.controller import Controller
 from ..host.shutdown_timer import give_up
 from ..host.watchdog import Watchdog
 from ..tenants.frontend import State
+from ..tenants.lending import open_pages
 from ..tenants.service import Service
 from . import device_process, listen, spawn, tenant_process
 from .affinity import TOO_FEW_CORES, conflicts, share_cores
@@ -79,7 +80,8 @@ async def serve(
             frontend.open(runtimes[name])
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
-        supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants)
+        pages = open_pages(config)
+        supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages)
         try:
             await _start(supervisor, controller)
             _set_affinity(config, supervisor, controller, devices, cores(0))

@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -54,6 +54,13 @@ def inherited(descriptors: Descriptors) -> Descriptors:
     return Descriptors(arena, memory, tickets, completions, descriptors.slots, descriptors.nbytes)
 
 
+def inherited_all(descriptors: Mapping[str, int]) -> dict[str, int]:
+    """The same for descriptors by name."""
+    sent: Any = {name: Inherited(each) for name, each in descriptors.items()}
+    found: dict[str, int] = sent
+    return found
+
+
 def prepare() -> None:
     """Start the forkserver. Blocks, but does not wait until it has loaded its modules, which takes a moment."""
     _context()
@@ -77,10 +84,14 @@ def set_affinity(process: BaseProcess, cores: Iterable[int]) -> None:
 
 
 def set_own_affinity(cores: Iterable[int]) -> None:
-    """Restrict every thread of this process, and those they start later, to these of the host's cores, if that can be done."""
+    """Restrict every thread of this process, and those they start later, to these of the host's cores, if that can be done.
+
+    Not those that work on cores of others while these are idle, which are placed already.
+    """
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):
-            os.sched_setaffinity(int(thread), cores)
+            if os.sched_getscheduler(int(thread)) != os.SCHED_IDLE:
+                os.sched_setaffinity(int(thread), cores)
 
 
 def join(process: BaseProcess, timeout: float) -> None:

@@ -77,7 +77,8 @@ class SupervisedDevice:
     """One device process: its name, that of the device in the configuration, and the device side that it has.
 
     `target` is the function that the process runs; `make_arguments` returns its argument: the process's ends of the channel and
-    of the socket for descriptors, and the links of its tenants as `spawn.inherited` returns them.
+    of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and the pages of all that
+    lend.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class SupervisedDevice:
         name: str,
         runtime: RemoteRuntime,
         target: Callable[[Any], None],
-        make_arguments: Callable[[socket.socket, socket.socket, dict[str, Descriptors]], Any],
+        make_arguments: Callable[[socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
     ) -> None:
         self.name = name
         self.runtime = runtime

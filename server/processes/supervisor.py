@@ -17,6 +17,7 @@ from ..config.schema import Config, ConfigError
 from ..errors import RequestError
 from ..host.backoff import Backoff
 from ..host.watch import interval
+from ..link import activity
 from ..tenants.auth import Tenancy
 from ..tenants.frontend import State
 from . import descriptors, dispatcher, handoff, http_process, messages, spawn
@@ -46,6 +47,7 @@ class Supervisor:
 
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
+    `pages` are the descriptors of those of tenants that lend.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Supervisor:
         on_relinked: Callable[[str, Callable[[], None]], Awaitable[None]],
         devices: Sequence[SupervisedDevice] = (),
         hosted: Mapping[str, HostedRuntime] = MappingProxyType({}),
+        pages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._config = config
         self._listeners = list(listeners)
@@ -69,6 +72,7 @@ class Supervisor:
         }
         self._http |= {name: SupervisedProcess(name, None) for name in (SHARED, UNAUTHENTICATED)}
         self._devices = list(devices)
+        self._pages = pages
         self._dispatcher: BaseProcess | None = None
         self._control: socket.socket | None = None
         self._dispatcher_backoff = Backoff()
@@ -162,7 +166,11 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
         link = spawn.inherited(each.frontend.descriptors) if each.frontend and not each.hosted else None
-        arguments = ProcessArguments(each.name, self._config, their_handoff, theirs, their_descriptors, link, each.listeners)
+        pages = spawn.inherited_all(
+            {name: page for name, page in self._pages.items() if name == each.name or (each.hosted and each.frontend)}
+        )
+        ends = their_handoff, theirs, their_descriptors
+        arguments = ProcessArguments(each.name, self._config, *ends, link, each.listeners, pages)
         heartbeat = each.heartbeat = Heartbeat()
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.ForwardedRequest: self._forward,
@@ -207,7 +215,8 @@ class Supervisor:
         links = {name: frontend.descriptors for name, frontend in frontends.items()}
         try:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
-            each.process = await spawn.start(each.target, each.make_arguments(theirs, their_descriptors, inherited))
+            pages = spawn.inherited_all(self._pages)
+            each.process = await spawn.start(each.target, each.make_arguments(theirs, their_descriptors, inherited, pages))
         finally:
             their_descriptors.close()
             theirs.close()
@@ -295,6 +304,8 @@ class Supervisor:
             if each.hosted:
                 each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
             await self._wait_for_end(each.process, each.label, each.backoff)
+            if (page := self._pages.get(each.name)) is not None:
+                activity.reset(page)
             if (frontend := each.frontend) and not each.hosted:
                 # The worker frees the old link before another process may write to the memory that it reads from.
                 await self._retry(lambda: self._on_relinked(each.name, frontend.renew().close))

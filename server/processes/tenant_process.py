@@ -4,7 +4,7 @@ A model that crashes ends this process only. The supervisor starts another one, 
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +53,9 @@ class HostedFrontend(LocalFrontend):
 class HostedDeviceSide:
     """The device side of this process's tenant; see `http_process.HostedSide`."""
 
-    def __init__(self, config: Config, name: str, opener: Opener) -> None:
+    def __init__(self, config: Config, name: str, opener: Opener, pages: Mapping[str, int]) -> None:
         self._config = config
+        self._pages = pages
         self._frontend = HostedFrontend(config.tenants[name])
         self._opener = opener
 
@@ -67,7 +68,10 @@ class HostedDeviceSide:
 
     def handlers(self, channel: Callable[[], Channel]) -> dict[type[Message], Callable[[Any], Any]]:
         frontends = {self.tenant.name: self._frontend}
-        return RuntimeServer(self._config, self._opener, frontends, lambda message: channel().notify(message)).handlers()
+        server = RuntimeServer(
+            self._config, self._opener, frontends, lambda message: channel().notify(message), pages=self._pages
+        )
+        return server.handlers()
 
 
 def main(arguments: TenantArguments) -> None:
@@ -83,7 +87,7 @@ def main(arguments: TenantArguments) -> None:
 
 
 async def _serve(http: ProcessArguments, config: Config, opener: Opener) -> None:
-    await HttpProcess(http, HostedDeviceSide(config, http.name, opener)).run()
+    await HttpProcess(http, HostedDeviceSide(config, http.name, opener, http.pages)).run()
 
 
 def _opened(opener: Opener, config: Config) -> Opener:

@@ -9,6 +9,7 @@ from typing import Any
 from engines import Executor
 from partitions import Partition
 
+from ..accounts.meter import Place
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
 from .session import InFlight, Session
@@ -32,7 +33,8 @@ class Borrowing:
     """Belongs to one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
 
     `executors` are those on the wide partition, by model; a model that has none stays at home. `limit` is the nanoseconds that
-    the owners allow a work, and `pages` are theirs. While `suspended`, which it is at first, everything stays at home.
+    the owners allow a work, `pages` are theirs, and `lent` has the units of each. While `suspended`, which it is at first,
+    everything stays at home.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Borrowing:
         pages: Sequence[LenderPage],
         limit: int,
         statistics: BorrowingStatistics,
+        lent: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.partition = partition
         self.executors = executors
@@ -53,9 +56,9 @@ class Borrowing:
         self.wide = False
         """Whether a work is in flight on the wide partition."""
         self.sizes = home.size, partition.size
+        self.place = Place(home.size, lent)
         self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
-        self._flight: InFlight | None = None
-        self._began = self._ended_before = 0
+        self._ended_before = 0
         self._on_home: Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -74,19 +77,19 @@ class Borrowing:
         for page in self.pages:
             page.own[0] = 1
         self.statistics.launches += 1
-        self._began, self._ended_before = time.monotonic_ns(), self._ends()
+        self._ended_before = self._ends()
         try:
-            self._flight = session.enqueue(executor, ticket)
+            flight = session.enqueue(executor, ticket)
         except BaseException:
             self._leave()
             raise
-        self._flight.wide = True
-        return self._flight
+        flight.wide = executor
+        return flight
 
     def end(self, flight: InFlight, done: Done) -> None:
         """A work has ended, or failed."""
         key = flight.ticket.model, flight.ticket.shapes
-        if not flight.wide:
+        if flight.wide is None:
             if done.failure is None and not flight.ticket.after and flight.ticket.model in self.executors:
                 self._of(key).learn_home(done.ended - done.began)
             return
@@ -94,7 +97,7 @@ class Borrowing:
             self.statistics.returns += 1
         elif done.failure is None:
             now = time.monotonic_ns()
-            self._of(key).learn_wide(now - self._began, self.limit, now)
+            self._of(key).learn_wide(now - flight.launched, self.limit, now)
         self._leave()
 
     def narrow(self) -> "Future[None]":
@@ -148,7 +151,6 @@ class Borrowing:
     def _leave(self) -> None:
         for page in self.pages:
             page.own[0] = 0
-        self._flight = None
         self.wide = False
         if self.suspended:
             self._release()

@@ -44,7 +44,7 @@ class InFlight:
     """A ticket whose work was enqueued and has not ended.
 
     `launched` is when it was enqueued, in nanoseconds. `counter` is what its time is added to, None if the device adds it up.
-    `wide`: on the wide partition.
+    `wide` is the executor that runs it if that is on the wide partition, else None.
     """
 
     ticket: Ticket
@@ -52,7 +52,7 @@ class InFlight:
     room: Room
     launched: int = 0
     counter: Counter | None = None
-    wide: bool = False
+    wide: Any = None
 
 
 class Session:

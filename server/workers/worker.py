@@ -65,7 +65,6 @@ class Worker:
         self.partition = partition
         self.executors = dict(executors)
         self.borrowing: Borrowing | None = None
-        """Set, or replaced once nothing is in flight on its wide partition, from the event loop."""
         self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
@@ -91,6 +90,11 @@ class Worker:
         """Whether no inference runs or waits in this worker now. Any thread."""
         session = self._session
         return session is None or not (self._in_flight or session.deferred.count or session.has_work)
+
+    def stretch(self, borrowing: Borrowing) -> None:
+        """Use this wide partition too, in place of one on which nothing is in flight. For the event loop."""
+        self.metering.wide = borrowing.place
+        self.borrowing = borrowing
 
     def serve(self, endpoint: Endpoint) -> None:
         """Start the threads, which run the tickets of this link."""
@@ -303,10 +307,10 @@ class Worker:
         while flights:
             flight = flights.popleft()
             self._finish(session, flight)
-            if deferred.count or flights or flight.wide:
+            if deferred.count or flights or flight.wide is not None:
                 now = time.monotonic_ns()
                 priority.yield_gil(now)
-                if deferred.ready or flight.wide or (roles.alone and now > self._next_look):
+                if deferred.ready or flight.wide is not None or (roles.alone and now > self._next_look):
                     with session.enqueuing:
                         self._start_all(session, now)
         priority.start_waiting(False)
@@ -364,6 +368,8 @@ class Worker:
             return
         self._in_flight[ticket.slot] = flight
         counter = flight.counter = self.metering.counter(executor, ticket.model)
+        if flight.wide is not None:
+            flight.counter = self.metering.counter(flight.wide, ticket.model, True)
         session.flights.append(flight)
         if session.loop and not ticket.after:
             session.loop.learn(ticket, executor, counter)

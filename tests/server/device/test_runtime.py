@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done, load_of
 from server.repository.model_config import ModelConfig, from_json
 from server.tenants.frontend import State
+from server.tenants.lending import lend, open_pages
 from server.tenants.service import LocalFrontend, Service, Tenant
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
@@ -65,15 +66,21 @@ class WatchedFrontend(LocalFrontend):
 
 
 class Site:
-    """A runtime of two tenants on a fake device of eight granules, and the engines that it loaded."""
+    """A runtime of some tenants, two by default, on a fake device of eight granules, and the engines that it loaded."""
 
-    def __init__(self, root: Path, acme: dict[str, Any] | None = None, **server: Any) -> None:
-        """`acme` are more keys of that tenant."""
+    def __init__(
+        self,
+        root: Path,
+        acme: dict[str, Any] | None = None,
+        tenants: Sequence[TenantConfig] = (),
+        **server: Any,
+    ) -> None:
+        """`acme` are more keys of that tenant; `tenants` are others in place of the two."""
         self.script = Script()
         self.engines: list[FakeEngine] = []
         self.settings: list[RuntimeSettings] = []
         self.device = FakeDevice((1,) * 8, self.script)
-        tenants = [
+        tenants = tenants or [
             TenantConfig(name="acme", granules=2, models=("*",), **(acme or {})),
             TenantConfig(name="globex", granules=2, models=("b",)),
         ]
@@ -85,11 +92,14 @@ class Site:
             source="test",
         )
         self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
+        pages = open_pages(config)
+        for name, page in pages.items():
+            lend(self.frontends[name].tenant, config, page)
         self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
         self.controller = Controller(config, self.frontends, self.states.append)
         on_state = partial(self.controller.on_state, tuple(self.frontends))
-        self.runtime = Runtime(config, self.device, self.frontends, on_state, self.controller.on_lost, self.read)
+        self.runtime = Runtime(config, self.device, self.frontends, on_state, self.controller.on_lost, self.read, pages=pages)
         self.controller.add(dict.fromkeys(self.frontends, self.runtime))
 
     def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
@@ -132,8 +142,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(root: Path, **server: Any) -> AsyncIterator[Site]:
-    site = Site(root, **server)
+async def serving(root: Path, **options: Any) -> AsyncIterator[Site]:
+    """A site that serves; `options` are those of `Site`."""
+    site = Site(root, **options)
     await site.controller.start()
     await site.controller.loaded()
     yield site

@@ -1,0 +1,60 @@
+"""Which granules each tenant with a burst may borrow, and from whom. Pure arithmetic."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from partitions.plan import Granules
+
+
+class Wide(NamedTuple):
+    """A tenant's wide partition: all its granules, those of each owner, and the seconds that a work may take there."""
+
+    granules: Granules
+    lent: Mapping[str, Granules]
+    limit: float
+
+
+class WideState(NamedTuple):
+    """A tenant's wide partition as its device side has it.
+
+    `launches` are works that ran there so far, and `returns` those of them during which an owner came back. `problems` say
+    what could not be made: the partition, or a model's executor there.
+    """
+
+    tenant: str
+    granules: Granules
+    lent: Mapping[str, Granules]
+    launches: int
+    returns: int
+    problems: tuple[str, ...]
+
+
+def plan_wide(homes: Mapping[str, Granules], most: Mapping[str, int], lend: Mapping[str, float]) -> dict[str, Wide]:
+    """The wide partition of each tenant that may have more granules than it holds, where another one lends some.
+
+    `most` is the granules that each may use at a time, and `lend` the seconds for which each lends, 0 for those that do not.
+    Borrowers choose in turn, one granule at a time: first of owners that they have some of already, since all owners of a wide
+    partition have to rest, and the nearest to their own. A granule is lent to one borrower only, so its owner waits for one.
+    """
+    left = {granule: owner for owner, granules in homes.items() if lend.get(owner, 0) > 0 for granule in granules}
+    taken: dict[str, list[int]] = {name: [] for name in homes if most.get(name, 0) > len(homes[name])}
+    owners = dict(left)
+    hungry = list(taken)
+    while hungry:
+        for name in list(hungry):
+            own, mine = homes[name], taken[name]
+            among = {owners[granule] for granule in mine}
+            there = [granule for granule, owner in left.items() if owner != name]
+            if len(own) + len(mine) >= most[name] or not there:
+                hungry.remove(name)
+                continue
+            nearest = min(there, key=lambda each: (owners[each] not in among, min(abs(each - one) for one in own), each))
+            mine.append(nearest)
+            del left[nearest]
+    plan = {}
+    for name, mine in taken.items():
+        if mine:
+            lent = {owner: tuple(sorted(each for each in mine if owners[each] == owner)) for owner in homes}
+            lent = {owner: granules for owner, granules in lent.items() if granules}
+            plan[name] = Wide(tuple(sorted((*homes[name], *mine))), lent, min(lend[owner] for owner in lent))
+    return plan

@@ -1,0 +1,190 @@
+"""Wide partitions of this process's tenants: made, followed by their models, and taken back."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from engines import EngineError, Executor
+from partitions import Device, PartitionError
+
+from ..control.stretch import Wide, WideState
+from ..errors import Conflict
+from ..link.activity import LenderPage
+from ..link.messages import ModelKey
+from ..workers.borrowing import Borrowing, BorrowingStatistics
+from ..workers.worker import Worker
+from .paged_executor import PagedExecutor
+
+log = logging.getLogger("greenlane.lending")
+
+
+class _Tenant:
+    """What is known of one tenant: its plan, the worker that it was made for, what could not be made, and its statistics."""
+
+    def __init__(self) -> None:
+        self.plan: Wide | None = None
+        self.worker: Worker | None = None
+        self.problem = ""
+        self.refused: dict[ModelKey, str] = {}
+        self.statistics = BorrowingStatistics()
+
+
+class Stretches:
+    """Belongs to the event loop. `workers` are the current ones, `changing` and `paging` each tenant's locks; see `Runtime`.
+
+    `pages` are the descriptors of the pages of all that lend, by tenant; `numbers` are the tenants' numbers there.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        workers: Mapping[str, Worker],
+        changing: Mapping[str, asyncio.Lock],
+        paging: Mapping[str, asyncio.Lock],
+        pages: Mapping[str, int],
+        numbers: Mapping[str, int],
+        max_pause: float,
+    ) -> None:
+        self._device = device
+        self._workers = workers
+        self._changing = changing
+        self._paging = paging
+        self._pages = pages
+        self._numbers = numbers
+        self._max_pause = max_pause
+        self._tenants: dict[str, _Tenant] = {}
+
+    def __repr__(self) -> str:
+        return f"<Stretches of {', '.join(name for name, each in self._tenants.items() if each.plan) or 'no tenant'}>"
+
+    async def narrow(self, names: Collection[str]) -> None:
+        """Have these tenants use their home partitions alone, until `stretch`; returns when nothing is in flight elsewhere.
+
+        They are served meanwhile. Raises Conflict, naming a tenant whose work does not end within `max_pause`.
+        """
+        waiting = {name: asyncio.wrap_future(each.narrow()) for name in names if (each := self._borrowing(name))}
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=self._max_pause)
+        if late := [name for name, at_home in waiting.items() if not at_home.done()]:
+            text = f"tenant {late[0]}: an inference on granules of others has been running for {self._max_pause:g} s"
+            raise Conflict(f"{text} (server.max_pause); nothing was changed")
+
+    async def stretch(self, plans: Mapping[str, Wide]) -> None:
+        """Give every tenant the wide partition that is planned for it, or none. What cannot be made is logged, and left out."""
+        for name in list(self._workers):
+            async with self._changing[name], self._paging[name]:
+                if name in self._workers:
+                    await self._follow(name, plans.get(name))
+
+    async def follow_models(self, name: str) -> None:
+        """A tenant's models have changed: make them ready on its wide partition. With its lock in `changing` held."""
+        async with self._paging[name]:
+            await self.follow_paging(name)
+
+    async def follow_paging(self, name: str) -> None:
+        """As `follow_models`, with the lock in `paging` held."""
+        if (borrowing := self._borrowing(name)) and (worker := self._workers.get(name)):
+            found = self._tenants[name]
+            gone = [key for key in borrowing.executors if key not in worker.executors]
+            await asyncio.to_thread(_close, [borrowing.executors.pop(key) for key in gone])
+            found.refused = {key: why for key, why in found.refused.items() if key in worker.executors}
+            borrowing.executors |= await asyncio.to_thread(self._alternates, name, worker, borrowing)
+
+    def leave_models(self, name: str, keys: Iterable[ModelKey]) -> list[Executor]:
+        """These models are not served any more: what is left of them on the wide partition, for the caller to close."""
+        borrowing = self._borrowing(name)
+        return [borrowing.executors.pop(key) for key in keys if key in borrowing.executors] if borrowing else []
+
+    def remove(self, name: str) -> None:
+        """This tenant has gone, and its worker has closed what it had."""
+        self._tenants.pop(name, None)
+
+    def close(self) -> None:
+        """Close the descriptors of the pages."""
+        for page in self._pages.values():
+            os.close(page)
+
+    def states(self) -> list[WideState]:
+        """Every tenant that has a wide partition, or should have one."""
+        found = []
+        for name, each in self._tenants.items():
+            if each.plan is not None and name in self._workers:
+                made = self._borrowing(name)
+                granules = tuple(made.partition.granules) if made else ()
+                problems = (each.problem,) if each.problem else tuple(each.refused.values())
+                statistics = each.statistics
+                lent = each.plan.lent if made else {}
+                found.append(WideState(name, granules, lent, statistics.launches, statistics.returns, problems))
+        return found
+
+    async def _follow(self, name: str, plan: Wide | None) -> None:
+        worker, found = self._workers[name], self._tenants.setdefault(name, _Tenant())
+        if plan == found.plan and worker is found.worker and worker.borrowing:
+            worker.borrowing.widen()
+            return
+        if worker.borrowing:
+            await asyncio.wrap_future(worker.borrowing.narrow())
+            before, worker.borrowing = worker.borrowing, None
+            await asyncio.to_thread(before.close)
+        found.plan, found.worker, found.problem = plan, worker, ""
+        found.refused.clear()
+        if plan is None:
+            return
+        try:
+            made = await asyncio.to_thread(self._make, name, worker, plan, found.statistics)
+        except PartitionError as error:
+            found.problem = f"granules {list(plan.granules)}: {error}"
+            log.warning("tenant %s has no wide partition, and keeps its share as it is: %s", name, found.problem)
+            return
+        worker.stretch(made)
+        made.widen()
+        lent = "; ".join(f"{list(granules)} of {owner}" for owner, granules in plan.lent.items())
+        log.info("tenant %s may borrow granules %s for up to %g ms a work", name, lent, plan.limit * 1e3)
+
+    def _make(self, name: str, worker: Worker, plan: Wide, statistics: BorrowingStatistics) -> Borrowing:
+        """Blocks. Raises PartitionError."""
+        lent = [granule for granules in plan.lent.values() for granule in granules]
+        partition = self._device.carve(plan.granules, sorted(lent))
+        try:
+            pages = [LenderPage(self._pages[owner], self._numbers[name]) for owner in plan.lent]
+            sizes = self._device.granules
+            units = tuple((owner, sum(sizes[each] for each in granules)) for owner, granules in plan.lent.items())
+            made = Borrowing(worker.partition, partition, {}, pages, int(plan.limit * 1e9), statistics, units)
+            made.executors |= self._alternates(name, worker, made)
+        except BaseException:
+            partition.close()
+            raise
+        return made
+
+    def _alternates(self, name: str, worker: Worker, borrowing: Borrowing) -> dict[ModelKey, Executor]:
+        """Executors on the wide partition for the models that have none there. Blocks. A model that is refused stays home."""
+        made: dict[ModelKey, Executor] = {}
+        known = {id(executor) for key, executor in worker.executors.items() if key in borrowing.executors}
+        for key, executor in list(worker.executors.items()):
+            if (
+                isinstance(executor, PagedExecutor)
+                or id(executor) in known
+                or executor.engine.signature.in_parts
+                or key in self._tenants[name].refused
+            ):
+                continue
+            known.add(id(executor))  # Others of its keys are for a moment only.
+            alternate: Any = executor
+            try:
+                made[key] = alternate.alternate(borrowing.partition)
+            except EngineError as error:
+                model = key.rpartition("#")[0]
+                self._tenants[name].refused[key] = f"{model}: {error}"
+                log.warning("tenant %s: model %s runs on its share only: %s", name, model, error)
+        return made
+
+    def _borrowing(self, name: str) -> Borrowing | None:
+        worker = self._workers.get(name)
+        return worker.borrowing if worker else None
+
+
+def _close(executors: Iterable[Executor]) -> None:
+    for executor in executors:
+        executor.close()

@@ -1,0 +1,216 @@
+"""Wide partitions over fakes: made when models are loaded, remade when granules change hands, and left out where they fail."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engines import ModelRefused
+from partitions import DoesNotFit, PartitionError
+from server.config.schema import TenantConfig
+from server.errors import Conflict
+from server.workers.borrowing import Borrowing
+from tests.fakes import FakePartition
+from tests.server.device.test_runtime import Site, add_model, serving
+
+STRETCHED = (
+    TenantConfig(name="acme", granules=2, burst=5, models=("*",)),
+    TenantConfig(name="globex", granules=2, lend=1.0, models=("b",)),
+    TenantConfig(name="initech", granules=2, lend=0.5, models=("b",)),
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        add_model(tmp_path, name)
+    return tmp_path
+
+
+@pytest.fixture
+async def site(root: Path) -> AsyncIterator[Site]:
+    async with serving(root, tenants=STRETCHED) as site:
+        await settled(site)
+        yield site
+
+
+async def settled(site: Site) -> None:
+    """Wait until the plan is carried out."""
+    while site.controller.wide._work and not site.controller.wide._work.done():
+        await asyncio.wait({site.controller.wide._work})
+
+
+def borrowing(site: Site, name: str = "acme") -> Borrowing:
+    found = site.runtime._workers[name].borrowing
+    assert found
+    return found
+
+
+def wide(site: Site) -> FakePartition:
+    partition = borrowing(site).partition
+    assert isinstance(partition, FakePartition)
+    return partition
+
+
+async def go_wide(site: Site, model: str = "b") -> None:
+    """Run one inference that goes wide, whatever this machine does meanwhile."""
+    await site.infer("acme", model)
+    for times in borrowing(site)._times.values():
+        times.home = 10**8
+    before = wide(site).stream.ran
+    await site.infer("acme", model)
+    assert wide(site).stream.ran == before + 1
+
+
+async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(site: Site) -> None:
+    assert (wide(site).granules, wide(site).lent) == ((0, 1, 2, 3, 4), (2, 3, 4))
+    assert borrowing(site).limit == 500_000_000
+    assert borrowing(site).place == (2, (("globex", 2), ("initech", 1)))
+    assert site.granules == {"acme": (0, 1), "globex": (2, 3), "initech": (4, 5)}
+    await go_wide(site, "a")
+    await go_wide(site)
+    (state,) = await site.controller.wide.states()
+    assert (state.tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, ())
+    assert site.runtime._workers["globex"].borrowing is None
+
+
+async def test_an_owners_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
+    await go_wide(site)
+    lender = site.tenant("globex").lane.lender
+    assert lender
+    kind = site.tenant("globex").lane.admit()
+    before = wide(site).stream.ran
+    await site.infer("acme")
+    assert wide(site).stream.ran == before
+    lender.end(kind)
+    await site.infer("acme")
+    assert wide(site).stream.ran == before + 1
+
+
+async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_leave(site: Site, root: Path) -> None:
+    add_model(root, "c")
+    await site.controller.load("acme", "c")
+    await go_wide(site, "c")
+    before = dict(borrowing(site).executors)
+    await site.controller.load("acme", "b")
+    await site.controller.unload("acme", "a")
+    assert sorted(key.partition("/")[0] for key in borrowing(site).executors) == ["b", "c"]
+    gone = [executor for key, executor in before.items() if key not in borrowing(site).executors]
+    assert len(gone) == 2
+    assert all(executor.closed for executor in gone)  # type: ignore[attr-defined]
+    await go_wide(site)
+
+
+async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_served_meanwhile(site: Site) -> None:
+    await go_wide(site)
+    before, worker = wide(site), site.runtime._workers["acme"]
+    gate = site.script.hold("attach")
+    moving = asyncio.ensure_future(site.controller.repartition({"initech": 1, "globex": 3}))
+    await asyncio.to_thread(gate.wait_for_arrival)
+    await site.infer("acme")
+    gate.open()
+    await moving
+    await settled(site)
+    assert site.runtime._workers["acme"] is worker, "it did not move, so it did not pause"
+    assert before.closed
+    assert (site.granules["globex"], wide(site).lent) == ((2, 3, 5), (2, 3, 5))
+    assert borrowing(site).limit == 1_000_000_000, "of globex alone, whose granules they are now"
+    await go_wide(site)
+
+
+async def test_a_borrower_that_moves_itself_borrows_again(site: Site) -> None:
+    before = wide(site)
+    await site.controller.repartition({"acme": 4})
+    await settled(site)
+    assert before.closed
+    assert (len(wide(site).granules), len(wide(site).lent)) == (5, 1)
+    await go_wide(site)
+
+
+async def test_a_borrower_goes_wide_again_after_a_repartition_that_was_refused(site: Site) -> None:
+    before = wide(site)
+    site.script.fail("bind")
+    with pytest.raises(ModelRefused):
+        await site.controller.repartition({"initech": 1, "globex": 3})
+    await settled(site)
+    assert wide(site) is before
+    await go_wide(site)
+
+
+async def test_a_repartition_that_waits_too_long_for_a_wide_work_is_refused_with_its_tenant(root: Path) -> None:
+    async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
+        await settled(site)
+        await go_wide(site)
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        with pytest.raises(Conflict, match=r"tenant acme: an inference on granules of others has been running for 0\.1 s"):
+            await site.controller.repartition({"initech": 1, "globex": 3})
+        gate.open()
+        await asking
+        await settled(site)
+        await go_wide(site)
+
+
+async def test_more_than_the_burst_is_refused_with_the_numbers(site: Site) -> None:
+    with pytest.raises(DoesNotFit, match=r"acme: 6 granules, but tenants.acme.burst allows 5 at most"):
+        await site.controller.repartition({"acme": 6})
+
+
+async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(root, tenants=STRETCHED)
+    carve = site.device.carve
+
+    def refuse(granules: "list[int]", lent: "tuple[int, ...]" = ()) -> FakePartition:
+        if lent:
+            raise PartitionError("no more contexts")
+        return carve(granules, lent)
+
+    site.device.carve = refuse  # type: ignore[method-assign, assignment]
+    await site.controller.start()
+    await site.controller.loaded()
+    with caplog.at_level(logging.WARNING):
+        await settled(site)
+    why = "granules [0, 1, 2, 3, 4]: no more contexts"
+    assert f"tenant acme has no wide partition, and keeps its share as it is: {why}" in caplog.text
+    (state,) = await site.controller.wide.states()
+    assert (state.granules, state.problems) == ((), (why,))
+    await site.infer("acme")
+    await site.controller.close()
+
+
+async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(root, tenants=STRETCHED)
+    await site.controller.start()
+    await site.runtime.loaded()
+    site.script.fail("bind", error=ModelRefused("too wide"))
+    await settled(site)
+    (state,) = await site.controller.wide.states()
+    assert state.problems == ("a/1: too wide",)
+    assert "tenant acme: model a/1 runs on its share only: too wide" in caplog.text
+    await site.infer("acme", "a")
+    await go_wide(site)
+    await site.controller.close()
+
+
+async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Site) -> None:
+    before = wide(site)
+    await site.runtime.release("acme")
+    site.frontends.pop("acme")
+    assert before.closed
+    assert await site.runtime.stretches() == []
+
+
+async def test_closing_waits_for_a_wide_work(site: Site) -> None:
+    await go_wide(site)
+    gate = site.script.hold("run")
+    (asking,) = await site.asked(1)
+    await asyncio.to_thread(gate.wait_for_arrival)
+    closing = asyncio.ensure_future(site.controller.close())
+    gate.open()
+    await asking
+    await closing
