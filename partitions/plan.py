@@ -4,6 +4,10 @@
 2. A holder whose count does not change keeps exactly its granules.
 3. A holder that shrinks keeps some of its granules, and one that grows keeps all of them, so as few as possible change
    holders.
+4. Which granules those are is the same each time: each holder has an order in which it would have granules, its own first
+   (`orders`). One that shrinks gives up its last, and one that grows takes the first that are free. So with two holders, and
+   where the same ones give and take, a holder has the same granules whenever it has the same number of them, and the fewer
+   are among the more.
 """
 
 from collections import Counter
@@ -15,22 +19,61 @@ from .errors import DoesNotFit, PartitionError
 Granules = tuple[int, ...]
 
 
-def assign(total: int, held: Mapping[str, Granules], counts: Mapping[str, int]) -> dict[str, Granules]:
+NO_ORDERS: Mapping[str, Granules] = {}
+"""Every holder's order is ascending."""
+
+
+def assign(
+    total: int, held: Mapping[str, Granules], counts: Mapping[str, int], orders: Mapping[str, Granules] = NO_ORDERS
+) -> dict[str, Granules]:
     """The granules of each holder in `counts`, ascending.
 
     `total` is the number of granules of the device, `held` what each holder has now. Holders that are not in `counts` lose
-    theirs. Raises DoesNotFit with the sum if the counts exceed the total, ValueError for a count below one.
+    theirs. `orders` are those of holders, as `orders` makes them; the others' are ascending. Raises DoesNotFit with the sum if
+    the counts exceed the total, ValueError for a count below one.
     """
     _check(total, counts)
-    kept = {name: held.get(name, ())[:count] for name, count in counts.items()}
+    kept = {name: _ordered(held.get(name, ()), orders.get(name, ()))[:count] for name, count in counts.items()}
     taken = {granule for granules in kept.values() for granule in granules}
-    free = [granule for granule in range(total) if granule not in taken]
+    free = {granule for granule in range(total) if granule not in taken}
     plan = {}
     for name, count in counts.items():
-        missing = count - len(kept[name])
-        plan[name] = tuple(sorted((*kept[name], *free[:missing])))
-        del free[:missing]
+        more = _ordered(sorted(free), orders.get(name, ()))[: count - len(kept[name])]
+        plan[name] = tuple(sorted((*kept[name], *more)))
+        free.difference_update(more)
     return plan
+
+
+def orders(total: int, own: Mapping[str, Granules]) -> dict[str, Granules]:
+    """The order in which each holder would have granules.
+
+    First its own, ascending; then those that no holder owns, ascending for every other holder and descending for the rest, so
+    that two holders do not want the same one first; then those of the others, from their last to their first, those of the
+    largest holder first.
+    """
+    owned = {granule for granules in own.values() for granule in granules}
+    free = [granule for granule in range(total) if granule not in owned]
+    largest = sorted(own, key=lambda name: (-len(own[name]), name))
+    others = {name: [each for other in largest if other != name for each in sorted(own[other])[::-1]] for name in own}
+    return {
+        name: (*sorted(own[name]), *(free[::-1] if number % 2 else free), *others[name]) for number, name in enumerate(largest)
+    }
+
+
+def rung(held: Granules, order: Granules, count: int) -> Granules:
+    """The granules that a holder of these would have if it had so many, ascending, as long as the others gave those.
+
+    `order` is all granules of the device in the holder's order.
+    """
+    kept = _ordered(held, order)[:count]
+    more = [granule for granule in order if granule not in held][: count - len(kept)]
+    return tuple(sorted((*kept, *more)))
+
+
+def _ordered(granules: Sequence[int], order: Granules) -> list[int]:
+    """Granules in this order; those that it does not have come last, ascending."""
+    place = {granule: index for index, granule in enumerate(order)}
+    return sorted(granules, key=lambda granule: (place.get(granule, len(place)), granule))
 
 
 def movers(before: Mapping[str, Granules], after: Mapping[str, Granules]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from partitions import Move
-from partitions.plan import Granules, assign
+from partitions.plan import Granules, assign, orders
 
 from .descriptions import NOT_OPENED, DeviceInfo, PartitionInfo
 from .device_runtime import DeviceRuntime
@@ -26,6 +26,8 @@ class ControlledDevice:
     process: DeviceRuntime | None = None
     info: DeviceInfo = NOT_OPENED
     held: dict[str, PartitionInfo] = field(default_factory=dict)
+    first: dict[str, Granules] = field(default_factory=dict)
+    """The granules of each tenant's first partition here, which its later ones are planned around."""
     host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """The host's cores that each tenant's first partition reserved; None where it reserves none."""
     wide: dict[str, Wide] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class ControlledDevice:
     def hold(self, granules: Mapping[str, Granules]) -> None:
         """These tenants have these granules now."""
         sizes = self.info.granules
+        self.first = {**granules, **self.first}
         self.held |= {name: PartitionInfo(tuple(each), sum(sizes[i] for i in each)) for name, each in granules.items()}
 
     def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
@@ -59,4 +62,9 @@ class ControlledDevice:
         """The change to these counts of granules; other tenants keep theirs. Raises DoesNotFit."""
         before = {name: partition.granules for name, partition in self.held.items()}
         kept = {name: len(granules) for name, granules in before.items()}
-        return Move(before, assign(len(self.info.granules), before, {**kept, **counts}))
+        return Move(before, assign(len(self.info.granules), before, {**kept, **counts}, self.orders))
+
+    @property
+    def orders(self) -> dict[str, Granules]:
+        """The order in which each tenant would have granules; see `partitions.plan.orders`."""
+        return orders(len(self.info.granules), self.first)

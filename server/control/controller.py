@@ -246,6 +246,7 @@ class Controller:
                     await self._transfer(tenant, source.process, target.process, after)
             source.runtimes.pop(tenant)
             source.held.pop(tenant)
+            source.first.pop(tenant, None)
             source.host_cores.pop(tenant, None)
             target.runtimes[tenant] = target.process
             target.hold({tenant: after})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitions import DoesNotFit, PartitionError
-from partitions.plan import Granules, assign, choose, movers
+from partitions.plan import Granules, assign, choose, movers, orders, rung
 
 NAMES = st.sampled_from("abcdefgh")
 
@@ -155,3 +155,58 @@ def test_arguments_other_than_lists_of_numbers_are_a_type_error_with_an_example(
     with pytest.raises(TypeError) as caught:
         choose(granules, 4)
     assert str(caught.value) == f"granules are named by a list of their numbers, such as [0, 1]; got {granules!r}"
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[int, int, int]:
+    total = draw(st.integers(2, 24))
+    first = draw(st.integers(1, total - 1))
+    return total, first, draw(st.integers(1, total - first))
+
+
+@given(pairs(), st.lists(st.tuples(st.integers(1, 24), st.integers(1, 24)), max_size=8))
+def test_two_holders_have_the_same_granules_whenever_they_have_the_same_number(
+    pair: tuple[int, int, int], history: list[tuple[int, int]]
+) -> None:
+    total, *counts = pair
+    names = ("a", "b")
+    held = assign(total, {}, dict(zip(names, counts, strict=True)))
+    order = orders(total, held)
+    for wanted in history:
+        if sum(wanted) <= total:
+            before, held = held, assign(total, held, dict(zip(names, wanted, strict=True)), order)
+            for name, count in zip(names, wanted, strict=True):
+                assert held[name] == tuple(sorted(order[name][:count])) == rung(before[name], order[name], count)
+
+
+@given(histories())
+def test_orders_break_none_of_the_other_rules(history: tuple[int, list[dict[str, int]]]) -> None:
+    total, plans = history
+    held: dict[str, Granules] = assign(total, {}, plans[0])
+    order = orders(total, held)
+    for counts in plans:
+        before, held = held, assign(total, held, counts, order)
+        granules = [granule for each in held.values() for granule in each]
+        assert len(set(granules)) == len(granules)
+        assert {name: len(each) for name, each in held.items()} == counts
+        for name in held.keys() & before.keys():
+            assert set(held[name]) <= set(before[name]) or set(before[name]) <= set(held[name])
+
+
+@given(histories(), st.integers(1, 24), st.integers(1, 24))
+def test_the_rungs_of_a_ladder_are_nested(history: tuple[int, list[dict[str, int]]], one: int, other: int) -> None:
+    total, plans = history
+    own = assign(total, {}, plans[0])
+    narrow, wide = sorted((min(one, total), min(other, total)))
+    for name, order in orders(total, own).items():
+        assert set(order) == set(range(total))
+        held = assign(total, own, plans[-1], orders(total, own)).get(name, own[name])
+        assert set(rung(held, order, narrow)) <= set(rung(held, order, wide))
+        assert len(rung(held, order, wide)) == wide
+        assert rung(held, order, len(held)) == held
+
+
+def test_a_holder_grows_into_free_granules_and_then_into_the_last_of_the_largest() -> None:
+    own = {"a": (0, 1), "b": (2, 3), "c": (4, 5, 6)}
+    assert orders(9, own)["c"] == (4, 5, 6, 7, 8, 1, 0, 3, 2)
+    assert orders(9, own)["a"] == (0, 1, 8, 7, 6, 5, 4, 3, 2)
