@@ -4,11 +4,12 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGINT, default_int_handler, signal
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 from engines import EngineError
@@ -19,7 +20,7 @@ from server.config.schema import ConfigError
 
 from . import subject, text
 from .curve import Curve, Impossible, points, shares
-from .measure import Effort
+from .measure import Effort, Interrupted
 from .options import Options
 from .points import Point, Target
 
@@ -29,12 +30,12 @@ def run(options: Options, command: str) -> int:
     options = replace(options, config=options.config or os.environ.get("GREENLANE_CONFIG"))
     said = sys.stderr if options.json == "-" else sys.stdout  # Standard output is the JSON document's alone.
     try:
-        with redirect_stdout(said):
-            status, document = _run(options, command)
+        with redirect_stdout(said), _interrupts() as interrupted:
+            status, document = _run(options, command, interrupted)
     except (ConfigError, EngineError, Impossible, NoPictures, OSError, PartitionError) as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (Interrupted, KeyboardInterrupt):
         return 128 + SIGINT
     finally:
         gc.unfreeze()
@@ -43,15 +44,35 @@ def run(options: Options, command: str) -> int:
     return status
 
 
-def _run(options: Options, command: str) -> tuple[int, dict[str, Any]]:
+@contextmanager
+def _interrupts() -> Iterator[Event]:
+    """An event that Ctrl-C sets, so that nothing is in flight when executors are closed; a second one ends at once."""
+    interrupted = Event()
+
+    def stop(*_: object) -> None:
+        interrupted.set()
+        signal(SIGINT, default_int_handler)
+
+    if current_thread() is not main_thread():
+        yield interrupted
+        return
+    before = signal(SIGINT, stop)
+    try:
+        yield interrupted
+    finally:
+        signal(SIGINT, before)
+
+
+def _run(options: Options, command: str, interrupted: Event) -> tuple[int, dict[str, Any]]:
     if options.plot or options.html:
         require("--plot" if options.plot else "--html")
+    effort = Effort(options.seconds, options.seed, interrupted)
     gc.freeze()  # What was imported is not looked at again, so that collections are short.
     if options.everything:
         from .whole import plan  # It is not needed for one model.
 
-        return plan(options, command)
-    curve = _measure(options, command)
+        return plan(options, command, effort)
+    curve = _measure(options, command, effort)
     for line in text.conclusions(curve):
         print(line)
     if lines := text.toml(curve):
@@ -60,14 +81,13 @@ def _run(options: Options, command: str) -> tuple[int, dict[str, Any]]:
     return _status(curve), text.as_json(curve)
 
 
-def _measure(options: Options, command: str) -> Curve:
+def _measure(options: Options, command: str, effort: Effort) -> Curve:
     target = Target(options.rate, options.p99) if options.rate else None
     with subject.opened(options) as (_, device, found):
         granules, notes = shares(options.shares, device)
         name = Path(str(options.model)).stem if isinstance(found, subject.FileSubject) else str(options.model)
         print(f"{name}, batch {options.batch}, on {device.describe()}")
         print(text.heading(target, device.unit), flush=True)
-        effort = Effort(options.seconds, options.seed)
         measured = tuple(points(device, granules, found.bind, target, effort, _print))
         return Curve(
             name,

@@ -4,8 +4,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from threading import Event
 
 from engines import Work
 from greenlane.load.figures import percentile
@@ -31,12 +32,20 @@ _PATIENCE = 20.0
 _LONG = 0.25
 
 
+class Interrupted(Exception):
+    """Measuring was stopped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure each share, in seconds, and the seed of arrivals and of the choice among models."""
+    """How long to measure each share, in seconds, and the seed of arrivals and of the choice among models.
+
+    Once `interrupted` is set no more requests are sent, and Interrupted is raised.
+    """
 
     seconds: float = 10.0
     seed: int = 0
+    interrupted: Event = field(default_factory=Event)
 
 
 def measure(
@@ -44,13 +53,17 @@ def measure(
 ) -> Point:
     """Measure the first `granules` granules. Requests go to the models at random, by these weights.
 
-    Raises PartitionError, ModelRefused, ExecutionFailed.
+    Raises PartitionError, ModelRefused, ExecutionFailed, Interrupted.
     """
     with ExitStack() as stack:
         partition = stack.enter_context(closing(device.carve(range(granules))))
         sources = bind(partition, stack)
         depth = 2 if partition.host_cores is None else 1
-        return partition.run(lambda: _measure(partition, sources, depth, weights, target, effort))
+        try:
+            return partition.run(lambda: _measure(partition, sources, depth, weights, target, effort))
+        finally:
+            for source in sources:
+                source.drain()
 
 
 def _measure(
@@ -64,7 +77,13 @@ def _measure(
     for source in sources:  # Kernels may be compiled for these shapes, and memory allocated.
         for _ in range(3):
             source.enqueue().wait()
-    enqueue = _mixed(sources, weights, effort.seed)
+    choose = _mixed(sources, weights, effort.seed)
+
+    def enqueue() -> Work:
+        if effort.interrupted.is_set():
+            raise Interrupted
+        return choose()
+
     part = _PART * effort.seconds
     throughput = loops.back_to_back(enqueue, depth, part, _LEAST)
     single = sorted(loops.alone(enqueue, part, _LEAST))

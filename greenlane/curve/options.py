@@ -19,8 +19,9 @@ examples:
   {program} --all --config greenlane.toml
       the share that each tenant needs for its target_p99 and target_rate, and whether they fit the device
 
-Requests are tensors in page-locked memory, as in the server's slots, and run on the server's executors, alone on the device.
-HTTP and JSON are not included, neighbours neither, and requests are not joined to batches. At a rate they are due at random
+Requests are tensors in page-locked memory, as in the server's slots, and run on the server's executors, alone on the device:
+stop a server that runs on it first. HTTP and JSON are not included, neighbours neither, and requests are not joined to batches.
+At a rate they are due at random
 (Poisson), and latency counts from when a request is due, so that it includes its queue.
 
 exit status: 0 measured; 1 too noisy or too few requests to say; 2 the command line or the configuration is wrong, no share

@@ -3,11 +3,12 @@
 import math
 import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from engines import Executor, ModelRefused, Room, Signature, Tensor, TensorMismatch, TensorSpec, Work
+from engines import EngineError, Executor, ModelRefused, Room, Signature, Tensor, TensorMismatch, TensorSpec, Work
 from engines.signature import Shape, align, dims_text
 from partitions import Device
 
@@ -51,12 +52,20 @@ class Source:
     executor: Executor
     slots: Slots
     turn: int = 0
+    last: Work | None = None
 
     def enqueue(self) -> Work:
         """Put the next request on the partition's stream."""
         self.turn = (self.turn + 1) % SLOTS
         inputs, room = self.slots.requests[self.turn]
-        return self.executor.enqueue(inputs, room)
+        self.last = self.executor.enqueue(inputs, room)
+        return self.last
+
+    def drain(self) -> None:
+        """Wait until nothing is in flight, also after an error. Blocks."""
+        if self.last:
+            with suppress(EngineError):
+                self.last.wait()
 
 
 def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, Shape]) -> list[Shape]:

@@ -42,10 +42,10 @@ class Need:
         return self.granules is None and any(p.at_rate and p.at_rate.word in ("too noisy", "too few") for p in points)
 
 
-def plan(options: Options, command: str) -> tuple[int, dict[str, Any]]:
+def plan(options: Options, command: str, effort: Effort) -> tuple[int, dict[str, Any]]:
     """Measure every tenant with a target, print what each needs, and return the exit status and the document. Blocks.
 
-    Raises ConfigError, PartitionError, ModelRefused, Impossible.
+    Raises ConfigError, PartitionError, ModelRefused, Impossible, Interrupted.
     """
     status, devices = 0, {}
     with configuration(options.config) as config:
@@ -55,7 +55,9 @@ def plan(options: Options, command: str) -> tuple[int, dict[str, Any]]:
                 print(f"device {name}: {device.describe()}")
                 with closing(open_model_loader(config, device, builds=open_builds(config.models))) as loader:
                     tenants = [config.tenants[each] for each in config.tenants_on(name)]
-                    needs = [_need(tenant, goals.get(tenant.name), device, loader, config, options) for tenant in tenants]
+                    needs = [
+                        _need(tenant, goals.get(tenant.name), device, loader, config, options, effort) for tenant in tenants
+                    ]
                 found, lines = conclude(needs, device.unit, device.granules)
                 print("\n".join(lines))
                 status = max(status, found)
@@ -86,7 +88,13 @@ def targets(config: Config, options: Options) -> dict[str, Target]:
 
 
 def _need(
-    tenant: TenantConfig, target: Target | None, device: Device, loader: ModelLoader, config: Config, options: Options
+    tenant: TenantConfig,
+    target: Target | None,
+    device: Device,
+    loader: ModelLoader,
+    config: Config,
+    options: Options,
+    effort: Effort,
 ) -> Need:
     """Measure shares until the smallest that keeps the target is known; without a target it is the configured share."""
     sizes, unit = device.granules, device.unit
@@ -105,7 +113,7 @@ def _need(
     points: dict[int, Point] = {}
     with closing(RepositorySubject(device, loader, names, options.batch, options.shapes, several=True)) as subject:
         while (count := candidate({at: keeps(point) for at, point in points.items()}, len(sizes))) is not None:
-            points[count] = measure(device, count, subject.bind, weights, target, Effort(options.seconds, options.seed))
+            points[count] = measure(device, count, subject.bind, weights, target, effort)
             print(text.row(points[count]), flush=True)
     ascending = tuple(points[count] for count in sorted(points))
     curve = Curve(tenant.name, options.batch, device.describe(), unit, sum(sizes), ascending, target)

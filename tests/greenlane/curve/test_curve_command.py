@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from engines import Work
 from greenlane.__main__ import main
+from greenlane.curve.requests import Source
 from greenlane.report import pictures
 from tests import models
 
@@ -171,3 +175,21 @@ def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(
 def test_a_configuration_that_cannot_be_read_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", "tiny", "--config", str(tmp_path / "absent.toml")]) == 2
     assert "absent.toml: cannot be read" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_with_nothing_in_flight(curve: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while requests are sent, from the thread that sends them."""
+    sent = []
+
+    class Interrupting(Source):
+        def enqueue(self) -> Work:
+            sent.append(super().enqueue())
+            if len(sent) == 10:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return sent[-1]
+
+    monkeypatch.setattr("greenlane.curve.subject.Source", Interrupting)
+    before = signal.getsignal(signal.SIGINT)
+    assert curve("tiny", "--seconds", "60")[0] == 130
+    assert all(work.wait() for work in sent)
+    assert signal.getsignal(signal.SIGINT) is before
