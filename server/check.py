@@ -24,6 +24,7 @@ from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
 from .link.blocks import largest_block
+from .processes import process_counts
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
 from .tenants.catalog import IndexEntry, ServedModel
@@ -230,6 +231,9 @@ class _Check:
         held = {name: cores for name, cores in self._cores.items() if cores is not None and name in sharing}
         if held:
             _print_line(describe({name: chosen[name] or cores for name, cores in held.items()}))
+            for tenant in map(self._config.tenants.__getitem__, held):
+                if process_counts.is_refused(tenant):
+                    self._wrong(("tenants", tenant.name, "http_processes"), process_counts.refusal(tenant))
             lines = conflicts(chosen, held)
             self._found.suspicious.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
         on_gpus = {name: chosen[name] for name, cores in self._cores.items() if cores is None}
@@ -238,7 +242,8 @@ class _Check:
             devices = [
                 name for name in self._config.named_devices if not on_gpus.keys().isdisjoint(self._config.tenants_on(name))
             ]
-            _print_line(str(share_cores(left, on_gpus, devices) or TOO_FEW_CORES))
+            counts = process_counts.count(self._config, (), len(self._allowed))
+            _print_line(str(share_cores(left, on_gpus, devices, counts) or TOO_FEW_CORES))
 
     def _try(
         self, model_loader: ModelLoader, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]

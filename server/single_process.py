@@ -42,6 +42,10 @@ def _refused(config: Config) -> Iterator[str]:
             key = dotted(("tenants", name, "port"))
             why = "uvicorn server.app:app listens on uvicorn's own socket alone, so the tenant has none of its own"
             yield f"{config.source}: {key}: {tenant.port}, but {why}; serve it with python -m server, or leave it out"
+        if tenant.http_processes not in (1, "auto"):
+            key = dotted(("tenants", name, "http_processes"))
+            why = "uvicorn server.app:app is one process"
+            yield f"{config.source}: {key}: {tenant.http_processes}, but {why}; serve it with python -m server, or leave it out"
 
 
 def _not_honoured(config: Config) -> Iterator[str]:

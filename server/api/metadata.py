@@ -83,9 +83,9 @@ async def ready(service: ServiceDep) -> Response:
 
 
 @router.get("/v2/models/stats", tags=_MODELS, response_model=schemas.Statistics, responses=errors(400, 401, 421, 503))
-async def all_statistics(tenant: TenantDep) -> Response:
+async def all_statistics(tenant: TenantDep, service: ServiceDep) -> Response:
     """Counts and times of all models that the tenant is served."""
-    return json_response({"model_stats": [_statistics(served) for served in tenant.catalog.served()]})
+    return json_response({"model_stats": await service.statistics(tenant.catalog.served())})
 
 
 @router.get("/v2/models/{name}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
@@ -132,11 +132,11 @@ async def config(tenant: TenantDep, name: ModelName, version: ModelVersion = Non
 @router.get(
     "/v2/models/{name}/versions/{version}/stats", tags=_MODELS, response_model=schemas.Statistics, responses=_MODEL_ERRORS
 )
-async def statistics(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
+async def statistics(tenant: TenantDep, service: ServiceDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Counts and times of a model, of all its versions unless one is named."""
     first = _find(tenant, name, version)
     found = [first] if version else [s for s in tenant.catalog.served() if s.name == name]
-    return json_response({"model_stats": [_statistics(served) for served in found]})
+    return json_response({"model_stats": await service.statistics(found)})
 
 
 @router.post(
@@ -160,10 +160,6 @@ def _find(tenant: Tenant, name: str, version: str | None) -> ServedModel:
     if version is not None and not (version.isascii() and version.isdigit()):
         raise NotFound(f"version {short(version)!r} is no number; expected digits")
     return tenant.catalog.find(name, version)
-
-
-def _statistics(served: ServedModel) -> Object:
-    return {"name": served.name, "version": served.version, **served.statistics.as_json()}
 
 
 def _tensor(spec: TensorSpec) -> Object:

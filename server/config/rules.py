@@ -99,7 +99,7 @@ def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Pr
         if "grpc_port" in tenant and find_spec("grpc") is None:
             command = install_command("grpc")
             yield ("tenants", name, "grpc_port"), f"gRPC is not installed; install it with `{command}`, or leave it out"
-        for key in ("port", "front_cores") if server.get("fronts") == "inline" else ():
+        for key in ("port", "front_cores", "http_processes") if server.get("fronts") == "inline" else ():
             if key in tenant:
                 yield ("tenants", name, key), _NO_PROCESS
 

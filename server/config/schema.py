@@ -21,6 +21,7 @@ from .values import (
     Digests,
     Duration,
     Hosts,
+    HttpProcesses,
     KeepAlive,
     Latency,
     Lent,
@@ -386,6 +387,13 @@ class TenantConfig(Section, frozen=True):
         examples=[8101],
         description="A port on which this tenant is served over gRPC, for which `greenlane[grpc]` has to be installed. Calls "
         "name the tenant by the same rules as requests over HTTP, in metadata; those of other tenants are refused.",
+    )
+    http_processes: HttpProcesses = Field(
+        default=1,
+        examples=[4],
+        description="GPU only: how many processes handle the tenant's HTTP. They share its queue, limits and memory. Several "
+        'help a tenant whose requests are large or many. "auto" is as many as there are pairs of cores for HTTP, by the '
+        "tenant's share, 4 at most. On a CPU the tenant's one process has its models too.",
     )
     front_cores: Cores | None = Field(
         default=None,

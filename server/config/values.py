@@ -326,6 +326,12 @@ Batches = Annotated[
     AfterValidator(_ascending),
     Form("list of batch sizes", f"{_BATCHES} [4, 8]", list),
 ]
+MOST_HTTP_PROCESSES = 16
+"""HTTP processes of one tenant: its lead would be busy with the requests of fewer."""
+HttpProcesses = Annotated[
+    Annotated[int, Field(ge=1, le=MOST_HTTP_PROCESSES)] | Literal["auto"],
+    Form(f'1 to {MOST_HTTP_PROCESSES}, or `"auto"`', f"a whole number from 1 to {MOST_HTTP_PROCESSES}, or 'auto'"),
+]
 WarmUp = Annotated[
     Literal["opt", "usual"] | Annotated[Batches, Field(min_length=1, max_length=MOST_WARM)],
     Form('`"opt"`, `"usual"` or list of batch sizes', f"'opt', 'usual', or {_BATCHES} [1, 4, 32]"),

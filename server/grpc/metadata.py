@@ -77,7 +77,7 @@ class Metadata:
         if request.name:
             first = tenant.catalog.find(request.name, request.version or None)
             served = [first] if request.version else [each for each in served if each.name == request.name]
-        found = [{"name": s.name, "version": s.version, **s.statistics.as_json()} for s in served]
+        found = await self._front.service.statistics(served)
         return _encoded("ModelStatisticsResponse", {"model_stats": found})
 
     async def index(self, context: Any) -> bytes:

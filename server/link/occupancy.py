@@ -46,7 +46,7 @@ class Occupancy:
 
     @property
     def queue_is_full(self) -> bool:
-        """Whether the tenant's queue had no room when the lead looked last."""
+        """Whether helpers have to refuse requests: the lead refuses those that come before they see it."""
         return self._cells[0] != 0
 
     def set_queue_is_full(self, full: bool) -> None:

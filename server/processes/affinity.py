@@ -7,6 +7,8 @@ processes, to the tenants, to the dispatcher and the HTTP processes without a te
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from partitions.plan import ranges
 
@@ -38,12 +40,16 @@ class Affinity:
 
 
 def share_cores(
-    allowed: Iterable[int], configured: Mapping[str, Sequence[int] | None], devices: Sequence[str] = ("0",)
+    allowed: Iterable[int],
+    configured: Mapping[str, Sequence[int] | None],
+    devices: Sequence[str] = ("0",),
+    processes: Mapping[str, int] = MappingProxyType({}),
 ) -> Affinity | None:
     """Share out the cores that this server may use; `configured` holds each tenant's `front_cores`, if it has any.
 
     Of the cores that are in no tenant's configuration, half are for the processes of these devices and the other half for the
-    tenants, in equal numbers each. None if that leaves less than one core for each.
+    tenants, in equal numbers for each HTTP process; `processes` are the tenants with several. Where there are too few for that,
+    every tenant has as many as every other. None if that leaves less than one core for each.
     """
     free = sorted(set(allowed).difference(*(cores or () for cores in configured.values())))
     takers = [name for name, cores in configured.items() if not cores]
@@ -53,9 +59,13 @@ def share_cores(
         return None
     last = len(devices) - 1  # It has what cannot be divided.
     own = {name: free[at * share : (at + 1) * share if at < last else kept] for at, name in enumerate(devices)}
-    each = min(MAX_CORES, len(rest) // max(1, len(takers)))
-    given = {name: rest[index * each : (index + 1) * each] for index, name in enumerate(takers)}
-    left = frozenset(rest[len(takers) * each :][:MAX_CORES])
+    counts = [processes.get(name, 1) for name in takers]
+    if sum(counts) > len(rest):
+        counts = [1] * len(takers)
+    each = min(MAX_CORES, len(rest) // max(1, sum(counts)))
+    ends = list(accumulate((count * each for count in counts), initial=0))
+    given = {name: rest[begin:end] for name, (begin, end) in zip(takers, pairwise(ends), strict=True)}
+    left = frozenset(rest[ends[-1] :][:MAX_CORES])
     return Affinity(
         {name: frozenset(cores) for name, cores in own.items()},
         {name: frozenset(cores or given[name]) for name, cores in configured.items()},

@@ -2,7 +2,8 @@
 
 It only peeks at a connection (MSG_PEEK), so the process that gets the socket still finds every byte. What one connection can
 cost is bounded, whatever is sent: the constants below limit for how long, for how many bytes and pieces, and for how many
-connections at a time it waits for headers. Connections for a process that died wait for its replacement.
+connections at a time it waits for headers. Connections for a process that died wait for its replacement. A tenant's processes,
+if it has several, get connections in turn.
 """
 
 import logging
@@ -20,7 +21,7 @@ from ..tenants.auth import Tenancy
 from . import handoff
 from .handoff import Handoff
 from .process_setup import set_up
-from .routing import DISPATCHER, MAX_HEAD, SHARED, UNAUTHENTICATED, destination
+from .routing import DISPATCHER, MAX_HEAD, SHARED, UNAUTHENTICATED, destination, owner
 
 log = logging.getLogger("greenlane.processes")
 
@@ -48,14 +49,16 @@ MAX_NAME = 4096
 
 
 class HandoffQueue:
-    """The connections that wait to be handed to one process. `end` is the socket to that process, None while there is none."""
+    """The connections that wait to be handed to one tenant's process, or to the next of several. `ends` are the sockets to them
+    by the names of the processes, that of the next one first.
+    """
 
     def __init__(self) -> None:
-        self.end: socket.socket | None = None
+        self.ends: dict[str, socket.socket] = {}
         self._queue: deque[Handoff] = deque()
 
     def __repr__(self) -> str:
-        return f"<HandoffQueue {'open' if self.end else 'closed'}, {len(self._queue)} waiting>"
+        return f"<HandoffQueue {'open' if self.ends else 'closed'}, {len(self._queue)} waiting>"
 
     @property
     def waiting(self) -> bool:
@@ -71,15 +74,22 @@ class HandoffQueue:
 
     def flush(self) -> None:
         """Send as many as there is room for."""
-        with suppress(OSError):  # No room, or the process is gone: epoll reports when either changes.
-            while self.end and self._queue:
-                handoff.send(self.end, self._queue[0])
+        passed_over = 0
+        while self._queue and passed_over < len(self.ends):
+            name = next(iter(self.ends))
+            end = self.ends[name] = self.ends.pop(name)  # The last from now on.
+            try:
+                handoff.send(end, self._queue[0])
+            except OSError:  # No room, or the process is gone: epoll reports when either changes.
+                passed_over += 1
+            else:
+                passed_over = 0
                 self._queue.popleft().close()
 
     def close(self) -> None:
-        """Close the socket to the process, and all connections that wait."""
-        if self.end:
-            self.end.close()
+        """Close the sockets to the processes, and all connections that wait."""
+        for end in self.ends.values():
+            end.close()
         while self._queue:
             self._queue.pop().close()
 
@@ -180,46 +190,44 @@ class Dispatcher:
             with suppress(OSError):
                 self._control.send(HEARTBEAT_ANSWER)
             return
-        end, queue = socket.socket(fileno=descriptors[0]), self._queues[name.decode()]
-        self._disconnect(queue)
-        queue.end = end
-        self._watch(end, lambda events: self._on_process(queue, events))
+        end, process = socket.socket(fileno=descriptors[0]), name.decode()
+        queue = self._queues[owner(process)]
+        self._disconnect(queue, process)
+        queue.ends[process] = end
+        self._watch(end, lambda events: self._on_process(queue, process, events))
         self._flush(queue)
 
-    def _on_process(self, queue: HandoffQueue, events: int) -> None:
+    def _on_process(self, queue: HandoffQueue, process: str, events: int) -> None:
         """An HTTP process gives a connection back, has room for more, or is gone."""
         if events & select.EPOLLIN:
-            self._take_back(queue)
+            self._take_back(queue, process)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
-            self._disconnect(queue)
+            self._disconnect(queue, process)
         self._flush(queue)
 
-    def _take_back(self, queue: HandoffQueue) -> None:
+    def _take_back(self, queue: HandoffQueue, process: str) -> None:
         """Pass on a connection whose next request is for another process.
 
         A process that sends one for an unknown process is no longer trusted: it is reported, and the supervisor replaces it.
         """
-        assert queue.end
         try:
-            received = handoff.receive(queue.end)
+            received = handoff.receive(queue.ends[process])
         except BlockingIOError:
             return
         if received and received.name in self._queues:
             self._hand_over(received)
             return
-        self._disconnect(queue)
+        self._disconnect(queue, process)
         if received:
             received.close()
-            name = next(name for name, each in self._queues.items() if each is queue)
-            log.error("malformed handoff from the HTTP process of %s; closing its socket", name)
+            log.error("malformed handoff from the HTTP process of %s; closing its socket", process)
             with suppress(OSError):
-                self._control.send(name.encode())
+                self._control.send(process.encode())
 
-    def _disconnect(self, queue: HandoffQueue) -> None:
-        if queue.end:
-            self._unwatch(queue.end)
-            queue.end.close()
-            queue.end = None
+    def _disconnect(self, queue: HandoffQueue, process: str) -> None:
+        if end := queue.ends.pop(process, None):
+            self._unwatch(end)
+            end.close()
 
     def _hand_over(self, handoff: Handoff) -> None:
         queue = self._queues[handoff.name]
@@ -228,8 +236,8 @@ class Dispatcher:
 
     def _flush(self, queue: HandoffQueue) -> None:
         queue.flush()
-        if queue.end:
-            self._epoll.modify(queue.end.fileno(), select.EPOLLIN | (select.EPOLLOUT if queue.waiting else 0))
+        for end in queue.ends.values():
+            self._epoll.modify(end.fileno(), select.EPOLLIN | (select.EPOLLOUT if queue.waiting else 0))
 
     def _start_accepting(self) -> None:
         for listener in self._listeners.values():

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,8 +25,11 @@ from ..http.head import Head
 from ..http.infer import Infer
 from ..http.paths import is_infer
 from ..link import ring as links
+from ..link.occupancy import LEAD, Occupancy
 from ..link.ring import Descriptors
+from ..tenants.frontend import Report
 from ..tenants.lending import lend
+from ..tenants.relay import Cancellations, Relay
 from ..tenants.service import Service, Tenant, last_uses, open_tenant, page_out, publish, report
 from . import handoff, messages, proxy, spawn
 from .descriptors import DescriptorReceiver
@@ -57,6 +60,9 @@ class ProcessArguments:
     `channel` that of the messages to and from the supervisor, and `descriptors` that of descriptors from it; `link` the
     tenant's link, None if its device side is in the same process, and `listeners` the sockets of its own port. `pages` are the
     descriptors of those of tenants that lend (`link.activity`): its own, and where its device side is here all.
+
+    A tenant with several HTTP processes has an `occupancy`, the descriptor of the page that they share. Those with a `number`
+    other than LEAD are helpers: their link is to the lead, as is the socket `to_lead` for cancellations.
     """
 
     name: str
@@ -67,6 +73,9 @@ class ProcessArguments:
     link: Descriptors | None
     listeners: list[socket.socket]
     pages: Mapping[str, int] = field(default_factory=dict)
+    number: int = LEAD
+    occupancy: Any = None
+    to_lead: socket.socket | None = None
 
 
 class ReplayProtocol(asyncio.Protocol):
@@ -115,6 +124,7 @@ class HttpProcess:
             messages.Suspend: self._suspend,
             messages.FailInFlight: self._fail_in_flight,
             messages.Relink: self._relink,
+            messages.AddHelper: self._add_helper,
             messages.GetReport: self._report,
             messages.WaitUntilIdle: self._wait_until_idle,
             messages.Exit: self._exit,
@@ -125,6 +135,8 @@ class HttpProcess:
         self._descriptors = DescriptorReceiver(arguments.descriptors)
         self._link = arguments.link
         self._tenant: Tenant | None = None
+        self._occupancy: Occupancy | None = None
+        self._relays: dict[int, Relay] = {}
         self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
         self._grpc: GrpcServer | None = None
@@ -139,7 +151,11 @@ class HttpProcess:
         """Serve until the supervisor asks this process to exit. Ends it if the supervisor has ended."""
         arguments, loop = self._arguments, asyncio.get_running_loop()
         if arguments.link:
-            self._tenant = open_tenant(arguments.config.tenants[arguments.name], links.attach(arguments.link), self)
+            if arguments.occupancy is not None:
+                self._occupancy = Occupancy(arguments.occupancy, arguments.number)
+            control = Cancellations(arguments.to_lead) if arguments.to_lead else self
+            config = arguments.config.tenants[arguments.name]
+            self._tenant = open_tenant(config, links.attach(arguments.link), control, self._occupancy)
             self._tenant.lane.open(loop)
         elif self._hosted:
             self._tenant = self._hosted.tenant
@@ -147,14 +163,20 @@ class HttpProcess:
             if (page := arguments.pages.get(self._tenant.name)) is not None:
                 lend(self._tenant, arguments.config, page)
             self._service = Service(arguments.config, [self._tenant])
+            if self._occupancy:
+                self._service.totals = self._totals
             self._spawn(self._trim_memory(self._tenant))
         await self._channel.open(arguments.channel)
         arguments.handoff.setblocking(False)
         loop.add_reader(arguments.handoff.fileno(), self._on_handoff)
         self._spawn(self._exit_with_supervisor())
+        if arguments.to_lead:
+            loop.add_reader(arguments.to_lead.fileno(), os._exit, 1)  # The lead has ended, and its queue with it.
         self._grpc = await self._serve_grpc()
         await self._server.serve(arguments.listeners)
         await self._stop_grpc()
+        for each in self._relays.values():
+            await each.ended.wait()
 
     def cancel(self, slot: int, serial: int) -> None:
         """Ask the worker to stop a ticket; see `Control`."""
@@ -162,7 +184,7 @@ class HttpProcess:
 
     async def _serve_grpc(self) -> "GrpcServer | None":
         """Listen on the tenant's gRPC port, if it has one."""
-        if not self._tenant or self._tenant.config.grpc_port is None:
+        if not self._tenant or self._tenant.config.grpc_port is None or self._arguments.number != LEAD:
             return None
         from ..grpc.server import GrpcServer  # It takes a tenth of a second and 20 MB, and need not be installed.
 
@@ -300,7 +322,10 @@ class HttpProcess:
 
     async def _publish(self, message: messages.Publish) -> bool:
         if self._tenant:
-            await publish(self._tenant, message.name, [each.served() for each in message.served], message.problems)
+            served = [each.served() for each in message.served]
+            if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
+                served = [replace(each, batching=None, queues=None) for each in served]
+            await publish(self._tenant, message.name, served, message.problems)
         return True
 
     def _last_uses(self, _: messages.GetLastUses) -> dict[str, int]:
@@ -357,6 +382,31 @@ class HttpProcess:
         finally:
             unused.close()
 
+    async def _add_helper(self, message: messages.AddHelper) -> bool:
+        assert self._tenant, "only tenants have helpers"
+        assert self._occupancy
+        *of_link, cancellations = self._descriptors.take(message.descriptors, 5)
+        arena, memory, tickets, completions = of_link
+        descriptors = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        end, lane = socket.socket(fileno=cancellations), self._tenant.lane
+        if before := self._relays.get(message.number):
+            await before.ended.wait()
+        link = links.attach(descriptors, lane.slots.memory)
+        relay = self._relays[message.number] = Relay(message.number, lane, self._tenant.catalog, link, end, self._occupancy)
+        relay.open(asyncio.get_running_loop())
+        self._spawn(self._close_link(relay, descriptors))
+        return True
+
+    async def _close_link(self, relay: Relay, descriptors: Descriptors) -> None:
+        """Close a helper's link when that has ended."""
+        await relay.ended.wait()
+        descriptors.close()
+
+    async def _totals(self) -> Report:
+        """The report of all processes of the tenant."""
+        found: messages.ReportFields = await self._channel.call(messages.GetTotals(), messages.ReportFields)
+        return found.report()
+
     def _report(self, _: messages.GetReport) -> messages.ReportFields:
         assert self._tenant, "only tenants are asked for reports"
         return messages.ReportFields.of(report(self._tenant))
@@ -376,7 +426,8 @@ class HttpProcess:
 
 def main(arguments: ProcessArguments) -> None:
     """The process."""
-    set_up(arguments.name, arguments.config.server.log_format, arguments.config.server.log_level)
+    server = arguments.config.server
+    set_up(arguments.name, server.log_format, server.log_level, number=arguments.number)
     keep_large_blocks()
     if arguments.name in (SHARED, UNAUTHENTICATED):
         os.nice(_NICE)

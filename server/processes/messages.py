@@ -187,6 +187,19 @@ class Relink(Message):
     limit: float
 
 
+class AddHelper(Message):
+    """To a lead: take the requests of a helper of this number over the link with these descriptors, sent by `descriptors`.
+
+    The last descriptor is the socket of the helper's cancellations. A call: answered with True once a helper of the same number
+    before, which has ended, is forgotten.
+    """
+
+    number: Count
+    descriptors: Count
+    slots: Count
+    nbytes: Count
+
+
 class GetReport(Message):
     """A call: answered with `ReportFields`."""
 
@@ -207,6 +220,10 @@ class CancelTicket(Message):
 
     slot: Count
     serial: Count
+
+
+class GetTotals(Message):
+    """The report of all of the tenant's HTTP processes together. A call: answered with `ReportFields`."""
 
 
 class ForwardedRequest(Message):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..host import logs
+from ..link.occupancy import LEAD
 from .routing import SHARED, UNAUTHENTICATED
 
 OOM_TENANT, OOM_OTHER = 500, 800
@@ -31,8 +32,10 @@ class ProcessName(logging.Filter):
         return True
 
 
-def set_up(name: str, log_format: str, log_level: str, device: bool = False) -> None:
+def set_up(name: str, log_format: str, log_level: str, device: bool = False, number: int = LEAD) -> None:
     """Ignore signals, which are for the main process; set process name, logging, descriptor limit and OOM score.
+
+    `number` says which of the tenant's HTTP processes it is; that of a helper is part of its process name.
 
     A `device` process logs what the level allows, as the main process does, and the others warnings and errors alone. Many
     tenants depend on it, so the kernel is not asked to kill it before others.
@@ -42,7 +45,8 @@ def set_up(name: str, log_format: str, log_level: str, device: bool = False) -> 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_descriptor_limit()
     with suppress(OSError):
-        _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.
+        which = "" if number == LEAD else f".{number}"
+        _COMMAND.write_text(f"greenlane{which} {name}")  # The kernel keeps 15 bytes of it.
     logs.configure(log_format, log_level if device or log_level == "error" else "warning")
     if device:
         return

@@ -5,10 +5,8 @@ What the HTTP process was sent is kept, to be sent again to its replacement when
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from mmap import PAGESIZE
 from typing import Any
 
@@ -17,23 +15,22 @@ from ..errors import Conflict, Unavailable
 from ..link import ring as links
 from ..link.messages import ModelKey
 from ..link.ring import Descriptors, Link
-from ..scheduling.lane_statistics import LaneStatistics
-from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import Catalog, IndexEntry, ServedModel
 from ..tenants.frontend import DeviceSide, Report, State, not_ended
 from ..tenants.service import slots
+from ..tenants.totals import ended, total
 from . import messages
 from .descriptors import DescriptorSender
-from .messages import CancelTicket, ReportFields
+from .messages import CancelTicket, GetTotals, ReportFields
+from .report_source import ReportSource
 from .rpc import Channel, Malformed
-
-REPORT_TIMEOUT = 1.0
-"""Seconds to wait for a report, which is asked of every tenant's process."""
-_NO_REPORT = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
 
 
 class RemoteFrontend:
-    """Belongs to the event loop. `connect` gives it the process at its link's other end, `renew` or `relink` a new link."""
+    """Belongs to the event loop. `connect` gives it the process at its link's other end, `renew` or `relink` a new link.
+
+    If the tenant has several HTTP processes that one is the lead; `add_helper` gives it each of the others.
+    """
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
         self.link = link
@@ -46,7 +43,9 @@ class RemoteFrontend:
         self._catalog = Catalog()
         self._state: State = "starting"
         self._refusing = self._suspended = ""
-        self._reported, self._reported_at = _NO_REPORT, time.monotonic()
+        self._reports = ReportSource()
+        self._helpers: dict[int, tuple[Channel, ReportSource]] = {}
+        self._ended_helpers: list[Report] = []
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
 
@@ -55,18 +54,40 @@ class RemoteFrontend:
 
     def handlers(self) -> dict[type[messages.Message], Any]:
         """The handlers of what the process may send."""
-        return {CancelTicket: self._cancel}
+        return {CancelTicket: self._cancel, **self.handlers_of_helpers()}
+
+    def handlers_of_helpers(self) -> dict[type[messages.Message], Any]:
+        """The same for a helper."""
+        return {GetTotals: self._totals}
 
     async def connect(self, channel: Channel, descriptors: DescriptorSender) -> None:
         """Use this process from now on, and send it what its predecessors were sent."""
         self._channel, self._sender = channel, descriptors
         self._connected.set()
+        await self._catch_up(channel)
+
+    async def add_helper(self, number: int, channel: Channel) -> None:
+        """Use this process, the helper of this number, too, and send it what the lead was sent."""
+        self._helpers[number] = channel, ReportSource()
+        await self._catch_up(channel)
+
+    def remove_helper(self, number: int) -> None:
+        """It has ended. What it counted stays in the totals."""
+        if found := self._helpers.pop(number, None):
+            self._ended_helpers = [ended([*self._ended_helpers, found[1].last])]
+
+    async def _catch_up(self, channel: Channel) -> None:
         self._send_affinity()
         published = list(self._repeat(channel))  # All of it is sent before anything else can be.
         with suppress(Unavailable):
             await asyncio.gather(*published)
-        if channel is self._channel:
+        if channel in self._channels:
             channel.notify(messages.SetState(self._state))
+
+    @property
+    def _channels(self) -> list[Channel]:
+        """Those to the tenant's processes, the lead's first."""
+        return [*([self._channel] if self._channel else []), *(channel for channel, _ in self._helpers.values())]
 
     def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
         for name, served, problems in self._catalog.listing():
@@ -88,13 +109,18 @@ class RemoteFrontend:
         otherwise both would write to the same blocks.
         """
         self._channel = self._sender = None
+        self._helpers, self._ended_helpers = {}, []  # They end with their lead, and counting begins at zero.
         self._connected.clear()
         return self._use(links.renew(self.descriptors))
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         if queued:
             self._suspended = reason
-        self._notify(messages.FailInFlight(reason, queued))
+        for channel in self._channels:
+            if channel is self._channel:
+                channel.notify(messages.FailInFlight(reason, queued))
+            elif queued:
+                channel.notify(messages.Suspend(reason))  # Its requests in flight the lead ends.
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         """See `Frontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
@@ -152,15 +178,19 @@ class RemoteFrontend:
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
-        return bool(await self._call(messages.Publish.of(name, served, problems), bool))
+        answers = await self._call_all(messages.Publish.of(name, served, problems), bool)
+        return bool(answers and answers[0])
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
-        found: dict[str, int] | None = await self._call(messages.GetLastUses(), dict[str, int])
-        return found or {}
+        latest: dict[str, int] = {}
+        for found in await self._call_all(messages.GetLastUses(), dict[str, int]):
+            for model, used in (found or {}).items():
+                latest[model] = max(used, latest.get(model, 0))
+        return latest
 
     async def page_out(self, model: ModelKey) -> bool:
-        """Without a process there is no request."""
-        if await self._call(messages.PageOut(model), bool) is False:
+        """Without a process there is no request. What a helper has not sent to its lead yet comes after it."""
+        if False in (await self._call_all(messages.PageOut(model), bool))[:1]:
             return False
         self._catalog.paged.add(model)
         return True
@@ -179,15 +209,13 @@ class RemoteFrontend:
         self._send_affinity()
 
     async def report(self) -> Report:
-        found = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REPORT_TIMEOUT):
-                found = await self._call(messages.GetReport(), ReportFields)
-        now = time.monotonic()
-        if found is None:  # The process hangs, is busy, or is being replaced.
-            return replace(self._reported, age=now - self._reported_at)
-        self._reported, self._reported_at = found.report(), now
-        return self._reported
+        helpers = [source.ask(channel) for channel, source in self._helpers.values()]
+        lead, *others = await asyncio.gather(self._reports.ask(self._channel), *helpers)
+        others += self._ended_helpers
+        return total(lead, others) if others else lead
+
+    async def _totals(self, _: GetTotals) -> ReportFields:
+        return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
         self._refusing = reason
@@ -198,7 +226,7 @@ class RemoteFrontend:
         self._notify(messages.Suspend(reason))
 
     async def drained(self) -> None:
-        await self._call(messages.WaitUntilIdle())
+        await self._call_all(messages.WaitUntilIdle())
 
     def close(self) -> None:
         self.descriptors.close()
@@ -210,21 +238,25 @@ class RemoteFrontend:
             self._notify(messages.SetAffinity(frozenset(cores)))
 
     def _notify(self, message: messages.Message) -> None:
-        if self._channel:
-            self._channel.notify(message)
+        for channel in self._channels:
+            channel.notify(message)
 
-    async def _call(self, message: messages.Message, result: Any = None) -> Any:
-        """The answer; None if there is no process, or it dies before it answers."""
-        if self._channel:
-            with suppress(Unavailable):
-                return await self._channel.call(message, result)
-        return None
+    async def _call_all(self, message: messages.Message, result: Any = None) -> list[Any]:
+        """Every process's answer, the lead's first; None of one that dies before it answers."""
+        return await asyncio.gather(*(_answer(channel.call(message, result)) for channel in self._channels))
 
     def _cancel(self, message: CancelTicket) -> None:
         if message.slot >= self.descriptors.slots:
             raise Malformed(f"slot {message.slot} of {self.descriptors.slots}")
         if self._device:
             self._device.cancel(self._config.name, message.slot, message.serial)
+
+
+async def _answer(call: "asyncio.Future[Any]") -> Any:
+    """The answer to a call; None if the process dies before it answers."""
+    with suppress(Unavailable):
+        return await call
+    return None
 
 
 def open_remote(config: TenantConfig, linked: bool = True) -> RemoteFrontend:

@@ -32,7 +32,8 @@ from .device_messages import (
     WideStateFields,
 )
 from .messages import Message
-from .remote_frontend import REPORT_TIMEOUT, RemoteFrontend
+from .remote_frontend import RemoteFrontend
+from .report_source import REPORT_TIMEOUT
 from .rpc import Channel
 
 log = logging.getLogger("greenlane.processes")

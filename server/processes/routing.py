@@ -5,6 +5,7 @@ from ..http.exchange import Headers
 from ..http.head import has_bare_line_feed
 from ..http.paths import is_admin, is_tenantless, of_request_line
 from ..http.strict import credentials, headers
+from ..link.occupancy import LEAD
 from ..tenants.auth import Tenancy
 
 SHARED = "(shared)"
@@ -15,6 +16,16 @@ DISPATCHER = "(dispatcher)"
 """The dispatcher, in logs and in the process table."""
 MAX_HEAD = 16 * 1024
 """Bytes of headers to look at."""
+
+
+def process_name(tenant: str, number: int) -> str:
+    """The name of a tenant's HTTP process of this number: the tenant's, and for helpers, from 2 on, the number after it."""
+    return tenant if number == LEAD else f"{tenant} ({number})"
+
+
+def owner(process: str) -> str:
+    """The tenant of the HTTP process of this name; the name itself for the shared and the unauthenticated one."""
+    return process.partition(" (")[0]
 
 
 def destination(data: bytes, tenancy: Tenancy) -> str | None:

@@ -20,7 +20,7 @@ from ..host.watchdog import Watchdog
 from ..tenants.frontend import State
 from ..tenants.lending import open_pages
 from ..tenants.service import Service
-from . import device_process, listen, spawn, tenant_process
+from . import device_process, listen, process_counts, spawn, tenant_process
 from .affinity import TOO_FEW_CORES, conflicts, share_cores
 from .device_process import DeviceArguments
 from .remote_frontend import RemoteFrontend, open_remote
@@ -57,6 +57,7 @@ async def serve(
         await asyncio.to_thread(spawn.prepare)
         if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
+        counts = process_counts.count(config, hosted, len(frozenset(cores(0))))
         service = Service(config, [])
         on_cores = {tenant for device in hosted for tenant in config.tenants_on(device)}
         frontends = {name: open_remote(tenant, name not in on_cores) for name, tenant in config.tenants.items()}
@@ -81,10 +82,10 @@ async def serve(
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
         pages = open_pages(config)
-        supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages)
+        supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages, counts)
         try:
             await _start(supervisor, controller)
-            _set_affinity(config, supervisor, controller, devices, cores(0))
+            _set_affinity(config, supervisor, controller, devices, cores(0), counts)
             log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
             return await _run_until_end(signalled, supervisor, controller, abandon)
         finally:
@@ -137,6 +138,7 @@ def _set_affinity(
     controller: Controller,
     devices: Sequence[SupervisedDevice],
     allowed: Iterable[int],
+    counts: Mapping[str, int],
 ) -> None:
     """Keep HTTP off the cores of device processes, and both off partitions that are of cores, unless any core may be used."""
     configured = {name: tenant.front_cores for name, tenant in config.tenants.items()}
@@ -146,7 +148,7 @@ def _set_affinity(
     left = {name: cores for name, cores in configured.items() if not reserved.get(name)}
     if not left or not devices or config.server.front_cores == "any":
         return
-    if affinity := share_cores(set(allowed).difference(*reserved.values()), left, [each.name for each in devices]):
+    if affinity := share_cores(set(allowed).difference(*reserved.values()), left, [each.name for each in devices], counts):
         supervisor.set_affinity(affinity)
         for each in devices:
             each.runtime.set_affinity(affinity.devices[each.name], affinity.others)

@@ -6,12 +6,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from ..host.backoff import Backoff
+from ..link.occupancy import LEAD
 from ..link.ring import Descriptors
 from .descriptors import DescriptorSender
 from .heartbeat import Heartbeat, StoppedTime, observe
 from .http_process import ProcessArguments
 from .remote_frontend import RemoteFrontend
 from .remote_runtime import RemoteRuntime
+from .routing import SHARED, UNAUTHENTICATED, process_name
 from .rpc import Channel
 
 
@@ -29,8 +31,9 @@ class HostedRuntime(NamedTuple):
 class SupervisedProcess:
     """One HTTP process: its name, the process, its channel, and the socket over which it is handed connections.
 
-    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process. `listeners` are the sockets of a
-    tenant's own port. `hosted` is the tenant's device side if that is in the same process.
+    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process, and for a helper. `listeners` are the
+    sockets of a tenant's own port. `hosted` is the tenant's device side if that is in the same process. `helpers` are those of
+    a lead, and `number` says which of the tenant's processes it is.
     """
 
     def __init__(
@@ -39,8 +42,14 @@ class SupervisedProcess:
         frontend: RemoteFrontend | None,
         listeners: Sequence[socket.socket] = (),
         hosted: HostedRuntime | None = None,
+        number: int = LEAD,
     ) -> None:
-        self.name = name
+        self.name = process_name(name, number)
+        self.tenant = name
+        self.number = number
+        self.helpers: list[SupervisedProcess] = []
+        self.occupancy: int | None = None
+        """The descriptor of the page that the processes of a tenant with several share."""
         self.frontend = frontend
         self.hosted = hosted
         self.listeners = list(listeners)
@@ -59,7 +68,9 @@ class SupervisedProcess:
     @property
     def label(self) -> str:
         """Its name in the log."""
-        return f"the HTTP process of {self.name}" if self.frontend else f"the {self.name.strip('()')} HTTP process"
+        if self.name in (SHARED, UNAUTHENTICATED):
+            return f"the {self.name.strip('()')} HTTP process"
+        return f"the HTTP process of {self.name}"
 
     def disconnect(self) -> None:
         """Close the channel, and the sockets for connections and descriptors."""

@@ -18,11 +18,14 @@ from ..errors import RequestError
 from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..link import activity
+from ..link.occupancy import LEAD
+from ..link.ring import Descriptors
 from ..tenants.auth import Tenancy
 from ..tenants.frontend import State
 from . import descriptors, dispatcher, handoff, http_process, messages, spawn
 from .affinity import Affinity
 from .heartbeat import INTERVAL, Heartbeat, observe
+from .helper_processes import HelperProcesses, Starting
 from .http_process import ProcessArguments
 from .proxy import answer
 from .remote_frontend import RemoteFrontend
@@ -47,7 +50,7 @@ class Supervisor:
 
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
-    `pages` are the descriptors of those of tenants that lend.
+    `pages` are the descriptors of those of tenants that lend, `counts` the tenants with several HTTP processes.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class Supervisor:
         devices: Sequence[SupervisedDevice] = (),
         hosted: Mapping[str, HostedRuntime] = MappingProxyType({}),
         pages: Mapping[str, int] = MappingProxyType({}),
+        counts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._config = config
+        self._closing = asyncio.Event()
         self._listeners = list(listeners)
         self._own = list(chain(*own.values()))
         self._application = application
@@ -70,6 +75,10 @@ class Supervisor:
         self._http = {
             name: SupervisedProcess(name, frontend, own.get(name, ()), hosted.get(name)) for name, frontend in frontends.items()
         }
+        self._helpers: dict[str, HelperProcesses] = {}
+        for name, count in counts.items():
+            if count > LEAD:
+                self._add_helpers(self._http[name], count)
         self._http |= {name: SupervisedProcess(name, None) for name in (SHARED, UNAUTHENTICATED)}
         self._devices = list(devices)
         self._pages = pages
@@ -81,18 +90,24 @@ class Supervisor:
         self._cores: frozenset[int] = frozenset()
         self._watching: set[asyncio.Task[None]] = set()
         self._watching_devices: set[asyncio.Task[None]] = set()
-        self._closing = asyncio.Event()
+
+    def _add_helpers(self, lead: SupervisedProcess, count: int) -> None:
+        """Let this process be the lead of so many, itself included."""
+        lead.helpers = [SupervisedProcess(lead.tenant, None, lead.listeners, number=at) for at in range(LEAD + 1, count + LEAD)]
+        self._http |= {each.name: each for each in lead.helpers}
+        calls = Starting(self._start_process, self._announce, self._wait_for_end, self._retry, self._closing)
+        self._helpers[lead.name] = HelperProcesses(lead, calls)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._state}, {', '.join(self._http)}>"
 
     async def start(self) -> None:
         """Start every process. They serve from now on. After an error some may run; `kill` ends them."""
-        devices = map(self._start_device, self._devices)
-        await asyncio.gather(*devices, self._start_dispatcher(), *map(self._start, self._http.values()))
+        devices, leads = map(self._start_device, self._devices), [each for each in self._http.values() if each.number == LEAD]
+        await asyncio.gather(*devices, self._start_dispatcher(), *map(self._start, leads))
         self._watch(self._keep_dispatcher())
         self._watch(self._check_heartbeats())
-        for each in self._http.values():
+        for each in leads:
             self._watch(self._keep(each))
         for device in self._devices:
             self._watch(self._keep_device(device), self._watching_devices)
@@ -103,7 +118,7 @@ class Supervisor:
         for each in self._http.values():
             if each.frontend:
                 each.frontend.set_state(state)
-            else:
+            elif each.number == LEAD:
                 each.channel.notify(messages.SetState(state))
 
     def set_affinity(self, affinity: Affinity) -> None:
@@ -113,7 +128,7 @@ class Supervisor:
             if each.frontend:
                 if cores := affinity.tenants.get(each.name):  # None for one that runs on its partition's.
                     each.frontend.assign_cores(cores)
-            else:
+            elif each.number == LEAD:
                 self._restrict(each.process)
         self._restrict(self._dispatcher)
 
@@ -149,6 +164,8 @@ class Supervisor:
             task.cancel()
         for each in self._http.values():
             each.disconnect()
+        for helpers in self._helpers.values():
+            helpers.close()
         if self._control:
             self._control.close()
         _kill((self._dispatcher, *(each.process for each in self._http.values())))
@@ -162,15 +179,44 @@ class Supervisor:
         spawn.Forkserver.kill()
 
     async def _start(self, each: SupervisedProcess) -> None:
+        helpers = self._helpers.get(each.name)
+        if helpers:
+            helpers.prepare(self._config.tenants[each.name].memory)
+        await self._start_process(
+            each, spawn.inherited(each.frontend.descriptors) if each.frontend and not each.hosted else None
+        )
+        if each.frontend:
+            assert each.descriptors
+            await each.frontend.connect(each.channel, each.descriptors)
+            if each.hosted:
+                await self._connect(each.hosted.runtime, each)
+                await each.hosted.runtime.resumed(_MAX_HOLD)  # Connections wait meanwhile, which is better than a 503.
+        else:
+            self._restrict(each.process)
+            each.channel.notify(messages.SetState(self._state))
+        each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
+        self._announce(each)
+        if helpers:
+            for task in await helpers.start():
+                self._note(task, self._watching)
+        if self._closing.is_set():
+            each.channel.notify(messages.Exit())
+
+    async def _start_process(
+        self, each: SupervisedProcess, link: Descriptors | None, to_lead: socket.socket | None = None
+    ) -> None:
+        """Start one HTTP process, which has this link; a helper is the lead's, and has the socket for its cancellations."""
         each.handoff, their_handoff = handoff.pair()
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
-        link = spawn.inherited(each.frontend.descriptors) if each.frontend and not each.hosted else None
         pages = spawn.inherited_all(
             {name: page for name, page in self._pages.items() if name == each.name or (each.hosted and each.frontend)}
         )
-        ends = their_handoff, theirs, their_descriptors
-        arguments = ProcessArguments(each.name, self._config, *ends, link, each.listeners, pages)
+        ends, shared = (their_handoff, theirs, their_descriptors), self._http[each.tenant].occupancy
+        occupancy = None if shared is None else spawn.Inherited(shared)
+        arguments = ProcessArguments(
+            each.tenant, self._config, *ends, link, each.listeners, pages, each.number, occupancy, to_lead
+        )
         heartbeat = each.heartbeat = Heartbeat()
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.ForwardedRequest: self._forward,
@@ -180,6 +226,8 @@ class Supervisor:
         hosted, argument = each.hosted, arguments
         if each.frontend:
             handlers |= each.frontend.handlers()
+        elif frontend := self._http[each.tenant].frontend:
+            handlers |= frontend.handlers_of_helpers()
         if hosted:
             handlers |= hosted.runtime.handlers()
             target, argument = hosted.target, hosted.make_arguments(arguments)
@@ -192,18 +240,6 @@ class Supervisor:
             their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
-        if each.frontend:
-            await each.frontend.connect(each.channel, each.descriptors)
-            if hosted:
-                await self._connect(hosted.runtime, each)
-                await hosted.runtime.resumed(_MAX_HOLD)  # Connections wait meanwhile, which is better than a 503.
-        else:
-            self._restrict(each.process)
-            each.channel.notify(messages.SetState(self._state))
-        each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
-        self._announce(each)
-        if self._closing.is_set():
-            each.channel.notify(messages.Exit())
 
     async def _start_device(self, each: SupervisedDevice) -> None:
         """Start a device process. One that replaces another has also opened the device again when this returns."""
@@ -301,6 +337,8 @@ class Supervisor:
             if self._closing.is_set():
                 return
             each.disconnect()
+            if each.name in self._helpers:
+                await self._helpers[each.name].end()
             if each.hosted:
                 each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
             await self._wait_for_end(each.process, each.label, each.backoff)
@@ -390,8 +428,11 @@ class Supervisor:
             await asyncio.wait_for(self._closing.wait(), seconds)
 
     def _watch(self, work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]] | None" = None) -> None:
-        task = asyncio.create_task(work)
-        (self._watching if tasks is None else tasks).add(task)
+        self._note(asyncio.create_task(work), self._watching if tasks is None else tasks)
+
+    def _note(self, task: "asyncio.Task[None]", tasks: "set[asyncio.Task[None]]") -> None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         task.add_done_callback(_log_failure)
 
     async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:

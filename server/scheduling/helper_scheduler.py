@@ -14,7 +14,7 @@ class HelperScheduler(Scheduler):
 
     @property
     def full(self) -> bool:
-        return self.busy and self._occupancy.queue_is_full  # Of a lead that this process asks nothing, it may be long ago.
+        return self._occupancy.queue_is_full
 
     def check(self) -> None:
         if self.full:

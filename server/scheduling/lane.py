@@ -287,6 +287,10 @@ class Lane:
         self.slots.release(slot)
         self._waiters.wake()
 
+    def has_room(self) -> Awaitable[None]:
+        """Wait until the queue has room for one more request."""
+        return self._waiters.wait_until(lambda: not self._scheduler.full)
+
     def drained(self) -> Awaitable[None]:
         """Wait until every request has been answered and released."""
         return self._waiters.wait_until(lambda: not self._all())

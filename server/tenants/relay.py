@@ -22,6 +22,7 @@ from ..link.occupancy import Occupancy
 from ..link.ring import Link
 from ..link.slots import Slot
 from ..scheduling.lane import Lane
+from ..scheduling.lender import ENDED
 from ..scheduling.part_runs import goes_on, has_begun
 from ..scheduling.pending import failure_of
 from .catalog import Catalog, ServedModel
@@ -37,15 +38,18 @@ class RelayedRequest:
     """One request of a helper in the lead's lane. `ticket` is the helper's last one, and `slot` the lead's slot for it.
 
     `asked` is whether that ticket has no completion yet; only an answer in parts goes on without one. `end` is the completion
-    to send when the memory is free, and `released` whether the lane was asked to release the request.
+    to send when the memory is free, and `released` whether the lane was asked to release the request. `visit` is what
+    `Lane.admit` returned.
     """
 
-    __slots__ = ("_relay", "asked", "end", "freed", "released", "served", "slot", "ticket")
+    __slots__ = ("_relay", "arrived", "asked", "end", "freed", "released", "served", "slot", "ticket", "visit")
 
     def __init__(self, relay: "Relay", ticket: Ticket, served: ServedModel | None) -> None:
         self._relay = relay
         self.ticket = ticket
         self.served = served
+        self.arrived = time.monotonic_ns()
+        self.visit = ENDED
         self.slot: Slot | None = None
         self.end: Done | None = None
         self.asked = True
@@ -84,6 +88,7 @@ class Relay:
         self._rings = False
         self._gone = False
         self._loop: Any = None
+        self._until_room: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Relay of {self._lane.name}, {len(self._running)} requests>"
@@ -103,7 +108,15 @@ class Relay:
                 self._begin(ticket)
             else:
                 self._go_on(found, ticket)
-        self._occupancy.set_queue_is_full(self._lane.full)
+        if self._lane.full and self._until_room is None:
+            self._until_room = self._loop.create_task(self._refuse_until_room())
+
+    async def _refuse_until_room(self) -> None:
+        """Have helpers refuse requests by themselves, before their bodies have come, until the queue has room again."""
+        self._occupancy.set_queue_is_full(True)
+        await self._lane.has_room()
+        self._occupancy.set_queue_is_full(False)
+        self._until_room = None
 
     def _begin(self, ticket: Ticket) -> None:
         """Queue a request, or refuse it."""
@@ -112,9 +125,10 @@ class Relay:
         try:
             if has_begun(ticket):
                 raise Failed("a later part of an answer that is not known here")
-            self._lane.check_room()
+            request.visit = self._lane.admit()
             request.slot = self._lane.slots.borrow(ticket.start, ticket.capacity, request.on_free)
         except Exception as error:
+            self._leave(request)
             self._refuse(ticket, error)
             return
         self._running[ticket.slot] = request
@@ -126,6 +140,13 @@ class Relay:
             )
         except Exception as error:
             self._end(request, self._failed(ticket, error))
+
+    def _leave(self, request: RelayedRequest) -> None:
+        """It is open no more, as the lender sees it."""
+        lender, visit, request.visit = self._lane.lender, request.visit, ENDED
+        if lender is not None and visit != ENDED:
+            answered = request.end is not None and request.end.failure is None
+            lender.end(visit, request.ticket.model, time.monotonic_ns() - request.arrived if answered else 0)
 
     def _refuse(self, ticket: Ticket, error: Exception) -> None:
         if not isinstance(error, RequestError):
@@ -194,6 +215,7 @@ class Relay:
     def _complete(self, request: RelayedRequest) -> None:
         ticket = request.ticket
         del self._running[ticket.slot]
+        self._leave(request)
         now = time.monotonic_ns()
         self._send((request.end or Done(ticket.slot, (), _CANCELLED, now, now))._replace(slot=ticket.slot))
         self._look_if_ended()
@@ -209,7 +231,6 @@ class Relay:
 
     def _ring(self) -> None:
         self._rings = False
-        self._occupancy.set_queue_is_full(self._lane.full)
         self._link.completions.ring()
 
     def _on_cancellations(self) -> None:
@@ -235,6 +256,9 @@ class Relay:
         self._loop.remove_reader(self._link.tickets.event)
         self._loop.remove_reader(self._on_cancel.fileno())
         self._on_cancel.close()
+        if self._until_room:
+            self._until_room.cancel()
+            self._occupancy.set_queue_is_full(False)
         for request in list(self._running.values()):
             if request.freed:
                 self._complete(request)

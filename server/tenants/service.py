@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -87,6 +87,8 @@ class Service:
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self.uploads = Uploads(TENANTLESS_MEMORY)
         self.state: State = "starting"
+        self.totals: Callable[[], Awaitable[Report]] | None = None
+        """Returns the report of all processes of the tenant, if it has several."""
         self._max_silence = config.server.watchdog / 4 or float("inf")
         self._heartbeat_at = float("inf")
 
@@ -114,6 +116,14 @@ class Service:
         """How many requests, of all tenants in this process, are queued or in flight."""
         lanes = [tenant.lane.statistics() for tenant in self.tenants.values()]
         return sum(lane.waiting + lane.in_flight for lane in lanes)
+
+    async def statistics(self, served: Iterable[ServedModel]) -> list[dict[str, object]]:
+        """For each of these models an entry of `model_stats` in Triton's statistics extension, of all processes."""
+        found = {}
+        if self.totals:
+            found = {(each.name, each.version): each.statistics for each in (await self.totals()).served}
+        counted = [(each, found.get((each.name, each.version), each.statistics)) for each in served]
+        return [{"name": each.name, "version": each.version, **statistics.as_json()} for each, statistics in counted]
 
     def heartbeat(self) -> None:
         """The device process is alive; called repeatedly if it is another process."""

@@ -120,10 +120,16 @@ def client(server: Running, **headers: str) -> httpx.Client:
 
 def holder(server: Running, connection: Connection) -> str:
     """The name of the process that has the other end of a connection."""
+    pid = holder_pid(server, connection)
+    return next(one.name for one in server.family() if one.pid == pid)
+
+
+def holder_pid(server: Running, connection: Connection) -> int:
+    """The id of the process that has the other end of a connection."""
     ends = [f"0100007F:{port:04X}" for port in (server.port, connection._socket.getsockname()[1])]
     rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
     inode = next(row[9] for row in rows if row[1:3] == ends and row[9] != "0")  # 0: one of before, of the same two ports.
-    return next(one.name for one in server.family() if f"socket:[{inode}]" in _opened(one.pid))
+    return next(one.pid for one in server.family() if f"socket:[{inode}]" in _opened(one.pid))
 
 
 def _opened(pid: int) -> set[str]:

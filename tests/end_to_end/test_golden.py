@@ -1,6 +1,7 @@
 """All forms of the server answer the same, byte by byte: the rows of `golden.py` over real sockets.
 
-The forms are `python -m server` on CPU cores, the same with a device process, and `uvicorn server.app:app`.
+The forms are `python -m server` on CPU cores, the same with a device process, with two HTTP processes besides, and
+`uvicorn server.app:app`.
 """
 
 import json
@@ -16,7 +17,7 @@ from .golden import APP, GOLDEN, OK, Answer, Row, infer
 from .processes import Running, configure, running, running_device, running_plain
 from .wire import FOREVER, Connection, posted, spin
 
-FORMS = {"server": running, "device": running_device, "uvicorn": running_plain}
+FORMS = {"server": running, "device": running_device, "several": running_device, "uvicorn": running_plain}
 TENANTS = """
 [tenants.acme]
 granules = 1
@@ -34,7 +35,8 @@ def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
         @cache
         def start(form: str, keys: bool, pages: bool) -> Running:
-            tenants = TENANTS.format(acme=f'keys_sha256 = ["{KEY}"]' if keys else "")
+            several = "http_processes = 2\n" if form == "several" else ""
+            tenants = TENANTS.format(acme=several + (f'keys_sha256 = ["{KEY}"]' if keys else ""))
             settings = {"default_tenant": '"acme"'} | ({"cors_origins": f'["{APP}"]'} if pages else {})
             config = configure(tmp_path_factory.mktemp("golden") / "c.toml", standard, tenants, **settings)
             return stack.enter_context(FORMS[form](config))

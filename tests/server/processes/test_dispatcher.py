@@ -230,6 +230,34 @@ def test_beyond_max_waiting_the_oldest_is_closed() -> None:
             assert taken(acme) == (b"", ACME)
 
 
+def test_a_tenants_processes_get_connections_in_turn_and_those_that_are_gone_none(bench: Bench) -> None:
+    known = bench.dispatcher._queues["acme"].ends
+    ends = [bench.process(name) for name in ("acme", "acme (2)", "acme (3)")]
+    until(lambda: len(known) == 3)
+    for _ in range(2):
+        for _ in ends:
+            bench.connect(ACME)
+        assert [taken(end)[1] for end in ends] == [ACME] * 3
+    ends[1].close()
+    until(lambda: len(known) == 2)
+    for _ in range(4):
+        bench.connect(ACME)
+    assert [taken(end)[1] for end in (ends[0], ends[2], ends[0], ends[2])] == [ACME] * 4
+    replaced = bench.process("acme (2)")
+    until(lambda: len(known) == 3)
+    for _ in ends:
+        bench.connect(ACME)
+    assert taken(replaced)[1] == ACME
+
+
+def test_a_malformed_handoff_names_the_one_of_several_processes(bench: Bench) -> None:
+    _, helper = bench.process("acme"), bench.process("acme (2)")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        handoff.send(helper, Handoff("nobody", ours))
+        assert bench.reports() == b"acme (2)"
+
+
 def test_connections_of_a_process_that_died_wait_for_the_next(bench: Bench) -> None:
     bench.process("acme").close()
     bench.connect(ACME)

@@ -64,6 +64,15 @@ class Process:
             end.close()
         self.links = []
 
+    async def join(self, frontend: RemoteFrontend, number: int) -> Channel:
+        """Add it to a frontend as the helper of this number."""
+        ours, theirs = socket.socketpair()
+        channel = Channel("a helper of acme", frontend.handlers_of_helpers())
+        await channel.open(ours)
+        await self.channel.open(theirs)
+        await frontend.add_helper(number, channel)
+        return channel
+
     async def meet(self, frontend: RemoteFrontend) -> Channel:
         """Connect it to a frontend."""
         ours, theirs = socket.socketpair()
@@ -141,7 +150,7 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
     process.answers[GetReport] = ReportFields.of(counted)
     assert (await frontend.report()).age == 0
-    monkeypatch.setattr("server.processes.remote_frontend.REPORT_TIMEOUT", 0.01)
+    monkeypatch.setattr("server.processes.report_source.REPORT_TIMEOUT", 0.01)
     process.answers[GetReport] = never = asyncio.sleep(600)
     stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)
@@ -149,6 +158,28 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     assert (await frontend.report()).index == counted.index, "nor where it is gone"
     never.close()
     channel.close()
+
+
+async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(frontend: RemoteFrontend) -> None:
+    lead, helper = Process(), Process()
+    channel = await lead.meet(frontend)
+    await frontend.publish("broken", [], [PROBLEM])
+    to_helper = await helper.join(frontend, 2)
+    frontend.suspend("the device is away")
+    frontend.fail_in_flight("it has ended")
+    await frontend.drained()
+    assert [type(each) for each in helper.heard] == [Publish, SetState, Suspend, Suspend, WaitUntilIdle]
+    assert [type(each) for each in lead.heard[2:]] == [Publish, Suspend, FailInFlight, WaitUntilIdle]
+    lead.answers[GetReport] = ReportFields.of(Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
+    helper.answers[GetReport] = ReportFields.of(Report([], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
+    found = await frontend.report()
+    assert (found.index, found.lane, found.slots) == ([PROBLEM], LaneStatistics(1, 2, 3, 9, 6), SlotStatistics(2, 3, 4))
+    frontend.remove_helper(2)
+    assert (await frontend.report()).lane == LaneStatistics(1, 2, 3, 9, 6), "a counter never falls"
+    for end in (lead, helper):
+        end.close()
+    for each in (channel, to_helper):
+        each.close()
 
 
 async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
