@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from engines import TensorSpec
+from engines.memory import added
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .config.file import salvage
 from .config.schema import Config, ConfigError, ModelOptions, TenantConfig
 from .config.tables import KeyPath, dotted, nearest
+from .device.budget import Claim, missing, refusal
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
+from .device.pager import taken
 from .link.blocks import largest_block
 from .processes import process_counts
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
@@ -257,14 +260,28 @@ class _Check:
             with closing(device.carve(granules)) as partition:
                 self._cores[tenant] = partition.host_cores
                 models: dict[str, LoadedModel] = {}
+                claims: list[Claim] = []
                 for name in model_loader.in_order(names):
                     found = model_loader.attempt(name, partition, among=models)
                     loaded = models[name] = close_oversized(found, self._config.tenants[tenant])
                     self._print_model(loaded)
+                    self._check_budget(self._config.tenants[tenant], loaded, claims)
                     for executor in loaded.executors.values():
                         executor.close()
         except PartitionError as error:
             self._wrong(("device",), str(error))
+
+    def _check_budget(self, tenant: TenantConfig, loaded: LoadedModel, claims: list[Claim]) -> None:
+        """Print what a model takes of the device's memory, if the tenant has a budget. Appends it to `claims` if it fits."""
+        if tenant.device_memory is None or not loaded.executors:
+            return
+        claim = Claim(loaded.name, added(map(taken, loaded.executors.values())))
+        _print_line(f"    device memory: {claim}")
+        room = [] if tenant.paging else claims
+        if missing(tenant.device_memory, room, claim) > 0:
+            self._found.unserved[f"{tenant.name}: model {loaded.name} is unavailable: {refusal(tenant, room, claim)}"] = None
+        else:
+            claims.append(claim)
 
     def _print_model(self, loaded: LoadedModel) -> None:
         for served in loaded.served:

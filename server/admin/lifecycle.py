@@ -8,9 +8,17 @@ from threading import Timer
 from ..control.controller import Controller
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import end_in_time
-from . import advice, autopilot, docs, metrics, partitions, usage
+from . import advice, autopilot, docs, memory, metrics, partitions, usage
 
-ROUTERS = (partitions.router, advice.router, autopilot.router, usage.router, metrics.router, docs.router)
+ROUTERS = (
+    partitions.router,
+    memory.router,
+    advice.router,
+    autopilot.router,
+    usage.router,
+    metrics.router,
+    docs.router,
+)
 """Administration and metrics."""
 
 _EXIT_DELAY = 0.2

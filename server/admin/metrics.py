@@ -25,11 +25,12 @@ from ..api.dependencies import RequireAdmin
 from ..api.openapi import Responses, errors, operation_id
 from ..config.schema import TenantConfig
 from ..control.controller import Controller
-from ..control.descriptions import Execution
+from ..control.descriptions import Execution, TenantMemory
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
 from . import usage_metrics
 from .dependencies import ControllerDep
+from .memory import families
 
 router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
 
@@ -116,25 +117,29 @@ _DOCUMENTED: Responses = {
 async def metrics(controller: ControllerDep) -> Response:
     """All counts, by tenant and model."""
     registry = CollectorRegistry()
-    reports, executions, _ = await asyncio.gather(
-        controller.reports(), controller.executions(), controller.accountant.collect()
+    reports, executions, memory, _ = await asyncio.gather(
+        controller.reports(), controller.executions(), controller.memory(), controller.accountant.collect()
     )
-    registry.register(ServerCollector(controller, reports, executions))
+    registry.register(ServerCollector(controller, reports, executions, memory))
     text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 class ServerCollector(Collector):
-    """The metrics of a server at one moment; `reports` are those of its tenants, `executions` those of their models."""
+    """The metrics of a server at one moment; `reports` are those of its tenants, `executions` those of their models, which take
+    `memory` of the device.
+    """
 
     def __init__(
         self,
         controller: Controller,
         reports: Sequence[tuple[TenantConfig, Report]],
         executions: Sequence[Execution],
+        memory: Sequence[TenantMemory] = (),
     ) -> None:
         self._controller = controller
         self._executions = executions
+        self._memory = memory
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
@@ -148,6 +153,7 @@ class ServerCollector(Collector):
         yield from self._requests()
         yield from self._granules()
         yield from usage_metrics.families(self._controller)
+        yield from families(self._memory)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]

@@ -149,6 +149,38 @@ class Tenants(Schema):
     tenants: list[Tenant]
 
 
+class ModelMemory(Schema):
+    """A version of a model and what it takes of the device's memory."""
+
+    name: str
+    version: str
+    paged: bool = Field(description="Paged out: it takes nothing now; `bytes` is what it took before.")
+    bytes: dict[str, int] = Field(
+        description="By kind. On a GPU: weights, contexts (activations) and buffers (inputs and outputs); on a CPU: the copy "
+        "of the file, and the session with its arena.",
+        examples=[{"weights": 102400, "contexts": 4096, "buffers": 1204}],
+    )
+
+
+class TenantMemory(Schema):
+    """A tenant's budget of the device's memory and what it has. A model that other tenants use too counts in full."""
+
+    name: str
+    device_memory: int | None = Field(description="The budget in bytes; null without one.")
+    used: int = Field(description="Bytes.")
+    page_ins: int = Field(description="How often models were brought back.")
+    page_outs: int = Field(description="How often models were paged out.")
+    page_in_seconds: float = Field(description="The time that took in all.")
+    page_out_seconds: float = Field(description="The time that took in all.")
+    models: list[ModelMemory]
+
+
+class Memory(Schema):
+    """All tenants."""
+
+    tenants: list[TenantMemory]
+
+
 class Paused(Schema):
     """What a move cost one of the tenants that moved."""
 

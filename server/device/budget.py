@@ -25,6 +25,9 @@ class Claim(NamedTuple):
     memory: Mapping[str, int]
     least: bool = False
 
+    def __str__(self) -> str:
+        return f"{sized(self.nbytes)} ({_parts(self.memory)})"
+
     @property
     def nbytes(self) -> int:
         return sum(self.memory.values())

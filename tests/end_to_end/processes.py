@@ -24,6 +24,10 @@ class Running(ServerProcess):
         until(lambda: bool(self._named(f"greenlane {name}"[:15])))
         return self._named(f"greenlane {name}"[:15])[0]
 
+    def pids(self, name: str) -> list[int]:
+        """The processes of this name that there are now."""
+        return self._named(f"greenlane {name}"[:15])
+
     def kill(self, *names: str) -> None:
         """Kill the processes of these names, and wait until they are gone: what is sent to a dying process is lost."""
         killed = {self.pid(name) for name in names}

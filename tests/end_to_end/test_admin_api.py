@@ -30,6 +30,7 @@ PATHS = [
     ("PUT", "/admin/partitions"),
     ("GET", "/admin/tenants"),
     ("GET", "/admin/advice?seconds=0.1"),
+    ("GET", "/admin/memory"),
     ("GET", "/admin/moves"),
     ("GET", "/admin/autopilot"),
     ("PUT", "/admin/autopilot"),

@@ -1,6 +1,7 @@
 """`check`: everything at once, with the exit status of the worst; real models on the CPU's cores."""
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -151,6 +152,20 @@ def test_too_little_memory_for_a_model_is_reported_with_the_arithmetic(checked: 
     need = "its smallest request takes 2400000 bytes of memory (inputs 1200000 + outputs 1200000)"
     assert checked.err[1] == f"model large 1 is unavailable: {need}, but {limit}; raise it"
     assert "  large 1: unavailable" in checked.out
+
+
+def test_a_model_that_does_not_fit_the_tenants_budget_is_reported_with_the_arithmetic(checked: Checked) -> None:
+    assert checked.check(('models = ["rows"]', 'models = ["rows"]\ndevice_memory = "1KiB"')) == 1
+    assert any(line.startswith("    device memory: ") and "(file " in line and ", session " in line for line in checked.out)
+    (line,) = [line for line in checked.err if "device_memory" in line]
+    assert re.match(r"acme: model rows is unavailable: it needs \S+ \w+ of device memory \(file .*, session .*\), but", line)
+    assert line.endswith("too many; raise tenants.acme.device_memory")
+    assert checked.check(('"1KiB"', '"1GiB"\npaging = true')) == 0
+
+
+def test_paging_without_a_budget_is_wrong(checked: Checked) -> None:
+    assert checked.check(('models = ["rows"]', 'models = ["rows"]\npaging = true')) == 2
+    assert any("tenants.acme.paging: true, but nothing is paged out without a device_memory" in line for line in checked.err)
 
 
 def test_too_little_memory_for_the_largest_request_is_a_warning(checked: Checked) -> None:
