@@ -40,11 +40,13 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 def growth(before: Sequence[Samples], after: Sequence[Samples], quantile: float, seed: int = 1) -> Interval:
     """How many times larger a percentile is after than before: phases of the same rounds, in the same order.
 
-    The estimate is of all rounds together. UNKNOWN where one side has no request. The same samples give the same interval.
+    The estimate is of all rounds together; rounds in which one side has no request are left out. UNKNOWN where none is left.
+    The same samples give the same interval.
     """
-    sides = [[blocks(samples) for samples in side] for side in (before, after)]
-    if not before or len(before) != len(after) or not all(any(one.size for one in turn) for side in sides for turn in side):
+    rounds = [(blocks(a), blocks(b)) for a, b in zip(before, after, strict=True) if len(a) and len(b)]
+    if not rounds:
         return UNKNOWN
+    sides = [[both[0] for both in rounds], [both[1] for both in rounds]]
     base, other = (percentile(np.sort(np.concatenate([b for turn in side for b in turn])).tolist(), quantile) for side in sides)
     draw = np.random.default_rng(seed)
     ratios = np.sort([_drawn(sides[0], sides[1], quantile, draw) for _ in range(DRAWS)])

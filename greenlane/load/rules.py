@@ -18,6 +18,7 @@ Why each rule is as it is:
   nothing here can be compared.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -126,7 +127,7 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
         return Ruling("not exercised", f"{alone} requests of the victim failed without any aggressor")
     if beside:
         return Ruling("leaks", f"{beside} requests of the victim failed beside the aggressor, and none alone")
-    if held is NO_GROWTH:
+    if math.isnan(held.tail.value) or math.isnan(shared.tail.value):
         return Ruling("too noisy", f"fewer than {SOME} requests in one of the three: too few to judge, so give it more seconds")
     if held.leaks(bound) and others > OTHERS:
         why = f"latency grew {held.worst} times, but other programs used {others:.0%} of the cores: stop them to judge"

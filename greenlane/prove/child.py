@@ -28,7 +28,13 @@ def main() -> int:
             for name, tenant in config.tenants.items()
         }
         server = config.server.model_copy(
-            update={"admin_key_sha256": digest(given["admin"]), "drain_grace": 0.0, "strict_readiness": False}
+            update={
+                "admin_key_sha256": digest(given["admin"]),
+                "drain_grace": 0.0,
+                "strict_readiness": False,
+                "autopilot": "off",  # The shares are those of the file until the end.
+                "usage_dir": None,  # The account of the server that serves stays its own.
+            }
         )
         file = Path(given["keys"])
         file.touch(0o600)

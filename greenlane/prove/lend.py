@@ -44,6 +44,7 @@ from .lending import (
 )  # fmt: skip
 from .measure import CONNECTIONS, LOOK, MOST, Places
 from .others import Others
+from .phases import by_phase
 from .places import place
 from .plan import AHEAD, GAP, Pair
 from .proving import ASKING
@@ -266,13 +267,5 @@ def _borrowed(load: float, mine: Sequence[Turn], tallies: Sequence[Tally]) -> fl
 
 def _samples(load: float, mine: Sequence[Turn], seen: Seen) -> list[Samples]:
     """The lender's requests of each phase at this load, in the order of rounds."""
-    every = merged([seen.samples])
-    rows = list(zip(every.due, every.latency, every.status, strict=True))
-    found = []
-    for turn in (turn for turn in mine if turn.load == load):
-        samples = Samples()
-        for row in rows:
-            if turn.begin <= row[0] < turn.end:
-                samples.add(*row)
-        found.append(samples)
-    return found
+    found = by_phase(mine, seen.samples)
+    return [samples for turn, samples in zip(mine, found, strict=True) if turn.load == load]

@@ -13,6 +13,7 @@ from greenlane.load.schedule import poisson
 from .attacks import Attack
 from .errors import ServerEnded
 from .others import Others
+from .phases import by_phase
 from .plan import AHEAD, GAP, PHASES, Pair, Step, Which, steps
 from .survey import Timed
 
@@ -192,7 +193,8 @@ def _wait(
 def _result(
     kind: str, attack: Beside, phases: Sequence[Step], seen: Seen, tallies: Sequence[Sequence[Tally]], others: float
 ) -> Result:
-    rounds = {which: tuple(_samples(kind, which, phases, seen)) for which in PHASES}
+    every = by_phase(phases, seen.samples)
+    rounds = {which: tuple(_samples(kind, which, phases, every)) for which in PHASES}
     loud = [step for step in phases if step.which != "alone"]
     mine: dict[Which, list[Tally]] = {
         which: [turn[at] for turn in tallies for at, step in enumerate(loud) if (step.kind, step.which) == (kind, which)]
@@ -215,14 +217,11 @@ def _lasted(phases: Sequence[Step], kind: str, which: Which) -> float:
     return sum(step.end - step.begin + AHEAD for step in phases if (step.kind, step.which) == (kind, which))
 
 
-def _samples(kind: str, which: Which, phases: Sequence[Step], seen: Seen) -> Iterator[Samples]:
+def _samples(kind: str, which: Which, phases: Sequence[Step], every: Sequence[Samples]) -> Iterator[Samples]:
     """The victim's requests of each round; alone those before every kind count, as they do not differ."""
-    every = merged([seen.samples])
-    rows = list(zip(every.due, every.latency, every.status, strict=True))
     for turn in range(phases[-1].round + 1):
-        mine = [s for s in phases if s.round == turn and s.which == which and (which == "alone" or s.kind == kind)]
-        found = Samples()
-        for row in rows:
-            if any(step.begin <= row[0] < step.end for step in mine):
-                found.add(*row)
-        yield found
+        yield merged(
+            samples
+            for step, samples in zip(phases, every, strict=True)
+            if step.round == turn and step.which == which and (which == "alone" or step.kind == kind)
+        )

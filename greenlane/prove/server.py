@@ -1,8 +1,8 @@
 """A server of the configuration as it is, for as long as it is measured: on a free port, with keys of its own.
 
-What differs from the file: nothing that tenants would share. It listens on the loopback interface only, and has neither the
-tenants' own ports nor gRPC, so that it can start beside another server. The tenants' keys are replaced, as the file has digests
-of them only.
+What differs from the file is nothing that tenants share. It listens on the loopback interface only and has neither the tenants'
+own ports nor gRPC, so that it can start beside another server. It moves no granules by itself and writes no account. Keys of
+tenants are replaced, as the file has digests of them only.
 """
 
 import json

@@ -1,0 +1,85 @@
+"""What is kept of a victim's requests, and what an aggressor got done."""
+
+import pytest
+
+from greenlane.load.figures import Samples
+from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
+from greenlane.prove import measure
+from greenlane.prove.attacks import Attack
+from greenlane.prove.errors import ServerEnded
+from greenlane.prove.inputs import Form
+from greenlane.prove.measure import FASTEST, USED, Beside, Places, Victim, rate_of
+from greenlane.prove.phases import by_phase
+from greenlane.prove.plan import AHEAD, Pair, Step, steps
+from greenlane.prove.survey import Timed
+
+KINDS = ("batches", "small")
+ATTACK = Attack("batches", (Ask(b""),), 4, frozenset({200}), "m", seconds=0.01)
+RATE, QUICK, SLOW = 400, 1000.0, 9000.0
+LONG = 700_000.0
+
+
+def answered(phases: list[Step], last_of_control: float = QUICK) -> Seen:
+    """A victim that is slower in controls, and whose last request of each control takes this many microseconds."""
+    seen = Seen()
+    for step in phases:
+        count = round(RATE * (step.end - step.begin))
+        for number in range(count):
+            took = SLOW if step.which == "control" else QUICK
+            if step.which == "control" and number == count - 1:
+                took = last_of_control
+            seen.samples.add(step.begin + number / RATE, took, 200)
+    return seen
+
+
+def tallies(phases: list[Step], answers: int) -> list[Tally]:
+    loud = [step for step in phases if step.which != "alone"]
+    return [Tally(step.kind, 1.0, {200: answers, 429: 1000}) for step in loud]
+
+
+def results(phases: list[Step], seen: Seen, answers: int) -> list[measure.Result]:
+    beside = Beside(ATTACK, ATTACK)
+    return [measure._result(kind, beside, phases, seen, [tallies(phases, answers)], 0.0) for kind in KINDS]
+
+
+def test_requests_are_sorted_by_phase_and_round_and_those_alone_count_for_every_kind() -> None:
+    phases = steps(KINDS, 3)
+    for result in results(phases, answered(phases), answers=60):
+        assert [len(samples) for samples in result.rounds["alone"]] == [400] * 3
+        assert [len(samples) for samples in result.rounds["beside"]] == [200] * 3
+        assert [len(samples) for samples in result.rounds["control"]] == [100] * 3
+        assert (result.ruling.word, result.busy) == ("isolated", 1.0)
+
+
+def test_requests_that_wait_for_the_control_before_them_are_left_out() -> None:
+    phases = steps(KINDS, 3)
+    for result in results(phases, answered(phases, last_of_control=LONG), answers=60):
+        assert all(0 < len(samples) < 400 for samples in result.rounds["alone"])
+        assert [len(samples) for samples in result.rounds["beside"]] == [200] * 3
+
+
+def test_an_aggressor_is_busy_for_as_long_as_its_expected_answers_take() -> None:
+    phases = steps(KINDS, 3)
+    (result, _) = results(phases, answered(phases), answers=12)
+    beside = phases[1]
+    assert result.busy == pytest.approx(12 * ATTACK.seconds / (beside.end - beside.begin + AHEAD))
+    assert result.ruling.word == "not exercised"
+    assert result.statuses == {200: 36, 429: 3000}
+
+
+def test_a_victims_rate_uses_a_part_of_its_share() -> None:
+    assert rate_of(Timed(Form(), 0.01)) == pytest.approx(USED / 0.01)
+    assert rate_of(Timed(Form(), 1e-6)) == FASTEST
+
+
+def test_a_load_process_that_cannot_begin_is_the_servers_end() -> None:
+    job = OpenLoop(port=9, ask=Ask(b"x"), arrivals=[], connections=1, most=1)
+    victim, beside = Victim("a", "m", job, 10.0), {"batches": Beside(ATTACK, ATTACK)}
+    with pytest.raises(ServerEnded, match="gone"):
+        measure.measure(Pair("a", "b"), victim, beside, 1, Places(), object, lambda: "gone", lambda _: None)  # type: ignore[arg-type]
+
+
+def test_no_request_is_in_no_phase() -> None:
+    phases = steps(KINDS, 1)
+    seen = Seen(Samples([0.0, 1e6], [1.0, 1.0], [200, 200]))
+    assert all(not len(samples) for samples in by_phase(phases, seen.samples))
