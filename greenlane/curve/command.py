@@ -19,7 +19,7 @@ from partitions import PartitionError
 from server.config.schema import ConfigError
 
 from . import subject, text
-from .curve import Curve, Impossible, points, shares
+from .curve import Curve, Impossible, check_seconds, points, shares
 from .measure import Effort, Interrupted
 from .options import Options
 from .points import Point, Target
@@ -66,6 +66,7 @@ def _interrupts() -> Iterator[Event]:
 def _run(options: Options, command: str, interrupted: Event) -> tuple[int, dict[str, Any]]:
     if options.plot or options.html:
         require("--plot" if options.plot else "--html")
+    _check_files(options)
     effort = Effort(options.seconds, options.seed, interrupted)
     gc.freeze()  # What was imported is not looked at again, so that collections are short.
     if options.everything:
@@ -81,8 +82,18 @@ def _run(options: Options, command: str, interrupted: Event) -> tuple[int, dict[
     return _status(curve), text.as_json(curve)
 
 
+def _check_files(options: Options) -> None:
+    """Raise Impossible for a file that cannot be written, before anything is measured."""
+    files = {"--plot": options.plot, "--html": options.html, "--json": None if options.json == "-" else options.json}
+    for option, path in files.items():
+        if path and not Path(path).parent.is_dir():
+            raise Impossible(f"{option} {path}: there is no folder {Path(path).parent}")
+
+
 def _measure(options: Options, command: str, effort: Effort) -> Curve:
     target = Target(options.rate, options.p99) if options.rate else None
+    if target:
+        check_seconds(target, options.seconds)
     with subject.opened(options) as (_, device, found):
         granules, notes = shares(options.shares, device)
         name = Path(str(options.model)).stem if isinstance(found, subject.FileSubject) else str(options.model)

@@ -7,7 +7,8 @@ from itertools import accumulate
 
 from partitions import Device
 
-from .measure import Bind, Effort, measure
+from .intervals import LEAST
+from .measure import Bind, Effort, measure, requests_at, seconds_for
 from .options import Share
 from .points import Point, Target, best, knee, smallest
 from .search import doubling
@@ -65,6 +66,16 @@ def shares(asked: Sequence[Share], device: Device) -> tuple[tuple[int, ...], tup
             notes.append(f"{share.number} {unit}s were rounded to {size}: shares are whole granules of {sizes[0]} {unit}s")
         found.add(granules)
     return tuple(sorted(found)), tuple(notes)
+
+
+def check_seconds(target: Target, seconds: float, whose: str = "") -> None:
+    """Raise Impossible if so many seconds have too few requests for a p99 at the target's rate."""
+    if target.p99 and (count := requests_at(target.rate, seconds)) < LEAST:
+        enough = seconds_for(LEAST, target.rate)
+        raise Impossible(
+            f"{whose}{target.rate:g} requests a second are {count} in --seconds {seconds:g}, too few for a p99, which takes "
+            f"{LEAST}: give --seconds {enough}"
+        )
 
 
 def points(

@@ -29,7 +29,7 @@ _LEAST = 20
 _PATIENCE = 20.0
 """A request that takes this many times the target, and at least _LONG seconds, shows that a share is overloaded."""
 
-_LONG = 0.25
+_LONG = 1.0
 
 
 class Interrupted(Exception):
@@ -97,7 +97,7 @@ def _at_rate(enqueue: Callable[[], Work], depth: int, throughput: float, target:
     if throughput < target.rate:
         return AtRate(target.rate, "overloaded")
     latencies: list[float] = []
-    most = max(1, int(target.rate * (1 - 2 * _PART) * effort.seconds))
+    most = max(1, requests_at(target.rate, effort.seconds))
     limit = target.p99 or math.inf
     patience = max(_LONG, _PATIENCE * (target.p99 or 0.0))
     count = ROUND if target.p99 else most
@@ -111,6 +111,16 @@ def _at_rate(enqueue: Callable[[], Work], depth: int, throughput: float, target:
         count = min(len(latencies), most - len(latencies))
     p50 = percentile(sorted(latencies), 0.5)
     return AtRate(target.rate, word, p50, p99(latencies)) if latencies else AtRate(target.rate, word)
+
+
+def requests_at(rate: float, seconds: float) -> int:
+    """How many requests are sent at a rate when a share is measured for so long."""
+    return int(rate * (1 - 2 * _PART) * seconds)
+
+
+def seconds_for(requests: int, rate: float) -> int:
+    """For how long to measure a share so that so many requests are sent at a rate."""
+    return math.ceil(requests / rate / (1 - 2 * _PART) + 0.001)
 
 
 def arrivals(rate: float, count: int, seed: int) -> list[float]:

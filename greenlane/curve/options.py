@@ -24,7 +24,7 @@ stop a server that runs on it first. HTTP and JSON are not included, neighbours 
 At a rate they are due at random
 (Poisson), and latency counts from when a request is due, so that it includes its queue.
 
-exit status: 0 measured; 1 too noisy or too few requests to say; 2 the command line or the configuration is wrong, no share
+exit status: 0 measured; 1 too noisy to say; 2 the command line or the configuration is wrong, no share
 keeps the target, or the shares do not fit the device; 130 interrupted
 """
 

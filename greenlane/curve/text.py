@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .curve import Curve
-from .intervals import LEAST, P99
+from .intervals import P99, Word
 from .points import LESS, AtRate, Point, Target
 
 KEYS = {"core": "cores", "SM": "sms"}
@@ -42,11 +42,13 @@ def row(point: Point) -> str:
     """A line of the table."""
     cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99)]
     if found := point.at_rate:
-        cells += [short(found.p50), *_cells(found.p99)] if found.p99 else ["-"] * 4
+        cells += [short(found.p50), *_cells(found.p99, found.word)] if found.p99 else ["-"] * 4
     return _line(cells) + (f"  {found.word}" if found else "")
 
 
-def _cells(p99: P99) -> list[str]:
+def _cells(p99: P99, word: Word) -> list[str]:
+    if word == "too few":
+        return ["-", "-", str(p99.requests)]
     return [short(p99.value), f"{short(p99.low)[:-3]} to {short(p99.high)}", str(p99.requests)]
 
 
@@ -99,10 +101,6 @@ def _unclear(curve: Curve, below: Point | None = None) -> Iterator[str]:
         of, found = units(point.size, curve.unit), point.at_rate.p99
         if point.at_rate.word == "too noisy" and found:
             yield f"{of}: too noisy to say (p99 {short(found.low)[:-3]} to {short(found.high)}); raise --seconds"
-        if point.at_rate.word == "too few":
-            seconds = math.ceil(LEAST / point.at_rate.rate / 0.8)
-            count = found.requests if found else 0
-            yield f"{of}: {count} requests are too few for a p99, which takes {LEAST}; --seconds {seconds} has so many"
 
 
 def _knee(curve: Curve) -> str:

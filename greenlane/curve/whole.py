@@ -14,7 +14,7 @@ from server.device.cache_paths import open_builds
 from server.device.model_loader import ModelLoader, open_model_loader
 
 from . import text
-from .curve import Curve, Impossible
+from .curve import Curve, Impossible, check_seconds
 from .fit import Fit
 from .measure import Effort, measure
 from .options import Options
@@ -50,6 +50,8 @@ def plan(options: Options, command: str, effort: Effort) -> tuple[int, dict[str,
     status, devices = 0, {}
     with configuration(options.config) as config:
         goals = targets(config, options)
+        for tenant, target in goals.items():
+            check_seconds(target, options.seconds, f"{tenant}: ")
         for name in config.named_devices:  # One after another: each is closed before the next is opened.
             with closing(open_configured(config.on_device(name))) as device:
                 print(f"device {name}: {device.describe()}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -91,9 +92,9 @@ def test_a_file_is_measured_without_a_configuration_and_json_alone_on_standard_o
 
 
 def test_a_target_that_no_share_keeps_is_status_2_with_the_best_that_was_seen(curve: Run) -> None:
-    status, out, _ = curve("tiny", "--rate", "500", "--p99", "1us", "--seconds", "1")
+    status, out, _ = curve("tiny", "--rate", "800", "--p99", "1us", "--seconds", "1")
     assert status == 2
-    assert "no share that was measured keeps a p99 of 1 us at 500 requests a second; the best was " in out
+    assert "no share that was measured keeps a p99 of 1 us at 800 requests a second; the best was " in out
 
 
 def test_a_rate_beyond_what_a_share_answers_is_overloaded_without_trying(curve: Run) -> None:
@@ -102,10 +103,11 @@ def test_a_rate_beyond_what_a_share_answers_is_overloaded_without_trying(curve: 
     assert "all are overloaded: 1 core answered " in out
 
 
-def test_too_few_requests_for_a_p99_are_status_1_with_the_seconds_that_it_takes(curve: Run) -> None:
-    status, out, _ = curve("tiny", "--rate", "50", "--p99", "5s", "--seconds", "0.5")
-    assert status == 1
-    assert "requests are too few for a p99, which takes 500; --seconds 13 has so many" in out
+def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: Run) -> None:
+    status, out, _ = curve("tiny", "--rate", "50", "--seconds", "0.5")
+    assert status == 0
+    assert re.search(r"- +- +20  too few$", out, re.MULTILINE), out
+    assert "no --p99 was given, so no share is chosen" in out
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,11 @@ def test_too_few_requests_for_a_p99_are_status_1_with_the_seconds_that_it_takes(
         (["tiny", "--shape", "z:8"], "--shape z: model tiny has no such input; it has x"),
         (["tiny", "--shape", "x:9"], "dimension 0 of shape [9] is 9; expected 8"),
         (["tiny", "--shares", "1,64"], "--shares: 64 cores, but the device has 1"),
+        (
+            ["tiny", "--rate", "50", "--p99", "5s"],
+            "50 requests a second are 8 in --seconds 0.2, too few for a p99, which takes 500: give --seconds 13",
+        ),
+        (["tiny", "--html", "/no/folder/x.html"], "--html /no/folder/x.html: there is no folder /no/folder"),
         (["tiny", "--shares", "2g"], "--shares: 2 granules, but the device has 1"),
     ],
 )
