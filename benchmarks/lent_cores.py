@@ -2,8 +2,8 @@
 
 The borrower, in this process, runs `conv` back to back on one core, and by `Executor.alternate` on that core and the owner's.
 The owner, a process of its own, runs a model on its core when an open loop says so. Rounds are short, and those of all cases
-follow each other. A round in which other processes used the two cores for more than OTHERS of the time is done again. Prints
-ratios of figures over all rounds.
+follow each other. A round in which other processes used the two cores for more than `--others` of the time is done again.
+Prints ratios of figures over all rounds.
 """
 
 import argparse
@@ -30,7 +30,6 @@ from partitions.cpu import CpuDevice, open_cpu
 
 from .subjects import SUBJECTS, write
 
-OTHERS = 0.06
 RATES = {"mlp": 200.0, "resnet": 40.0}
 """The owner's models, and how often it asks for them: inferences a second, on average."""
 CASES = "alone", "home", "wide", "usual priority"
@@ -77,10 +76,11 @@ def own(name: str, path: str, core: int, seconds: float) -> None:
 class Lab:
     """The borrower's executors, on two cores of which it has one, and what it does during a round."""
 
-    def __init__(self, device: CpuDevice, path: Path, made: ExitStack, seconds: float, rounds: int) -> None:
+    def __init__(self, device: CpuDevice, path: Path, made: ExitStack, seconds: float, rounds: int, others: float) -> None:
         self.cores = device.cores
         self.seconds = seconds
         self._rounds = rounds
+        self._others = others
         self._partition: Partition = made.enter_context(closing(device.carve([0])))
         home = made.enter_context(closing(load_engine(path).bind(self._partition)))
         wide = made.enter_context(closing(device.carve([0, 1], [1])))
@@ -126,7 +126,7 @@ class Lab:
             before, used, began = busy(self.cores), time.process_time(), time.perf_counter()
             found = measure()
             others = busy(self.cores) - before - (time.process_time() - used) - found.cpu
-            if others <= OTHERS * (time.perf_counter() - began) * len(self.cores):
+            if others <= self._others * (time.perf_counter() - began) * len(self.cores):
                 return found.latencies
 
 
@@ -134,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--others", type=float, default=0.06, help="of the time, for other processes")
     parser.add_argument("--owner", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.owner:
@@ -143,7 +144,7 @@ def main() -> None:
     with ExitStack() as made:
         root = Path(made.enter_context(tempfile.TemporaryDirectory()))
         write(root, {"conv", *RATES}, plans=False)
-        lab = Lab(device, root / "conv" / "1" / "model.onnx", made, asked.seconds, asked.rounds)
+        lab = Lab(device, root / "conv" / "1" / "model.onnx", made, asked.seconds, asked.rounds, asked.others)
         found = lab.latencies({name: partial(lab.alone, name) for name in ("home", "wide")})
         home, wide = (sum(latencies) / len(latencies) for latencies in found.values())
         print(f"borrower, owner idle: wide {home / wide:.2f} of home", flush=True)

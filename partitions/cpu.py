@@ -3,7 +3,8 @@ cores.
 
 A wide partition also has cores that other holders lend. Its attached threads run on the home cores only; helper threads, such
 as those of a library's pool, run on the lent ones with the policy SCHED_IDLE, so a thread of the owner that wakes there takes
-the core at once. A thread never gets that policy for a time: without privileges it could not leave it (sched(7)).
+the core at once. The kernel may then move them to a home core, where they run while nothing else does. A thread that does
+other things never gets that policy: without privileges it could not leave it (sched(7)).
 
 A partition's stream is a queue of functions that run in order, each on the first attached thread that waits for it. So an
 inference crosses one thread boundary instead of two, and an idle partition needs no thread.
@@ -144,7 +145,8 @@ class CpuPartition:
     @property
     def attached(self) -> bool:
         """Whether the calling thread is attached to this partition, or to another one with the same home cores."""
-        return getattr(self._attached, "cores", None) == self.home_cores
+        cores = getattr(self._attached, "cores", None)
+        return cores is self.home_cores or cores == self.home_cores  # The first is quicker, and so for nearly all.
 
     @property
     def idle(self) -> bool:
@@ -188,7 +190,7 @@ class CpuPartition:
             home = len(self.cores) - len(self.lent_cores)
             for number, thread in enumerate(_threads_named(name), 1):
                 if (place := number % len(self.cores) - home) >= 0:
-                    move_to_lent_core(thread, self.lent_cores[place])
+                    move_to_lent_core(thread, self.lent_cores[place], self.home_cores)
             return result
 
         return self.run(body)
@@ -244,14 +246,15 @@ class CpuDevice:
         """Do nothing: the cores are not released."""
 
 
-def move_to_lent_core(thread: int, core: int) -> None:
-    """Let a thread of this process run on this core only, and only while nothing else wants it. Any thread.
+def move_to_lent_core(thread: int, core: int, home: Iterable[int] = ()) -> None:
+    """Let a thread of this process run on this core, and only while nothing else wants it. Any thread.
 
-    That cannot be undone without privileges. Where the kernel refuses it (a container's seccomp filter), the thread shares the
-    core with the owner's, and the log says so once.
+    With home cores, the kernel may move it there when the owner takes the core while it computes. So an inference is not held
+    up for as long as the owner goes on. The priority cannot be undone without privileges. Where the kernel refuses it (a
+    container's seccomp filter), the thread shares the core with the owner's, and the log says so once.
     """
     with suppress(ProcessLookupError):  # It has ended.
-        os.sched_setaffinity(thread, {core})
+        os.sched_setaffinity(thread, {core, *home})
         try:
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
         except PermissionError as error:

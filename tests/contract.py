@@ -208,6 +208,18 @@ class Contract:
 
         assert in_a_thread(work)[1].result(PATIENCE) == [OTHER.tolist(), ONE.tolist()]
 
+    def test_a_thread_attaches_to_the_partitions_of_alternates_in_turn(
+        self, partition: Partition, wide: Partition, narrow: Partition, several: list[Executor]
+    ) -> None:
+        def work() -> list[object]:
+            numbers = []
+            for place, executor in [*zip((partition, wide, narrow), several, strict=True)] * 2:
+                place.attach()
+                numbers.append(run(executor, ONE)[0].tolist())
+            return numbers
+
+        assert in_a_thread(work)[1].result(PATIENCE) == [ONE.tolist()] * 6
+
     def test_alternates_outlive_a_move_of_their_home(
         self, subject: Subject, several: list[Executor], narrow: Partition
     ) -> None:

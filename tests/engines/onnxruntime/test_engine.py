@@ -508,8 +508,9 @@ def test_an_alternate_s_threads_on_lent_cores_are_idle_ones_and_those_on_home_co
         run(executor, zeros := np.zeros((1, 1), np.float32))
         before = _threads()
         with closing(executor.alternate(wide)) as other:
-            found = [(cores, os.sched_getscheduler(int(thread))) for thread, cores in _added(before, 3).items()]
-            assert sorted(found) == sorted([(f"{home}", os.SCHED_OTHER), *[(f"{lent}", os.SCHED_IDLE)] * 2])
+            threads = map(int, _added(before, 3))
+            found = [(sorted(os.sched_getaffinity(thread)), os.sched_getscheduler(thread)) for thread in threads]
+            assert sorted(found) == sorted([([home], os.SCHED_OTHER), *[(sorted([home, lent]), os.SCHED_IDLE)] * 2])
             assert other.describe()["adds"] == other.memory
             assert other.memory["session"] > 0
             for each in (executor, other, executor):

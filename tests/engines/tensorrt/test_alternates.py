@@ -149,6 +149,18 @@ def test_settings_are_overridden_on_one_while_the_other_keeps_its_own(bench: Ben
     home.close()
 
 
+def test_an_alternate_that_was_not_closed_is_released_with_its_last_reference(bench: Bench, wide: Any) -> None:
+    home = bench.bind()
+    before = bench.holdings()
+    other = home.alternate(wide)
+    assert_right(other, rows(5))
+    del other
+    assert bench.holdings()[1:4] == before[1:4]
+    assert_right(home, rows(5))
+    assert repr(home.instance).endswith("used by 1>")
+    home.close()
+
+
 class Turns(RuleBasedStateMachine):
     """Executors that are added, moved, closed and used in any order give right answers, and leave nothing behind."""
 
