@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from partitions.plan import Granules
 
+MOST_OWNERS = 64
+"""Tenants that one may borrow from at a time: as many as its launch loop looks at."""
+
 
 class Wide(NamedTuple):
     """A tenant's wide partition: all its granules, those of each owner, and the seconds that a work may take there."""
@@ -44,7 +47,8 @@ def plan_wide(homes: Mapping[str, Granules], most: Mapping[str, int], lend: Mapp
         for name in list(hungry):
             own, mine = homes[name], taken[name]
             among = {owners[granule] for granule in mine}
-            there = [granule for granule, owner in left.items() if owner != name]
+            full = len(among) >= MOST_OWNERS
+            there = [granule for granule, owner in left.items() if owner != name and (owner in among or not full)]
             if len(own) + len(mine) >= most[name] or not there:
                 hungry.remove(name)
                 continue

@@ -64,7 +64,7 @@ class Stretches:
 
         They are served meanwhile. Raises Conflict, naming a tenant whose work does not end within `max_pause`.
         """
-        waiting = {name: asyncio.wrap_future(each.narrow()) for name in names if (each := self._borrowing(name))}
+        waiting = {name: asyncio.ensure_future(_narrow(worker)) for name in names if (worker := self._borrower(name))}
         if waiting:
             await asyncio.wait(waiting.values(), timeout=self._max_pause)
         if late := [name for name, at_home in waiting.items() if not at_home.done()]:
@@ -90,7 +90,12 @@ class Stretches:
             gone = [key for key in borrowing.executors if key not in worker.executors]
             await asyncio.to_thread(_close, [borrowing.executors.pop(key) for key in gone])
             found.refused = {key: why for key, why in found.refused.items() if key in worker.executors}
-            borrowing.executors |= await asyncio.to_thread(self._alternates, name, worker, borrowing)
+            if made := await asyncio.to_thread(self._alternates, name, worker, borrowing):
+                borrowing.executors |= made
+                suspended = borrowing.suspended
+                await asyncio.to_thread(worker.revoke)  # The launch loop may know these models at home alone.
+                if not suspended:
+                    worker.widen()
 
     def leave_models(self, name: str, keys: Iterable[ModelKey]) -> list[Executor]:
         """These models are not served any more: what is left of them on the wide partition, for the caller to close."""
@@ -114,19 +119,18 @@ class Stretches:
                 made = self._borrowing(name)
                 granules = tuple(made.partition.granules) if made else ()
                 problems = (each.problem,) if each.problem else tuple(each.refused.values())
-                statistics = each.statistics
                 lent = each.plan.lent if made else {}
-                found.append(WideState(name, granules, lent, statistics.launches, statistics.returns, problems))
+                found.append(WideState(name, granules, lent, *each.statistics.totals(), problems))
         return found
 
     async def _follow(self, name: str, plan: Wide | None) -> None:
         worker, found = self._workers[name], self._tenants.setdefault(name, _Tenant())
         if plan == found.plan and worker is found.worker and worker.borrowing:
-            worker.borrowing.widen()
+            worker.widen()
             return
-        if worker.borrowing:
-            await asyncio.wrap_future(worker.borrowing.narrow())
-            before, worker.borrowing = worker.borrowing, None
+        if before := worker.borrowing:
+            await _narrow(worker)
+            worker.borrowing = None
             await asyncio.to_thread(before.close)
         found.plan, found.worker, found.problem = plan, worker, ""
         found.refused.clear()
@@ -138,8 +142,8 @@ class Stretches:
             found.problem = f"granules {list(plan.granules)}: {error}"
             log.warning("tenant %s has no wide partition, and keeps its share as it is: %s", name, found.problem)
             return
-        worker.stretch(made)
-        made.widen()
+        await asyncio.to_thread(worker.stretch, made)
+        worker.widen()
         lent = "; ".join(f"{list(granules)} of {owner}" for owner, granules in plan.lent.items())
         log.info("tenant %s may borrow granules %s for up to %g ms a work", name, lent, plan.limit * 1e3)
 
@@ -180,9 +184,20 @@ class Stretches:
                 log.warning("tenant %s: model %s runs on its share only: %s", name, model, error)
         return made
 
+    def _borrower(self, name: str) -> Worker | None:
+        worker = self._workers.get(name)
+        return worker if worker and worker.borrowing else None
+
     def _borrowing(self, name: str) -> Borrowing | None:
         worker = self._workers.get(name)
         return worker.borrowing if worker else None
+
+
+async def _narrow(worker: Worker) -> None:
+    """Return when nothing is in flight on the worker's wide partition, and nothing will be."""
+    if borrowing := worker.borrowing:
+        await asyncio.wrap_future(borrowing.narrow())
+        await asyncio.to_thread(worker.revoke)
 
 
 def _close(executors: Iterable[Executor]) -> None:

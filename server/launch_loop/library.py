@@ -17,17 +17,17 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from ctypes import c_char_p, c_uint32, c_uint64, c_void_p
+from ctypes import c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from .structures import Entry, Loop
+from .structures import Borrowing, Entry, Loop
 
 log = logging.getLogger("greenlane.worker")
 
 HERE = Path(__file__).parent
 OUTPUT = HERE.parents[1] / "build" / "launch_loop"
-SOURCES = (HERE / "loop.c", HERE / "link.h")
+SOURCES = (HERE / "loop.c", HERE / "link.h", HERE / "stretching.h")
 FLAGS = ("-O2", "-g", "-shared", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 SWITCH = "GREENLANE_LAUNCH_LOOP"
 """Set to 0, workers launch everything themselves: to compare, and to rule the loop out when looking for a fault."""
@@ -46,10 +46,13 @@ def open_library() -> Any:
     return None
 
 
+_SIZES = (("launch_loop_size", Loop), ("launch_loop_entry_size", Entry), ("launch_loop_borrowing_size", Borrowing))
+
+
 def load(path: Path) -> Any:
     """The library in this file. Its functions are called without the GIL. Raises RuntimeError, OSError."""
     found = ctypes.CDLL(str(path))
-    for name, structure in (("launch_loop_size", Loop), ("launch_loop_entry_size", Entry)):
+    for name, structure in _SIZES:
         size = getattr(found, name)
         size.restype = c_uint64
         if size() != ctypes.sizeof(structure):
@@ -57,6 +60,11 @@ def load(path: Path) -> Any:
     found.launch_loop_run.argtypes = (c_void_p,)
     found.launch_loop_hash.restype = c_uint64
     found.launch_loop_hash.argtypes = (c_char_p, c_uint32)
+    found.launch_loop_rested_since.restype = c_int64
+    found.launch_loop_goes_wide.argtypes = (c_void_p, *[c_int64] * 4, c_int, c_int64)
+    found.launch_loop_learn_home.argtypes = (c_void_p, c_int64)
+    found.launch_loop_learn_wide.argtypes = (c_void_p, *[c_int64] * 3)
+    found.launch_loop_rested_since.argtypes = (c_void_p,)
     return found
 
 

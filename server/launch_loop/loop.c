@@ -10,6 +10,7 @@
  * is checked is copied before.
  */
 #include "link.h"
+#include "stretching.h"
 
 #define MOST_TENSORS 32
 #define MOST_AHEAD 16 /* as many as a ring of copy tables has, so that no table is written while it may still be read */
@@ -26,7 +27,8 @@
 
 enum { WOKEN = 1, UNKNOWN, FAILED }; /* why the loop returned */
 
-typedef struct {
+typedef struct Entry Entry;
+struct Entry {
     int (*launch)(void *, void *);
     int (*record)(void *, void *);
     int (*query)(void *);
@@ -42,7 +44,10 @@ typedef struct {
     uint64_t needed;  /* bytes of a slot that the outputs end at */
     int64_t expected; /* nanoseconds that a work takes, as of late */
     volatile uint64_t *used; /* nanoseconds and works so far, for the account; NULL if the device counts them */
-} Entry;
+    Entry *wide;      /* the same on the wide partition; NULL without one */
+    Times *times;     /* of both */
+    int32_t is_wide;
+};
 
 typedef struct {
     Entry *entry;
@@ -55,6 +60,7 @@ typedef struct {
 typedef struct {
     Link link;
     Entry *entries;
+    Borrowing *borrowing; /* NULL while everything stays on the home partition */
     uint32_t entry_count;
     int64_t bundle; /* nanoseconds */
     const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
@@ -86,6 +92,11 @@ static int goes_on(const Loop *l) { return !l->unknown && !l->error && !woken(l)
 static uint64_t in_flight(const Loop *l) { return l->launched - l->finished; }
 
 static Flight *oldest(Loop *l) { return &l->flights[l->finished % MOST_AHEAD]; }
+
+/* Whether the next ticket may be started now. A work on the wide partition is alone in flight. */
+static int may_start(Loop *l) {
+    return goes_on(l) && in_flight(l) < MOST_AHEAD && !(in_flight(l) && oldest(l)->entry->is_wide);
+}
 
 static int64_t began(Loop *l) { return oldest(l)->began > l->last_end ? oldest(l)->began : l->last_end; }
 
@@ -127,6 +138,33 @@ static Entry *find(Loop *l, const unsigned char *body, uint32_t length) {
     return NULL;
 }
 
+/* The partition that a work goes to. */
+static Entry *choose(Loop *l, Entry *entry, int64_t now) {
+    const Borrowing *b = l->borrowing;
+    if (!b || !entry->wide || in_flight(l)) return entry;
+    return goes_wide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b)) ? entry->wide : entry;
+}
+
+static void begin_wide(Borrowing *b) {
+    mark(b, 1);
+    b->launches++;
+    b->ended_before = ends(b);
+}
+
+/* A work has ended on the one partition or the other: learn what it took, unless an owner has interfered. */
+static void learn(Loop *l, const Entry *entry, int64_t now) {
+    Borrowing *b = l->borrowing;
+    if (!entry->is_wide) {
+        if (b && entry->wide) learn_home(entry->times, l->last_took);
+        return;
+    }
+    mark(b, 0);
+    if (rested_since(b) < 0 || ends(b) != b->ended_before)
+        b->returns++;
+    else
+        learn_wide(entry->times, l->last_took, b->limit, now);
+}
+
 /* Write the table of the next launch, launch, and have the stream report the end. */
 static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint64_t serial) {
     uint64_t at = *entry->counted % entry->length, *row = entry->tables + at * entry->rows * 3;
@@ -137,6 +175,7 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
         row[2] = entry->nbytes[i];
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (entry->is_wide) begin_wide(l->borrowing);
     l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now_ns(), slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {
         l->refused = 1;
@@ -172,7 +211,7 @@ static void start(Loop *l) {
     else if ((double)now * 1e-9 > head.deadline)
         complete(l, slot, l->expired, l->expired_length, now, now);
     else
-        launch(l, entry, l->link.memory + head.start, slot, head.serial);
+        launch(l, choose(l, entry, now), l->link.memory + head.start, slot, head.serial);
 }
 
 static void finish(Loop *l) {
@@ -190,6 +229,7 @@ static void finish(Loop *l) {
     }
     l->finished++;
     publish_oldest(l);
+    learn(l, entry, now);
     complete(l, flight->slot, entry->done, entry->done_length, since, now);
 }
 
@@ -212,7 +252,7 @@ static void wait_oldest(Loop *l) {
         l->rung_at = since;
     }
     for (;;) {
-        int result = flight->entry->query(flight->event), takes = goes_on(l) && in_flight(l) < MOST_AHEAD;
+        int result = flight->entry->query(flight->event), takes = may_start(l);
         if (!result) return finish(l);
         if (result != flight->entry->pending) {
             l->error = result;
@@ -236,7 +276,7 @@ int launch_loop_run(Loop *l) {
     l->rung_at = l->last_end = l->last_took = 0;
     l->error = l->refused = l->lost = l->unknown = 0;
     for (;;) {
-        while (goes_on(l) && in_flight(l) < MOST_AHEAD && waiting(l)) start(l);
+        while (may_start(l) && waiting(l)) start(l);
         if (in_flight(l) && !l->lost) {
             wait_oldest(l);
             continue;
@@ -246,10 +286,20 @@ int launch_loop_run(Loop *l) {
         l->unread += read_event(l->link.ticket_event); /* Blocks. */
     }
     __atomic_store_n(&l->oldest, 0, __ATOMIC_RELEASE);
+    if (l->borrowing) mark(l->borrowing, 0); /* Also after an error of the driver. */
     l->unread -= (int64_t)(l->read - first);
     set_timer_slack(slack);
     return l->error ? FAILED : l->unknown ? UNKNOWN : WOKEN;
 }
 
+/* For the test that compares these rules with Python's. */
+int launch_loop_goes_wide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight, int64_t since) {
+    return goes_wide(t, now, limit, home, wide, in_flight, since);
+}
+void launch_loop_learn_home(Times *t, int64_t took) { learn_home(t, took); }
+void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) { learn_wide(t, took, limit, now); }
+int64_t launch_loop_rested_since(const Borrowing *b) { return rested_since(b); }
+
+uint64_t launch_loop_borrowing_size(void) { return sizeof(Borrowing); }
 uint64_t launch_loop_size(void) { return sizeof(Loop); }
 uint64_t launch_loop_entry_size(void) { return sizeof(Entry); }

@@ -22,12 +22,16 @@ from ..link.arena import MESSAGE
 from ..link.messages import Failure, Ticket
 from ..link.ring import Link, encode_outcome
 from .library import open_library
-from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Entry, Loop, view_link
+from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Borrowing, Entry, Loop, Times, view_link
 
 MOST_ENTRIES = 128
 """Models and shapes that a loop knows; beyond that it forgets all, and learns again what comes."""
 MOST_DECLINED = 256
 """Models and shapes remembered as not launchable."""
+_PATIENCE = 16
+"""Works that the worker runs itself until the executor on the wide partition has what launching takes, too."""
+_FIRST_WAIT = 10_000_000_000
+"""RETRY in stretching.h."""
 
 
 class Broken(NamedTuple):
@@ -35,6 +39,13 @@ class Broken(NamedTuple):
 
     error: Exception
     slots: list[int]
+
+
+class Twin(NamedTuple):
+    """The executor of the same model on the worker's wide partition, and what its works are counted by."""
+
+    executor: Any
+    counter: Counter | None
 
 
 def open_loop(
@@ -62,7 +73,11 @@ class LaunchLoop:
     def __init__(self, library: Any, link: Link, bundle: int, expired: Failure, withdrawn: Failure) -> None:
         self._library = library
         self._link = link
-        self._entries = (Entry * MOST_ENTRIES)()
+        self._entries = (Entry * (2 * MOST_ENTRIES))()  # The second half: the same on the wide partition.
+        self._times = (Times * MOST_ENTRIES)()
+        self._wide: list[Recipe | None] = []
+        self._asked: dict[bytes, int] = {}
+        self._borrowing: Borrowing | None = None
         self._recipes: dict[bytes, Recipe] = {}
         self._declined: set[bytes] = set()
         self._launchable: dict[type, bool] = {}
@@ -116,10 +131,11 @@ class LaunchLoop:
             return False
         return body in self._recipes
 
-    def learn(self, ticket: Ticket, executor: Any, counter: Counter | None) -> None:
+    def learn(self, ticket: Ticket, executor: Any, counter: Counter | None, twin: Twin | None = None) -> None:
         """Have the loop run tickets like this one from now on, if the executor has a recipe for it.
 
         The ticket was enqueued, so its page still has what the HTTP side wrote. What such tickets take is added to `counter`.
+        With a `twin` the loop decides for each which of both runs it.
         """
         kind = type(executor)
         if kind not in self._launchable:
@@ -131,10 +147,14 @@ class LaunchLoop:
             return
         revocations = self._revocations
         recipe = executor.recipe(ticket.shapes, self.revoke)
+        wide = twin.executor.recipe(ticket.shapes, self.revoke) if twin and recipe else None
+        if twin and recipe and wide is None and self._asked.get(body, 0) < _PATIENCE:
+            self._asked[body] = self._asked.get(body, 0) + 1
+            return
         with self._turn:
             if revocations != self._revocations:  # The recipe may be of before that; the next ticket asks again.
                 return
-            if recipe is None or not self._add(body, ticket, recipe, executor, counter):
+            if recipe is None or not self._add(body, ticket, Twin(executor, counter), recipe, twin, wide):
                 if len(self._declined) >= MOST_DECLINED:
                     self._declined.clear()
                 self._declined.add(body)
@@ -151,6 +171,8 @@ class LaunchLoop:
                 if not self.knows_any:  # Revoked meanwhile. Any later revocation finds that it runs, and wakes it.
                     return None
                 loop.seen, loop.entry_count = seen, len(self._recipes)
+                borrowing = self._borrowing
+                loop.borrowing = ctypes.addressof(borrowing) if borrowing is not None else None
                 loop.read, loop.unread = tickets.hand_over()
                 loop.put = completions.hand_over()
                 why = self._library.launch_loop_run(ctypes.byref(loop))
@@ -165,6 +187,10 @@ class LaunchLoop:
         """Make `run` return soon, once what is in flight has ended; wakes a listening worker too."""
         self._loop.wakes = next(self._wakes)
         self._link.tickets.wake()
+
+    def borrow(self, borrowing: Borrowing | None) -> None:
+        """Decide by these owners' pages from the next `run` on; with None everything stays on the home partition."""
+        self._borrowing = borrowing
 
     def cancel(self, slot: int, serial: int) -> None:
         """Refuse this ticket if it was not launched yet."""
@@ -186,17 +212,34 @@ class LaunchLoop:
         with self._turn:
             self._forget()
 
-    def _add(self, body: bytes, ticket: Ticket, recipe: Recipe, executor: Any, counter: Counter | None) -> bool:
-        """Fill in the next entry; False if there are too many tensors, or too large shapes. With `_turn` held."""
+    def _add(self, body: bytes, ticket: Ticket, home: Twin, recipe: Recipe, twin: Twin | None, wide: Recipe | None) -> bool:
+        """Fill in the next entry, and that of the wide partition; False if the first cannot be. With `_turn` held."""
+        if len(self._recipes) == MOST_ENTRIES:
+            self._forget()
+        index = len(self._recipes)
+        entry, other, times = self._entries[index], self._entries[MOST_ENTRIES + index], self._times[index]
+        if not self._fill(entry, body, ticket, recipe, home):
+            return False
+        times.home = times.wide = times.retry_at = 0
+        times.wait = _FIRST_WAIT
+        entry.times = other.times = ctypes.addressof(times)
+        entry.is_wide, other.is_wide = 0, 1
+        entry.wide = None
+        if twin and wide and self._fill(other, body, ticket, wide, twin):
+            entry.wide = ctypes.addressof(other)
+        self._recipes[body] = recipe
+        self._wide.append(wide)
+        return True
+
+    def _fill(self, entry: Entry, body: bytes, ticket: Ticket, recipe: Recipe, runs: Twin) -> bool:
+        """Fill in an entry; False if there are too many tensors, or too large shapes."""
+        executor, counter = runs
         place, extents, count = 0, [], len(ticket.shapes)
         signature: Signature = executor.engine.signature
         if len(recipe.addresses) > MOST_TENSORS:
             return False
         sizes = [spec.nbytes(shape) for spec, shape in zip(signature.inputs, ticket.shapes, strict=True)]
         sizes += [spec.nbytes(shape) for spec, shape in zip(signature.outputs, recipe.outputs, strict=True)]
-        if len(self._recipes) == MOST_ENTRIES:
-            self._forget()
-        entry = self._entries[len(self._recipes)]
         for index, (size, device) in enumerate(zip(sizes, recipe.addresses, strict=True)):
             entry.offset[index], entry.address[index], entry.nbytes[index] = place, device, size
             if index >= count:
@@ -215,13 +258,14 @@ class LaunchLoop:
         entry.length, entry.rows, entry.inputs, entry.expected = len(recipe.events), len(sizes), count, 0
         entry.used = counter.address if counter else None
         self._kept.append((body, done, events, executor, counter))
-        self._recipes[body] = recipe
         return True
 
     def _forget(self) -> None:
         """With `_turn` held."""
         self._heeded_revocations = self._revocations
         self._recipes.clear()
+        self._wide.clear()
+        self._asked.clear()
         self._declined.clear()
         self._kept.clear()
 
@@ -231,7 +275,9 @@ class LaunchLoop:
         end = loop.launched + (1 if loop.refused else 0)
         flights = [loop.flights[number % MOST_AHEAD] for number in range(loop.finished, end)]
         entry = ctypes.addressof(flights[0].entry.contents)
-        recipe = list(self._recipes.values())[(entry - ctypes.addressof(self._entries)) // ctypes.sizeof(Entry)]
+        index = (entry - ctypes.addressof(self._entries)) // ctypes.sizeof(Entry)
+        recipe = list(self._recipes.values())[index] if index < MOST_ENTRIES else self._wide[index - MOST_ENTRIES]
+        assert recipe
         try:
             error = recipe.failure(loop.error)
         except Exception as failed:

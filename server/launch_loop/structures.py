@@ -1,6 +1,7 @@
 """The structures of loop.c and link.h, for ctypes."""
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import POINTER, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..link.ring import Link
 
 MOST_TENSORS = 32
 MOST_AHEAD = 16
+MOST_OWNERS = 64
 WOKEN, UNKNOWN, FAILED = 1, 2, 3
 """Why the loop returned."""
 
@@ -56,6 +58,30 @@ class Entry(ctypes.Structure):
         ("needed", c_uint64),
         ("expected", c_int64),
         ("used", c_void_p),
+        ("wide", c_void_p),
+        ("times", c_void_p),
+        ("is_wide", c_int32),
+    )
+
+
+class Times(ctypes.Structure):
+    _fields_ = (("home", c_int64), ("wide", c_int64), ("retry_at", c_int64), ("wait", c_int64))
+
+
+class Owner(ctypes.Structure):
+    _fields_ = (("words", c_void_p), ("own", c_void_p))
+
+
+class Borrowing(ctypes.Structure):
+    _fields_ = (
+        ("limit", c_int64),
+        ("home", c_int64),
+        ("wide", c_int64),
+        ("launches", c_uint64),
+        ("returns", c_uint64),
+        ("ended_before", c_uint64),
+        ("count", c_uint32),
+        ("owners", Owner * MOST_OWNERS),
     )
 
 
@@ -73,6 +99,7 @@ class Loop(ctypes.Structure):
     _fields_ = (
         ("link", LinkView),
         ("entries", c_void_p),
+        ("borrowing", c_void_p),
         ("entry_count", c_uint32),
         ("bundle", c_int64),
         ("expired", c_void_p),
@@ -98,6 +125,18 @@ class Loop(ctypes.Structure):
         ("last_took", c_int64),
         ("unknown", c_int32),
     )
+
+
+def view_owners(limit: int, home: int, wide: int, pages: Iterable[tuple[int, int]]) -> Borrowing:
+    """What a worker's launch loop decides by. `pages` are addresses: of each owner's words, and of the borrower's own.
+
+    They must outlive it.
+    """
+    made = Borrowing(limit=limit, home=home, wide=wide)
+    for index, (words, own) in enumerate(pages):
+        made.owners[index] = Owner(words, own)
+        made.count = index + 1
+    return made
 
 
 def view_link(link: Link) -> LinkView:

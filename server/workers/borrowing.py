@@ -10,6 +10,8 @@ from engines import Executor
 from partitions import Partition
 
 from ..accounts.meter import Place
+from ..launch_loop.structures import Borrowing as Shared
+from ..launch_loop.structures import view_owners
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
 from .session import InFlight, Session
@@ -24,9 +26,20 @@ class BorrowingStatistics:
 
     def __init__(self) -> None:
         self.launches = self.returns = 0
+        self._shared: list[Shared] = []
 
     def __repr__(self) -> str:
-        return f"<BorrowingStatistics {self.launches} wide launches, {self.returns} returns>"
+        return f"<BorrowingStatistics {self.totals()}>"
+
+    def add(self, shared: Shared) -> None:
+        """A launch loop counts here, too; none counts any more where they did before."""
+        self.launches, self.returns = self.totals()
+        self._shared = [shared]
+
+    def totals(self) -> tuple[int, int]:
+        """Launches and returns."""
+        launches = self.launches + sum([int(each.launches) for each in self._shared])
+        return launches, self.returns + sum([int(each.returns) for each in self._shared])
 
 
 class Borrowing:
@@ -57,6 +70,9 @@ class Borrowing:
         """Whether a work is in flight on the wide partition."""
         self.sizes = home.size, partition.size
         self.place = Place(home.size, lent)
+        self.shared = view_owners(limit, *self.sizes, [page.addresses for page in pages])
+        """The same for the launch loop."""
+        statistics.add(self.shared)
         self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
         self._ended_before = 0
         self._on_home: Future[None] | None = None

@@ -22,7 +22,7 @@ from partitions import DeviceLost, Partition
 
 from ..accounts.meter import Meter, Place
 from ..errors import Outgrown
-from ..launch_loop.loop import open_loop
+from ..launch_loop.loop import Twin, open_loop
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
 from .borrowing import Borrowing
 from .bundling import BUNDLE, longest_delay
@@ -91,10 +91,26 @@ class Worker:
         session = self._session
         return session is None or not (self._in_flight or session.deferred.count or session.has_work)
 
-    def stretch(self, borrowing: Borrowing) -> None:
-        """Use this wide partition too, in place of one on which nothing is in flight. For the event loop."""
-        self.metering.wide = borrowing.place
+    def stretch(self, borrowing: Borrowing | None) -> None:
+        """Use this wide partition too, once `widen` was called, in place of one on which nothing is in flight. Blocks."""
+        if borrowing is not None:
+            self.metering.wide = borrowing.place
         self.borrowing = borrowing
+        self.revoke()
+
+    def widen(self) -> None:
+        """Let works go to the wide partition from now on."""
+        if borrowing := self.borrowing:
+            borrowing.widen()
+            if (session := self._session) and session.loop:
+                session.loop.borrow(borrowing.shared)
+                session.loop.wake()
+
+    def revoke(self) -> None:
+        """Have the launch loop forget all that it knows, and stay on the home partition until `widen`. Blocks until it has."""
+        if (session := self._session) and session.loop:
+            session.loop.borrow(None)
+            session.loop.revoke()
 
     def serve(self, endpoint: Endpoint) -> None:
         """Start the threads, which run the tickets of this link."""
@@ -109,6 +125,8 @@ class Worker:
         uses_loop = self._uses_loop and not hosted
         loop = open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot) if uses_loop else None
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
+        if loop and self.borrowing and not self.borrowing.suspended:
+            loop.borrow(self.borrowing.shared)
         self._session = session
         if hosted and endpoint.link.shares_interpreter:
             self._loop_runs = LoopRuns(
@@ -372,9 +390,15 @@ class Worker:
             flight.counter = self.metering.counter(flight.wide, ticket.model, True)
         session.flights.append(flight)
         if session.loop and not ticket.after:
-            session.loop.learn(ticket, executor, counter)
+            session.loop.learn(ticket, executor, counter, self._twin(ticket))
         if self._cancellations.covers(ticket):  # Cancelled since `_refusal`, when the work could not be found yet.
             flight.work.cancel()
+
+    def _twin(self, ticket: Ticket) -> Twin | None:
+        """What runs tickets like this one on the wide partition."""
+        borrowing = self.borrowing
+        executor = None if borrowing is None else borrowing.executors.get(ticket.model)
+        return None if executor is None else Twin(executor, self.metering.counter(executor, ticket.model, True))
 
     def _prepares(self, executor: Executor) -> bool:
         """Whether the executor is a `Preparing`; cached by type, because a failed `hasattr` takes half a microsecond."""

@@ -1,0 +1,90 @@
+/* Whether a work goes to its tenant's home partition or to the wide one: the rules of server/workers/stretching.py, which says
+ * why. tests/server/launch_loop/test_stretching.py compares the two. All times are nanoseconds. */
+#ifndef STRETCHING_H
+#define STRETCHING_H
+
+#include <stdint.h>
+
+#define MOST_OWNERS 64
+#define SETTLED 100000000ll
+#define RETRY 10000000000ll
+#define LONGEST_RETRY 320000000000ll
+
+enum { OPEN, ENDED, LENDS }; /* words of an owner's page; see server/link/activity.py */
+
+/* What works of one model and shapes take; 0 for what is not known. `wait` is RETRY at first. */
+typedef struct {
+    int64_t home, wide, retry_at, wait;
+} Times;
+
+typedef struct {
+    volatile uint64_t *words; /* an owner's page */
+    volatile uint64_t *own;   /* the borrower's word, which the owner reads */
+} Owner;
+
+/* Of a worker with a wide partition. `home` and `wide` are the units of its partitions. */
+typedef struct {
+    int64_t limit, home, wide;
+    uint64_t launches, returns; /* works that went wide so far; those of them to which an owner came back */
+    uint64_t ended_before;      /* of the work in flight: the sum of the owners' ENDED when it was launched */
+    uint32_t count;
+    Owner owners[MOST_OWNERS];
+} Borrowing;
+
+/* When the last owner began to rest; -1 if one does not rest, or does not lend. */
+static inline int64_t rested_since(const Borrowing *b) {
+    int64_t since = 0;
+    for (uint32_t i = 0; i < b->count; i++) {
+        volatile uint64_t *words = b->owners[i].words;
+        if (words[OPEN] || !words[LENDS]) return -1;
+        if ((int64_t)words[ENDED] > since) since = (int64_t)words[ENDED];
+    }
+    return since;
+}
+
+/* Changes when an owner has had a request and rests again. */
+static inline uint64_t ends(const Borrowing *b) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < b->count; i++) sum += b->owners[i].words[ENDED];
+    return sum;
+}
+
+static inline int64_t known(const Times *t, int64_t now) { return t->retry_at && now >= t->retry_at ? 0 : t->wide; }
+
+static inline int64_t towards(int64_t before, int64_t took) {
+    if (!before) return took;
+    return took > before ? before + (took - before) / 4 : before - (before - took) / 8;
+}
+
+static inline void learn_home(Times *t, int64_t took) {
+    t->home = towards(t->home, took);
+    if (!t->home) t->home = 1;
+}
+
+static inline void learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) {
+    t->wide = towards(known(t, now), took);
+    if (!t->wide) t->wide = 1;
+    if (t->wide <= limit && t->wide < t->home) {
+        t->retry_at = 0;
+        t->wait = RETRY;
+    } else {
+        t->retry_at = now + t->wait;
+        t->wait = 2 * t->wait < LONGEST_RETRY ? 2 * t->wait : LONGEST_RETRY;
+    }
+}
+
+static inline int goes_wide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight,
+                            int64_t since) {
+    int64_t took = known(t, now);
+    if (in_flight || since < 0) return 0;
+    if (took) return took <= limit && took < t->home;
+    if (t->home <= 0 || t->home * home > limit * wide) return 0;
+    return t->home <= limit || now - since >= SETTLED;
+}
+
+/* Say to every owner whether a work uses its granules. */
+static inline void mark(const Borrowing *b, uint64_t used) {
+    for (uint32_t i = 0; i < b->count; i++) *b->owners[i].own = used;
+}
+
+#endif

@@ -1,0 +1,145 @@
+"""How the launch loop chooses between both partitions, as Python does, and what it does with works over a fake driver."""
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partitions import DeviceLost
+from server.launch_loop.library import open_library
+from server.launch_loop.structures import Times as SharedTimes
+from server.workers.stretching import RETRY, Times, goes_wide
+from tests.launchable import LaunchableExecutor, needs_a_compiler
+from tests.server.workers.test_borrowing import Borrower
+from tests.server.workers.test_worker import PATIENCE, benched
+
+pytestmark = needs_a_compiler
+
+NS = st.integers(0, 10**12)
+SMALL = st.integers(0, 5_000_000)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.booleans(), st.one_of(SMALL, NS), NS), max_size=12),
+    st.one_of(SMALL, NS),
+    st.integers(1, 132),
+    st.integers(1, 132),
+    NS,
+    st.booleans(),
+    st.one_of(st.just(-1), NS),
+)
+def test_c_and_python_decide_and_learn_the_same(
+    seen: list[tuple[bool, int, int]], limit: int, home: int, wide: int, now: int, in_flight: bool, since: int
+) -> None:
+    """`seen` are works: whether each ran wide, what it took, and when it ended."""
+    library, ours, theirs = open_library(), Times(), SharedTimes(wait=RETRY)
+    address = ctypes.byref(theirs)
+    for was_wide, took, ended in seen:
+        if was_wide:
+            ours.learn_wide(took, limit, ended)
+            library.launch_loop_learn_wide(address, took, limit, ended)
+        else:
+            ours.learn_home(took)
+            library.launch_loop_learn_home(address, took)
+        assert (ours.home, ours.wide, ours.retry_at, ours.wait) == (theirs.home, theirs.wide, theirs.retry_at, theirs.wait)
+        for at in (now, ended, ours.retry_at):
+            said = library.launch_loop_goes_wide(address, at, limit, home, wide, in_flight, since)
+            assert goes_wide(ours, at, limit, home, wide, in_flight, since) == bool(said)
+
+
+class Looping(Borrower):
+    """A bench whose launch loop knows tickets of one number on both partitions."""
+
+    def launched(self) -> tuple[int, int]:
+        """At home, and wide."""
+        home, wide = self.engine.executors
+        assert isinstance(home, LaunchableExecutor)
+        assert isinstance(wide, LaunchableExecutor)
+        return home.launched, wide.launched
+
+    def learn(self) -> None:
+        """Have the loop learn, and see a long work at home."""
+        self.owners[0].activity.begin()
+        for _ in range(2):
+            self.run(1)
+        self.owners[0].activity.end()
+        session = self.worker._session
+        assert session
+        assert session.loop
+        session.loop._times[0].home = 10**9
+
+
+@pytest.fixture
+def bench() -> Iterator[Looping]:
+    with benched(kind=Looping, launchable=True) as bench:
+        borrowing = bench.stretch()
+        bench.worker.serve(bench.endpoint)
+        bench.worker.stretch(borrowing)
+        bench.worker.widen()
+        bench.learn()
+        yield bench
+        bench.worker.halt()
+        assert all(owner.page.own[0] == 0 for owner in bench.owners)
+
+
+def test_the_loop_goes_wide_while_the_owners_rest(bench: Looping) -> None:
+    home, wide = bench.launched()
+    for number in range(20):
+        bench.run(number)
+    assert bench.launched() == (home, wide + 20)
+    bench.owners[0].activity.begin()
+    for number in range(20):
+        bench.run(number)
+    assert bench.launched() == (home + 20, wide + 20)
+    assert bench.worker.borrowing
+    assert bench.worker.borrowing.statistics.totals()[0] >= 20
+    assert bench.script.reached["enqueue"] <= 2, "the loop ran them"
+
+
+def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_owner(bench: Looping) -> None:
+    gate = bench.script.hold("run")
+    home, wide = bench.launched()
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    assert bench.owners[0].activity.is_met()
+    bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
+    assert bench.launched() == (home, wide + 1)
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_a_work_that_an_owner_comes_back_to_is_counted(bench: Looping) -> None:
+    assert bench.worker.borrowing
+    before = bench.worker.borrowing.statistics.totals()[1]
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    bench.owners[0].activity.begin()
+    gate.open()
+    bench.next()
+    bench.worker.halt()
+    assert bench.worker.borrowing.statistics.totals()[1] == before + 1
+
+
+def test_after_narrowing_everything_is_at_home_and_after_widening_the_loop_learns_again(bench: Looping) -> None:
+    assert bench.worker.borrowing
+    assert bench.worker.borrowing.narrow().result(PATIENCE) is None
+    bench.worker.revoke()
+    _, wide = bench.launched()
+    for number in range(5):
+        bench.run(number)
+    assert bench.launched()[1] == wide
+    bench.worker.widen()
+    bench.learn()
+    bench.run(3)
+    assert bench.launched()[1] > wide
+
+
+def test_an_error_of_the_device_during_a_wide_work_is_reported(bench: Looping) -> None:
+    bench.script.fail("run", error=DeviceLost("gone"))
+    bench.put(bench.ticket(0, 0))
+    assert bench.kind() == "lost"
+    assert bench.lost
