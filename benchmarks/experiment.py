@@ -9,13 +9,14 @@ from time import perf_counter, sleep
 
 from greenlane.load.jobs import ClosedLoop, OpenLoop, Tally
 from greenlane.load.processes import run, together
+from greenlane.load.rules import BOUND
 from greenlane.load.schedule import arrivals, share
-from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SHARED, SPLIT, VICTIM
 from .asks import as_json, binary, truth, wrong
 from .clients import Clients
 from .kinds import KINDS, TRIO, TRIO_OF
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
@@ -35,7 +36,7 @@ class Settings:
     rounds: int = 3
     rows: int = 8
     processes: int = 1
-    bound: float = 1.3
+    bound: float = BOUND
     control: bool = True
     clients: Clients = field(default_factory=Clients)
 

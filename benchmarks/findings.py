@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from greenlane.load.figures import Figures, figures
-from greenlane.load.verdicts import FEW, KINDS, Combination, Phase, Verdict
+from greenlane.load.rules import ENOUGH
+
+from .verdicts import KINDS, Combination, Phase, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def few(verdicts: Sequence[Verdict]) -> list[str]:
     return [
         f"{victim}: few samples: as few as {count} in a phase, so its p99 is one of the slowest two; give it more --seconds"
         for victim, count in fewest.items()
-        if count < FEW
+        if count < ENOUGH
     ]
 
 
@@ -129,7 +131,8 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
 
 def _combination(combination: Combination) -> dict[str, Any]:
     rounds = {kind: [_phase(phase) for phase in combination.of(kind)] for kind in KINDS}
-    return {"victim": combination.victim, "aggressor": combination.aggressor, "bound": combination.bound, "rounds": rounds}
+    about = {"victim": combination.victim, "aggressor": combination.aggressor, "bound": combination.bound}
+    return {**about, "p99_growth": asdict(combination.growth), "rounds": rounds}
 
 
 def _phase(phase: Phase) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import numpy as np
 
 from engines import Engine, load_engine
 from greenlane.load import machine
-from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 from partitions import Device, Partition, open_device
 from server.workers.gil_priority import GilPriorities
 
@@ -30,6 +29,7 @@ from .asks import TOLERANCE, tensor, truth
 from .findings import Findings, Throughput
 from .plain import open_plain
 from .seat import Seat, all_at_once, at_rate, back_to_back, open_seat
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 CASES = {
     "compute": ("conv",),

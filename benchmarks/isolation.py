@@ -15,6 +15,7 @@ from time import perf_counter
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.load.rules import BOUND
 from greenlane.options import checked, cores, count, positive
 from partitions import DeviceUnavailable
 
@@ -120,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=positive, help="the victim's requests a second; default: 200, and 40 of resnet on a CPU")
     parser.add_argument("--arrivals", choices=["poisson", "fixed"], default="poisson", help="default: poisson")
     bound = "what the p99 may grow by; default: 1.3. --inside has bounds of its own: 1.1, with three aggressors 1.2, of mlp 1.5"
-    parser.add_argument("--bound", type=positive, default=1.3, help=bound)
+    parser.add_argument("--bound", type=positive, default=BOUND, help=bound)
     parser.add_argument("--fronts", choices=["inline", "per-tenant"], help="of the servers; default: theirs")
     parser.add_argument(
         "--client-cores",

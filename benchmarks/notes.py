@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from greenlane.load.verdicts import ALONE, INTERFERENCE, STEADY, UNDER, Combination
-
 from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SPLIT, VICTIM
 from .clients import Clients
 from .deployment import Deployment
 from .experiment import Settings
+from .verdicts import ALONE, INTERFERENCE, STEADY, UNDER, Combination
 
 
 def notes(settings: Settings, servers: Mapping[str, Deployment], found: Sequence[Combination]) -> Iterator[str]:

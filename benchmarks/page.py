@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from greenlane.load.verdicts import CONTROL, UNDER, Combination, Verdict
 from greenlane.report.page import document, each, pairs, picture, tiles
 
 from .findings import Findings, busiest, few, milliseconds, times
+from .verdicts import CONTROL, UNDER, Combination, Verdict
 
 _TONES = {"isolated": "good", "not exercised": "mute", "no control": "mute", "too noisy": "mute"}
 _CAPTIONS = {

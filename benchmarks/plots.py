@@ -6,10 +6,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from greenlane.load.figures import cumulative
-from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase, Verdict
 from greenlane.report.pictures import INK, plain, png, tidy
 
 from .findings import Findings, times
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase, Verdict
 
 COLOURS = {ALONE: "#9aa5b1", UNDER: "#1a9c6b", CONTROL_ALONE: "#d9c2b4", CONTROL: "#d9622b"}
 LABELS = {ALONE: "alone", UNDER: "its own partition, under load", CONTROL: "one partition for all, under load"}

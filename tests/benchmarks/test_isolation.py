@@ -14,7 +14,7 @@ from benchmarks.arrangement import SPLIT, Cores, deployments
 from benchmarks.clients import place
 from benchmarks.experiment import Experiment, Settings
 from benchmarks.overhttp import running
-from greenlane.load.verdicts import Combination, Verdict
+from benchmarks.verdicts import Combination, Verdict
 
 pytestmark = pytest.mark.load
 KINDS = ("compute", "json", "transfer", "slow", "invalid")

@@ -30,9 +30,10 @@ from benchmarks.isolation import main
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import draw
+from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase
 from greenlane.load.figures import Samples
 from greenlane.load.machine import describe
-from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, FEW, KINDS, UNDER, Combination, Phase
+from greenlane.load.rules import ENOUGH
 from server.config.file import load
 
 
@@ -109,7 +110,7 @@ def test_a_victim_with_too_few_samples_for_its_p99_is_named_once() -> None:
 
     assert table(found).count(wanted) == 1
     assert wanted in render(found, dict.fromkeys(("bars", "distributions", "timeline"), b""))
-    assert few([replace(verdict, fewest=FEW) for verdict in found.verdicts]) == []
+    assert few([replace(verdict, fewest=ENOUGH) for verdict in found.verdicts]) == []
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .figures import Figures, Samples, figures, medians, ratio
+from greenlane.load.figures import Figures, Samples, figures, medians, ratio
+from greenlane.load.intervals import Interval, growth
 
 ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", "control, under load"
 KINDS = (ALONE, UNDER, CONTROL_ALONE, CONTROL)
 INTERFERENCE = 1.2
 """The least that the victim's p99 has to grow on one partition for a combination to prove anything."""
-FEW = 150
-"""Requests of a phase below which its p99 is one of the two slowest: a stall of anything on the machine decides it."""
 STEADY = 3.0
 """How many times its least the victim's p99 alone may be, by the median over rounds, and still be a measure for anything."""
 
@@ -53,6 +52,12 @@ class Combination:
     def verdict(self) -> "Verdict":
         """Everything that the table shows. Raises ValueError unless there are as many phases alone as under load."""
         return judge(self.victim, self.aggressor, {kind: self.rounds(kind) for kind in KINDS}, self.wrong, self.bound)
+
+    @property
+    def growth(self) -> Interval:
+        """How many times p99 grew beside the aggressor, over all rounds together, with the interval of `greenlane prove`."""
+        alone, under = ([phase.samples for phase in self.of(kind)] for kind in (ALONE, UNDER))
+        return growth(alone, under, 0.99)
 
     @property
     def wrong(self) -> int:
