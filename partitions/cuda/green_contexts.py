@@ -39,7 +39,7 @@ SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
 PAIR = 2
 """SMs that are scheduled together on every GPU: the minimum of the structured split."""
 # The limit is the number of streams that a context runs at once: its own, and one other. The driver separates contexts as long
-# as the limits add up to CUDA_DEVICE_MAX_CONNECTIONS or less, which is 32 at most: the 16 granules of an H100.
+# as the limits add up to CUDA_DEVICE_MAX_CONNECTIONS or less, which is 32 at most: 16 contexts, wide partitions' included.
 BALANCED = WorkqueueResourceOptions(sharing_scope="green_ctx_balanced", concurrency_limit=2)
 
 
