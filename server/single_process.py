@@ -42,10 +42,6 @@ def _refused(config: Config) -> Iterator[str]:
             key = dotted(("tenants", name, "port"))
             why = "uvicorn server.app:app listens on uvicorn's own socket alone, so the tenant has none of its own"
             yield f"{config.source}: {key}: {tenant.port}, but {why}; serve it with python -m server, or leave it out"
-        if tenant.http_processes not in (1, "auto"):
-            key = dotted(("tenants", name, "http_processes"))
-            why = "uvicorn server.app:app is one process"
-            yield f"{config.source}: {key}: {tenant.http_processes}, but {why}; serve it with python -m server, or leave it out"
 
 
 def _not_honoured(config: Config) -> Iterator[str]:
@@ -61,6 +57,9 @@ def _not_honoured(config: Config) -> Iterator[str]:
         assigned.insert(0, "server.front_cores")
     if assigned:
         yield f"{', '.join(assigned)}: there are no HTTP processes to put on cores"
+    if several := [name for name, tenant in config.tenants.items() if tenant.http_processes not in (1, "auto")]:
+        keys = ", ".join(dotted(("tenants", name, "http_processes")) for name in several)
+        yield f"{keys}: here all HTTP is in one process; python -m server starts several on a GPU"
     if server.keep_alive != default.keep_alive:
         yield "server.keep_alive: uvicorn closes idle connections after its --timeout-keep-alive, which is 5 s by default"
     if (server.host, server.port) != (default.host, default.port):

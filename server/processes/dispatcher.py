@@ -3,7 +3,7 @@
 It only peeks at a connection (MSG_PEEK), so the process that gets the socket still finds every byte. What one connection can
 cost is bounded, whatever is sent: the constants below limit for how long, for how many bytes and pieces, and for how many
 connections at a time it waits for headers. Connections for a process that died wait for its replacement. A tenant's processes,
-if it has several, get connections in turn.
+if it has several, get connections in turn (see `HandoffQueue`).
 """
 
 import logging
@@ -49,12 +49,15 @@ MAX_NAME = 4096
 
 
 class HandoffQueue:
-    """The connections that wait to be handed to one tenant's process, or to the next of several. `ends` are the sockets to them
-    by the names of the processes, that of the next one first.
+    """The connections that wait to be handed to one tenant's process, or to the next of several.
+
+    `ends` are the sockets to the processes, by their names. Helpers get connections in turn. The lead, which does something for
+    every request of theirs, gets one where each of them gets as many as there are helpers.
     """
 
     def __init__(self) -> None:
         self.ends: dict[str, socket.socket] = {}
+        self._had: dict[str, int] = {}  # The connections of each process, those of a lead several times.
         self._queue: deque[Handoff] = deque()
 
     def __repr__(self) -> str:
@@ -74,17 +77,25 @@ class HandoffQueue:
 
     def flush(self) -> None:
         """Send as many as there is room for."""
-        passed_over = 0
-        while self._queue and passed_over < len(self.ends):
-            name = next(iter(self.ends))
-            end = self.ends[name] = self.ends.pop(name)  # The last from now on.
+        open_ = dict(self.ends)
+        while self._queue and open_:
+            name = min(open_, key=lambda name: (self._had[name], name))
             try:
-                handoff.send(end, self._queue[0])
+                handoff.send(open_[name], self._queue[0])
             except OSError:  # No room, or the process is gone: epoll reports when either changes.
-                passed_over += 1
+                del open_[name]
             else:
-                passed_over = 0
                 self._queue.popleft().close()
+                self._had[name] += max(1, len(self.ends) - 1) if owner(name) == name else 1
+
+    def connect(self, name: str, end: socket.socket) -> None:
+        """Hand connections to a process from now on: as many as to that with the fewest, and not all that it has missed."""
+        self._had[name] = min((self._had[each] for each in self.ends), default=0)
+        self.ends[name] = end
+
+    def disconnect(self, name: str) -> socket.socket | None:
+        """Hand a process no more connections; its socket."""
+        return self.ends.pop(name, None)
 
     def close(self) -> None:
         """Close the sockets to the processes, and all connections that wait."""
@@ -193,7 +204,7 @@ class Dispatcher:
         end, process = socket.socket(fileno=descriptors[0]), name.decode()
         queue = self._queues[owner(process)]
         self._disconnect(queue, process)
-        queue.ends[process] = end
+        queue.connect(process, end)
         self._watch(end, lambda events: self._on_process(queue, process, events))
         self._flush(queue)
 
@@ -225,7 +236,7 @@ class Dispatcher:
                 self._control.send(process.encode())
 
     def _disconnect(self, queue: HandoffQueue, process: str) -> None:
-        if end := queue.ends.pop(process, None):
+        if end := queue.disconnect(process):
             self._unwatch(end)
             end.close()
 

@@ -118,7 +118,7 @@ def test_the_queue_is_one_its_order_too_and_who_leaves_makes_room(server: Runnin
         for number, connection in enumerate(waiting):
             connection.send(posted("identity", SMALL, ACME))
             until(lambda number=number: lane(admin)["waiting"] == number + 1)  # type: ignore[misc]
-        assert len({holder_pid(server, connection) for connection in waiting}) == 3
+        assert len({holder_pid(server, connection) for connection in waiting}) > 1
         for connection in (lead, one, other):
             connection.send(posted("identity", SMALL, ACME))
             answer = connection.answer()

@@ -340,6 +340,15 @@ def test_front_cores_outside_the_affinity_mask_are_reported(checked: Checked) ->
     assert checked.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
 
 
+def test_several_http_processes_on_cores_of_the_host_are_reported_and_auto_is_one(checked: Checked) -> None:
+    assert checked.check(("granules = 1", "granules = 1\nhttp_processes = 3")) == 2
+    assert checked.err[1] == (
+        "greenlane.toml: tenants.acme.http_processes: 3, but on a CPU a tenant's models are in its one process, "
+        "beside its HTTP; leave it out, or give the tenant more cores"
+    )
+    assert checked.check(("http_processes = 3", 'http_processes = "auto"')) == 0
+
+
 def on_fake(config: Config) -> Device:
     return FakeDevice()
 
@@ -347,6 +356,8 @@ def on_fake(config: Config) -> Device:
 def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_run(checked: Checked) -> None:
     checked.check(device=on_fake, cores=range(16))
     assert checked.out[-1] == "HTTP process of acme on cores 8-9; device process on cores 0-7, all others on cores 10-11"
+    checked.check(("granules = 1", "granules = 1\nhttp_processes = 3"), device=on_fake, cores=range(16))
+    assert checked.out[-1] == "HTTP process of acme on cores 8-13; device process on cores 0-7, all others on cores 14-15"
     checked.check(device=on_fake, cores=[3])
     assert checked.out[-1].startswith("HTTP on any core: too few are left ")
 

@@ -41,7 +41,7 @@ def test_no_warning_if_all_settings_are_honoured(config: Config, caplog: pytest.
 
 
 def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    globex = TenantConfig(name="globex", granules=1, models=("*",), front_cores=(0, 1))
+    globex = TenantConfig(name="globex", granules=1, models=("*",), front_cores=(0, 1), http_processes=2)
     prepare(configured(ACME, globex, server=ServerConfig(host="0.0.0.0", port=80, front_cores="any")))
     (record,) = caplog.records
     assert (record.levelname, record.getMessage().splitlines()) == (
@@ -50,6 +50,7 @@ def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -
             "not all of c.toml is honoured by uvicorn server.app:app:",
             SHARED,
             "  server.front_cores, tenants.globex.front_cores: there are no HTTP processes to put on cores",
+            "  tenants.globex.http_processes: here all HTTP is in one process; python -m server starts several on a GPU",
             "  server.host and server.port, 0.0.0.0:80: uvicorn listens where its --host and --port say",
         ],
     )

@@ -339,7 +339,20 @@ def test_a_tenants_http_process_may_have_front_cores(folder: Path) -> None:
     assert load(write(folder, sections(tenants=ACME + "front_cores = '0-1,3'"))).tenants["acme"].front_cores == (0, 1, 3)
 
 
-@pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001")])
+@pytest.mark.parametrize("value", ["4", "'auto'"])
+def test_a_tenant_may_have_several_http_processes(folder: Path, value: str) -> None:
+    tenants = load(write(folder, sections(tenants=f"{ACME}http_processes = {value}"))).tenants
+    assert f"{tenants['acme'].http_processes}" == value.strip("'")
+
+
+@pytest.mark.parametrize("value", ["0", "17", "true", "1.5", "'many'", "[2]"])
+def test_wrong_numbers_of_http_processes_are_refused(folder: Path, value: str) -> None:
+    (only,) = problems(folder, sections(tenants=f"{ACME}http_processes = {value}"))
+    shown = value
+    assert only == f"tenants.acme.http_processes: {shown} is not a whole number from 1 to 16, or 'auto'"
+
+
+@pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001"), ("http_processes", "2")])
 def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: str, value: str) -> None:
     assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [
         f"tenants.acme.{key}: with server.fronts = 'inline' the tenant has no HTTP process of its own; "

@@ -230,24 +230,23 @@ def test_beyond_max_waiting_the_oldest_is_closed() -> None:
             assert taken(acme) == (b"", ACME)
 
 
-def test_a_tenants_processes_get_connections_in_turn_and_those_that_are_gone_none(bench: Bench) -> None:
+def test_a_tenants_processes_get_connections_in_turn_and_the_lead_fewer(bench: Bench) -> None:
     known = bench.dispatcher._queues["acme"].ends
-    ends = [bench.process(name) for name in ("acme", "acme (2)", "acme (3)")]
+    lead, two, three = ends = [bench.process(name) for name in ("acme", "acme (2)", "acme (3)")]
     until(lambda: len(known) == 3)
-    for _ in range(2):
-        for _ in ends:
-            bench.connect(ACME)
-        assert [taken(end)[1] for end in ends] == [ACME] * 3
-    ends[1].close()
+    for _ in range(10):
+        bench.connect(ACME)
+    assert [taken(end)[1] for end in (lead, two, three, two, three) * 2] == [ACME] * 10
+    two.close()
     until(lambda: len(known) == 2)
     for _ in range(4):
         bench.connect(ACME)
-    assert [taken(end)[1] for end in (ends[0], ends[2], ends[0], ends[2])] == [ACME] * 4
+    assert [taken(end)[1] for end in (lead, three) * 2] == [ACME] * 4, "of two processes both get as many"
     replaced = bench.process("acme (2)")
     until(lambda: len(known) == 3)
     for _ in ends:
         bench.connect(ACME)
-    assert taken(replaced)[1] == ACME
+    assert [taken(end)[1] for end in (lead, replaced, three)] == [ACME] * 3, "and the new one no more than others"
 
 
 def test_a_malformed_handoff_names_the_one_of_several_processes(bench: Bench) -> None:
