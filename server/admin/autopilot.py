@@ -79,11 +79,12 @@ def _state(controller: Controller) -> Object:
             name: {
                 "granules": len(held.granules) if (held := controller.partition(name)) else 0,
                 "own_granules": pilot.own(name),
-                "min_granules": goal.least if (goal := pilot.goal(name)) else None,
-                "target_ms": _ms(goal.target) if goal and goal.target is not None else None,
+                "min_granules": tenant.min_granules or 1 if piloted else None,
+                "target_ms": None if tenant.target_p99 is None else _ms(tenant.target_p99),
                 "measured": _need(need) if (need := pilot.needs.get(name)) else None,
             }
-            for name in controller.config.tenants
+            for name, tenant in controller.config.tenants.items()
+            for piloted in [tenant.target_p99 is not None or tenant.min_granules is not None]
         },
     }
 

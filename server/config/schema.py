@@ -34,6 +34,7 @@ from .values import (
     Size,
     Text,
     WarmUp,
+    Widths,
 )
 
 SHARES = ("granules", "cores", "sms")
@@ -335,6 +336,13 @@ class TenantConfig(Section, frozen=True):
         description="The fewest granules that the autopilot leaves the tenant; 1 for one with a `target_p99`. Without either "
         "key it never changes the tenant's share. An operator may give it fewer.",
     )
+    ladder: Widths | None = Field(
+        default=None,
+        examples=[[4, 8, 16]],
+        description="Shares between which the tenant can change in microseconds, counted as its share is: its models are made "
+        "ready for each of them in the background, which takes device memory on a GPU for graphs, and on a CPU for whole "
+        "sessions. The autopilot changes its share between these only.",
+    )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
     in_flight: int = Field(
@@ -457,6 +465,21 @@ class TenantConfig(Section, frozen=True):
             raise self._problem(f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}", key)
         return asked // sizes[0]
 
+    def rungs(self, unit: str, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The ladder's widths in granules of such a device, ascending; none without a ladder.
+
+        Raises ConfigError for one that is no whole number of granules, or above the device, or if the models may be paged out.
+        """
+        key, _ = self._asked()
+        if self.ladder and self.device_memory is not None:
+            raise self._problem(
+                "models that may be paged out (device_memory) are not held ready; leave one of the two out", "ladder"
+            )
+        found = tuple(self._granules("ladder", key, width, sizes) for width in self.ladder or ())
+        if found and found[-1] > len(sizes) and self.ladder:
+            raise self._problem(f"{self.ladder[-1]} is {found[-1]} granules, but the device has {len(sizes)}", "ladder")
+        return found
+
     def check_least(self, share: int) -> None:
         """Raise ConfigError for a minimum above the tenant's own share in granules."""
         if self.min_granules is not None and self.min_granules > share:
@@ -519,11 +542,13 @@ class Config(Section, frozen=True):
         """
         counts: dict[str, int] = {}
         problems: list[str] = []
-        for name in self.tenants if tenants is None else tenants:
+        names = list(self.tenants if tenants is None else tenants)
+        for name in names:
             try:
                 counts[name] = self.tenants[name].share(unit, sizes)
                 self.tenants[name].most(unit, sizes)
                 self.tenants[name].check_least(counts[name])
+                self._check_ladder(name, unit, sizes, names)
             except ConfigError as error:
                 problems += error.problems
         if sum(counts.values()) > len(sizes):
@@ -534,6 +559,16 @@ class Config(Section, frozen=True):
         """Raise ConfigError with every problem of the shares on such a device; `tenants` are as for `counts`."""
         if problems := self.counts(unit, sizes, tenants)[1]:
             raise ConfigError(problems)
+
+    def _check_ladder(self, name: str, unit: str, sizes: Sequence[int], names: Sequence[str]) -> None:
+        """Raise ConfigError for a ladder that the other tenants' minimums leave no room for."""
+        tenant = self.tenants[name]
+        others = {other: self.tenants[other].min_granules or 1 for other in names if other != name}
+        left = len(sizes) - sum(others.values())
+        if (widths := tenant.rungs(unit, sizes)) and widths[-1] > left:
+            terms = " + ".join(f"{other} {least}" for other, least in others.items())
+            text = f"its widest is {widths[-1]} granules, but of the device's {len(sizes)} the others keep at least {terms}"
+            raise ConfigError([f"{dotted(('tenants', name, 'ladder'))}: {text}, which leaves {left}"])
 
     def _too_many(self, counts: Mapping[str, int], unit: str, sizes: Sequence[int]) -> str:
         terms = " + ".join(self.tenants[name].term(count) for name, count in counts.items())

@@ -26,6 +26,9 @@ MOST_STEPS = 1_000_000
 MOST_INSTANCES = 16
 """Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
 
+MOST_WIDTHS = 8
+"""Shares of a ladder: for each the models' executors take memory."""
+
 LEND = 0.001
 """Seconds that `lend = true` stands for."""
 
@@ -331,6 +334,12 @@ MOST_HTTP_PROCESSES = 16
 HttpProcesses = Annotated[
     Annotated[int, Field(ge=1, le=MOST_HTTP_PROCESSES)] | Literal["auto"],
     Form(f'1 to {MOST_HTTP_PROCESSES}, or `"auto"`', f"a whole number from 1 to {MOST_HTTP_PROCESSES}, or 'auto'"),
+]
+Widths = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    Field(strict=False, min_length=1, max_length=MOST_WIDTHS),
+    AfterValidator(_ascending),
+    Form("list of shares", "a list of shares, each 1 or more and above the one before it, as in [4, 8, 16]", list),
 ]
 WarmUp = Annotated[
     Literal["opt", "usual"] | Annotated[Batches, Field(min_length=1, max_length=MOST_WARM)],

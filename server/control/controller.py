@@ -20,6 +20,7 @@ from .accountant import Accountant
 from .controlled_device import ControlledDevice
 from .descriptions import Execution, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime
+from .ladders import LadderPlans
 from .moves import By, MoveLog, MoveRecord
 from .pilot import Pilot
 from .usage_files import UsageFiles
@@ -66,6 +67,7 @@ class Controller:
         self._repartitioning = asyncio.Lock()
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
+        self.ladders = LadderPlans(config, self.devices)
         self.wide = WideShares(config, self.devices, self._repartitioning)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
@@ -108,6 +110,7 @@ class Controller:
         self.pilot.start()
         self.accountant.start()
         self.wide.begin(self.loaded)
+        self.ladders.begin(self.loaded)
 
     async def _start(self, device: ControlledDevice) -> None:
         if not (runtimes := device.distinct()):
@@ -209,6 +212,7 @@ class Controller:
             raise
         finally:
             self.wide.remake()
+            self.ladders.remake()
 
     async def transfer(self, tenant: str, to: str, count: int | None = None) -> None:
         """Move a tenant to another device while it is served, onto `count` granules there, by default as many as it has.
@@ -254,6 +258,7 @@ class Controller:
             self.accountant.follow(target)
             self.repartitions += 1
             self.wide.remake()
+            self.ladders.remake()
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
@@ -345,6 +350,7 @@ class Controller:
             self.pilot.close()
             await self.accountant.close()
             self.wide.close()
+            self.ladders.close()
             async with self._repartitioning:  # One in progress is completed first.
                 await _all(runtime.close() for device in self.devices for runtime in device.distinct())
 

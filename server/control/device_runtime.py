@@ -3,7 +3,7 @@
 It is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from partitions.plan import Granules
@@ -69,6 +69,12 @@ class DeviceRuntime(Protocol):
         """Give its tenants the wide partitions of this plan, and all others none; what is as planned already is used again.
 
         One that cannot be made is left out, and logged.
+        """
+
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> None:
+        """Have models of its tenants ready on these granules too, in the background; all others have none.
+
+        A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
         """
 
     async def stretches(self) -> list[WideState]:

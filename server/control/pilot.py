@@ -149,7 +149,7 @@ class Pilot:
         last = self._controller.moves.by_operator
         by_operator = before != held and last != self._operator_seen.get(device.name)
         if found is None or before is None or before.keys() != held.keys() or by_operator:
-            goals = {name: goal for name in held if (goal := self.goal(name))}
+            goals = {name: goal for name in held if (goal := self.goal(name, device))}
             unit = device.info.unit if set(device.info.granules) == {1} else "granule"
             found = self._autopilots[device.name] = Autopilot(goals, held, unit, self.pace)
         if before != held:
@@ -158,12 +158,13 @@ class Pilot:
         self._operator_seen[device.name] = last
         return found
 
-    def goal(self, name: str) -> Goal | None:
+    def goal(self, name: str, device: ControlledDevice) -> Goal | None:
         """What the tenant is to keep; None if the configuration says nothing, so that nothing is taken from or given to it."""
         tenant = self._controller.config.tenants[name]
         if tenant.target_p99 is None and tenant.min_granules is None:
             return None
-        return Goal(tenant.target_p99, tenant.min_granules or 1)
+        ladder = tenant.rungs(device.info.unit, device.info.granules)
+        return Goal(tenant.target_p99, tenant.min_granules or 1, ladder)
 
     def _propose(self, step: Step, held: Mapping[str, int], now: float) -> None:
         """Say what would be moved, from the same tenant to the same once in a while."""

@@ -15,6 +15,7 @@ from ..control.descriptions import Pause
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl, hold
+from .ladders import Ladders, Rung
 
 MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
 """Makes a tenant's worker on a partition, with these executors. Any thread."""
@@ -36,6 +37,7 @@ class PartitionMoves:
         paging: Mapping[str, asyncio.Lock],
         max_pause: float,
         make_worker: MakeWorker,
+        ladders: Ladders,
     ) -> None:
         self._manager = manager
         self._workers = workers
@@ -44,6 +46,12 @@ class PartitionMoves:
         self._paging = paging
         self._max_pause = max_pause
         self._make_worker = make_worker
+        self._ladders = ladders
+        self._taken: dict[str, Rung] = {}
+        """The rungs of the move's tenants that have one of these granules."""
+        self._units: dict[str, frozenset[int]] = {}
+        """The units that a probe of each tenant's partition ran on; `_placed` are those of the new ones."""
+        self._placed: dict[str, frozenset[int]] = {}
         self._move = Move({}, {})
         self._prepared: dict[str, Worker] = {}
         self._locks = AsyncExitStack()
@@ -64,9 +72,27 @@ class PartitionMoves:
                 for lock in (self._changing[name], self._paging[name]):
                     await hold(lock, name, self._max_pause)
                     locks.callback(lock.release)
-            self._prepared, placements = await asyncio.to_thread(self._prepare, move)
+            taken = {name: rung for name in move.movers if (rung := self._ladders.take(name, move.after[name]))}
+            rest = Move(before, {**before, **{name: move.after[name] for name in move.movers if name not in taken}})
+            prepared, placements = await self._prepare_or_put_back(rest, taken)
+            for name, rung in taken.items():
+                prepared[name] = self._make_worker(name, rung.partition, rung.executors)
+                placements[name] = rung.units
+            self._prepared, self._taken = prepared, taken
+            self._placed = placements
             self._move, self._locks = move, locks.pop_all()
         return placements
+
+    async def _prepare_or_put_back(
+        self, move: Move, taken: Mapping[str, Rung]
+    ) -> tuple[dict[str, Worker], dict[str, frozenset[int]]]:
+        """As `_prepare`, for the tenants without a rung; after an error the rungs are where they were."""
+        try:
+            return await asyncio.to_thread(self._prepare, move) if move.movers else ({}, {})
+        except BaseException:
+            for name, rung in taken.items():
+                self._ladders.put(name, rung)
+            raise
 
     async def halt(self) -> None:
         """Pause the tenants that move, those that are served already, when their work in flight has ended. Raises Conflict."""
@@ -74,26 +100,35 @@ class PartitionMoves:
         await self._halted.enter_async_context(self._worker_control.halted(serving))
 
     async def commit(self) -> dict[str, Pause]:
-        """Serve them from their new partitions, and close the old ones. Returns how long each was paused."""
-        prepared = self._prepared
+        """Serve them from their new partitions, and close the old ones or make them rungs. Returns how long each was paused."""
+        prepared, taken = self._prepared, self._taken
         self._manager.commit(self._move, {name: worker.partition for name, worker in prepared.items()})
-        before = [self._workers[name] for name in prepared if name in self._workers]
-        started = [name for name in prepared if name not in self._workers]
+        before = {name: self._workers[name] for name in prepared if name in self._workers}
         self._workers.update(prepared)
-        self._prepared = {}
+        self._prepared, self._taken = {}, {}
         try:
             await self._halted.aclose()
-            pauses = {name: Pause(self._worker_control.paused(name)) for name in prepared if name not in started}
-            for name in started:
+            pauses = {name: Pause(self._worker_control.paused(name), name in taken) for name in before}
+            for name in prepared.keys() - before.keys():
                 self._worker_control.serve(name)
+            for name in taken:
+                old = before.pop(name)
+                await asyncio.to_thread(old.retire)
+                left = Rung(old.partition, self._units.get(name, frozenset()), dict(old.executors))
+                self._ladders.switched(name, left, prepared[name].partition.granules)
+            self._units |= self._placed
         finally:
-            await self._end(before)
+            await self._end(before.values())
         return pauses
 
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones. Does nothing without a move."""
         prepared, self._prepared = self._prepared, {}
+        taken, self._taken = self._taken, {}
         await self._halted.aclose()
+        for name, rung in taken.items():
+            prepared.pop(name)
+            self._ladders.put(name, rung)
         await self._end(prepared.values())
 
     async def _end(self, left: Iterable[Worker]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from ..workers.supervision import Supervision
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
+from .ladders import Ladders
 from .model_loader import Read, open_model_loader
 from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
@@ -76,8 +77,16 @@ class Runtime:
         """Held while a model of a tenant is paged in or out, and while its partition changes; taken after `_changing`."""
         max_pause = config.server.max_pause
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
+        self.ladders = Ladders(device, self._workers, self._changing)
         self._moves = PartitionMoves(
-            self.manager, self._workers, self._worker_control, self._changing, self._paging, max_pause, self._make_worker
+            self.manager,
+            self._workers,
+            self._worker_control,
+            self._changing,
+            self._paging,
+            max_pause,
+            self._make_worker,
+            self.ladders,
         )
         limits = {name: config.execution_limit(name) for name in frontends}
         numbers = {name: number for number, name in enumerate(config.tenants)}
@@ -95,6 +104,7 @@ class Runtime:
             self._lifecycle,
             on_loading,
             self._stretches,
+            self.ladders,
         )
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,6 +155,9 @@ class Runtime:
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         await self._stretches.stretch(plans)
 
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> None:
+        self.ladders.hold(rungs)
+
     async def stretches(self) -> list[WideState]:
         return self._stretches.states()
 
@@ -176,6 +189,7 @@ class Runtime:
         if name not in self._changing:
             return
         async with self._models.ordering[name], self._changing[name], self._paging[name], self._worker_control.locks[name]:
+            await self.ladders.remove(name)
             if worker := self._workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
                 await asyncio.to_thread(worker.close)
@@ -254,6 +268,7 @@ class Runtime:
             if self._freeing:
                 self._freeing.cancel()
             self._supervision.close()
+            await self.ladders.close()
             workers = list(self._workers.values())
             self._workers.clear()
             await asyncio.to_thread(close_all, workers)

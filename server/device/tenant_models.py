@@ -21,6 +21,7 @@ from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
+from .ladders import Ladders
 from .loaded_model import LoadedModel, PreparedModel, expected
 from .loaded_models import UNLOADED, LoadedModels, versions
 from .memory_needs import close_oversized
@@ -57,6 +58,7 @@ class TenantModels:
         lifecycle: Lifecycle,
         on_loading: OnLoading,
         stretches: Stretches,
+        ladders: Ladders,
     ) -> None:
         self._tenants = dict(tenants)
         self._frontends = frontends
@@ -67,6 +69,7 @@ class TenantModels:
         self._lifecycle = lifecycle
         self._on_loading = on_loading
         self._stretches = stretches
+        self._ladders = ladders
         self._left_out: Mapping[str, Collection[str]] = {}
         self._served = LoadedModels(tenants, strict_readiness)
         self.pager = Pager(self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads)
@@ -306,7 +309,7 @@ class TenantModels:
         async with self.pager.locks[tenant]:  # One of them may be on its way back.
             keys = [served.key for served in before.served] if before else []
             left = [executors.pop(key) for key in keys]
-        wide = self._stretches.leave_models(tenant, keys)
+        wide = [*self._stretches.leave_models(tenant, keys), *self._ladders.leave_models(tenant, keys)]
         if settled:
             await asyncio.to_thread(_close, [*wide, *left])
         elif left:  # Its HTTP process died: its requests may still be running.
@@ -314,6 +317,7 @@ class TenantModels:
                 await asyncio.to_thread(_close, [*wide, *left])
         await self.pager.free(tenant, [executor.engine for executor in left])
         await self._stretches.follow_models(tenant)
+        self._ladders.follow()
         if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
             self._lifecycle.set_state(self._served.state())
 

@@ -198,6 +198,12 @@ class StretchTenants(Message):
     plans: dict[str, WideFields]
 
 
+class HoldRungs(Message):
+    """Have models of tenants ready on these granules too. Answered before they are."""
+
+    rungs: dict[str, list[tuple[int, ...]]]
+
+
 class GetStretches(Message):
     """Answered with a list of `WideStateFields`."""
 

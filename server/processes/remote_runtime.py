@@ -5,7 +5,7 @@ What the process was sent last is kept, so that its replacement starts as it was
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -74,6 +74,7 @@ class RemoteRuntime:
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
         self._affinity: messages.SetDeviceAffinity | None = None
         self._plans: Mapping[str, Wide] = {}
+        self._rungs: dict[str, list[Granules]] = {}
         self._states: list[WideState] = []
         self._resuming: asyncio.Task[None] | None = None
 
@@ -185,6 +186,11 @@ class RemoteRuntime:
         """What is planned is kept for a process that replaces this one."""
         self._plans = dict(plans)
         await self._call(messages.StretchTenants({name: WideFields.of(plan) for name, plan in plans.items()}))
+
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> None:
+        """What is planned is kept for a process that replaces this one."""
+        self._rungs = {name: list(each) for name, each in rungs.items()}
+        await self._call(messages.HoldRungs(self._rungs))
 
     async def stretches(self) -> list[WideState]:
         """The last ones that are known if the process does not answer within `REPORT_TIMEOUT`."""
@@ -382,6 +388,9 @@ class RemoteRuntime:
         if self._plans:
             with suppress(RequestError):
                 await self.stretch(self._plans)
+        if self._rungs:
+            with suppress(RequestError):
+                await self.hold(self._rungs)
 
     def _suspend(self, reason: str) -> None:
         for frontend in self.frontends.values():

@@ -56,6 +56,7 @@ class RuntimeServer:
             messages.DiscardMove: lambda _: self.opened.discard(),
             messages.NarrowTenants: lambda message: self.opened.narrow(message.tenants),
             messages.StretchTenants: self._stretch,
+            messages.HoldRungs: lambda message: self.opened.hold(message.rungs),
             messages.GetStretches: self._stretches,
             messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),

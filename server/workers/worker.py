@@ -230,11 +230,16 @@ class Worker:
             self.executors.update(dict.fromkeys(names, other))
         return executor
 
-    def close(self) -> None:
-        """Halt, then close executors and partition. Blocks."""
+    def retire(self) -> None:
+        """Halt; executors and partition stay open, for another worker. Blocks."""
         self.halt()
         if self.borrowing:
             self.borrowing.close()
+            self.borrowing = None
+
+    def close(self) -> None:
+        """Halt, then close executors and partition. Blocks."""
+        self.retire()
         for executor in self.executors.values():
             executor.close()
         self.partition.close()

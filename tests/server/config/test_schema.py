@@ -891,6 +891,35 @@ def test_a_minimum_above_the_share_is_refused() -> None:
     assert refused.value.problems == ("c.toml: tenants.acme.min_granules: 3 is above the tenant's own share of 2 granules",)
 
 
+@pytest.mark.parametrize(
+    ("given", "sizes", "problem"),
+    [
+        ({"granules": 4, "ladder": [4, 17]}, [8] * 16, "17 is 17 granules, but the device has 16"),
+        ({"sms": 16, "ladder": [16, 20]}, [8] * 4, "20 is not in whole granules of 8; expected one of 8, 16, 24, 32"),
+        ({"granules": 4, "ladder": [4], "device_memory": 2**30}, [8] * 4, "models that may be paged out (device_memory)"),
+    ],
+)
+def test_a_ladder_that_does_not_fit_is_refused_with_the_numbers(
+    given: dict[str, object], sizes: list[int], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shared(acme=given).fit("SM", sizes)
+    (text,) = refused.value.problems
+    assert text.startswith(f"c.toml: tenants.acme.ladder: {problem}")
+
+
+def test_a_ladder_leaves_the_others_their_minimums() -> None:
+    config = shared(acme={"granules": 4, "ladder": [4, 8]}, globex={"granules": 2, "min_granules": 2}, other={"granules": 1})
+    assert config.tenants["acme"].rungs("SM", [8] * 16) == (4, 8)
+    config.fit("SM", [8] * 11)
+    with pytest.raises(ConfigError) as refused:
+        config.fit("SM", [8] * 10)
+    assert refused.value.problems == (
+        "c.toml: tenants.acme.ladder: its widest is 8 granules, but of the device's 10 the others keep at least "
+        "globex 2 + other 1, which leaves 7",
+    )
+
+
 def test_a_burst_below_the_share_is_refused_before_a_device_is_opened(folder: Path) -> None:
     (problem,) = problems(folder, sections(tenants=f"{ACME}burst = 5"))
     assert "tenants.acme.burst: 5 is below granules, which is 6" in problem

@@ -1,0 +1,69 @@
+"""Decides on which granules each tenant with a ladder should have its models ready, after each change of who has which."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from engines import EngineError
+from partitions import PartitionError
+from partitions.plan import Granules, rung
+
+from ..config.schema import Config
+from ..errors import RequestError
+from .controlled_device import ControlledDevice
+
+log = logging.getLogger("greenlane.ladder")
+
+
+class LadderPlans:
+    """Belongs to the controller's event loop. Without a ladder it does nothing.
+
+    A rung's granules are those that the tenant would get if it had so many. If others gave other ones, which can be where
+    three or more share a device, the move is as without a ladder.
+    """
+
+    def __init__(self, config: Config, devices: Sequence[ControlledDevice]) -> None:
+        self._config = config
+        self._devices = devices
+        self._any = any(tenant.ladder for tenant in config.tenants.values())
+        self._work: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LadderPlans {'; '.join(str(self.plan(device)) for device in self._devices) if self._any else 'none'}>"
+
+    def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
+        """Plan for the first time once all models are loaded."""
+        if self._any:
+            self._work = asyncio.create_task(self._hold(loaded))
+
+    def remake(self) -> None:
+        """Granules have changed hands, or could not: plan again once an earlier plan was sent."""
+        if self._any and (before := self._work):
+            self._work = asyncio.create_task(self._hold(partial(asyncio.wait, {before})))
+
+    def close(self) -> None:
+        """Change nothing any more."""
+        self._any = False
+        if self._work:
+            self._work.cancel()
+
+    def plan(self, device: ControlledDevice) -> dict[str, list[Granules]]:
+        """The rungs of each tenant of a device, without the granules that it has."""
+        orders, sizes = device.orders, device.info.granules
+        plans: dict[str, list[Granules]] = {}
+        for name, partition in device.held.items():
+            widths = self._config.tenants[name].rungs(device.info.unit, sizes)
+            found = [rung(partition.granules, orders[name], width) for width in widths if width <= len(sizes)]
+            plans[name] = [each for each in found if each != partition.granules]
+        return plans
+
+    async def _hold(self, first: Callable[[], Awaitable[object]]) -> None:
+        await first()
+        for device in self._devices:
+            plans = self.plan(device) if device.held else {}
+            for runtime in device.distinct() if any(plans.values()) else ():
+                try:
+                    await runtime.hold(device.of(runtime, plans))
+                except (RequestError, EngineError, PartitionError) as error:  # It gets the plan when it is started again.
+                    log.warning("no ladders for now: %s", error)

@@ -1,0 +1,167 @@
+"""Ladders over fakes: models ready on other granules, moves that only switch, and what is left where something fails."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engines import ModelRefused
+from partitions import PartitionError
+from partitions.plan import Granules
+from server.config.schema import TenantConfig
+from server.control.moves import MoveRecord
+from tests.server.device.test_runtime import Site, add_model, serving
+
+LADDERS = (
+    TenantConfig(name="acme", granules=2, ladder=(2, 4), models=("*",)),
+    TenantConfig(name="globex", granules=6, ladder=(4, 6), models=("b",)),
+)
+NARROW, WIDE = (0, 1), (0, 1, 6, 7)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        add_model(tmp_path, name)
+    return tmp_path
+
+
+@pytest.fixture
+async def site(root: Path) -> AsyncIterator[Site]:
+    async with serving(root, tenants=LADDERS) as site:
+        await settled(site)
+        yield site
+
+
+async def settled(site: Site) -> None:
+    """Wait until the plan is carried out."""
+    work = site.controller.ladders._work
+    assert work
+    await asyncio.wait({work})
+    await site.runtime.ladders.settled()
+
+
+def rungs(site: Site) -> dict[str, dict[Granules, int]]:
+    """How many models are ready on each tenant's rungs."""
+    return {
+        name: {granules: len(rung.executors) for granules, rung in held.items()}
+        for name, held in site.runtime.ladders._rungs.items()
+    }
+
+
+async def move(site: Site, **counts: int) -> MoveRecord:
+    await site.controller.repartition(counts)
+    return next(iter(site.controller.moves))
+
+
+async def answered(site: Site) -> None:
+    await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
+
+
+async def test_models_are_ready_on_every_rung_after_they_are_served(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    assert rungs(site) == {"acme": {WIDE: 2}, "globex": {(2, 3, 4, 5): 1}}
+    await answered(site)
+
+
+async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_back_the_same_way(site: Site) -> None:
+    before = dict(site.script.reached)
+    partitions = list(site.device.partitions)
+    moved = await move(site, acme=4, globex=4)
+    assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": True, "globex": True}
+    assert site.granules == {"acme": WIDE, "globex": (2, 3, 4, 5)}
+    await settled(site)
+    assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
+    await answered(site)
+    moved = await move(site, acme=2, globex=6)
+    assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
+    await settled(site)
+    await answered(site)
+    for point in ("carve", "locate", "bind"):
+        assert site.script.reached[point] == before[point]
+    assert site.device.partitions == partitions
+    assert site.granules == {"acme": NARROW, "globex": (2, 3, 4, 5, 6, 7)}
+
+
+async def test_work_in_flight_ends_before_a_switch(site: Site) -> None:
+    gate = site.script.hold("run")
+    asking = await site.asked(3)
+    await asyncio.to_thread(gate.wait_for_arrival)
+    moving = asyncio.ensure_future(move(site, acme=4, globex=4))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert site.granules["acme"] == NARROW
+    gate.open()
+    await moving
+    assert all(done.failure is None for done in await asyncio.gather(*asking))
+
+
+async def test_another_share_moves_as_without_a_ladder_and_the_rungs_follow(site: Site) -> None:
+    moved = await move(site, acme=3, globex=5)
+    assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": False, "globex": False}
+    await settled(site)
+    assert rungs(site) == {"acme": {NARROW: 2, WIDE: 2}, "globex": {(2, 3, 4, 5): 1, (2, 3, 4, 5, 6, 7): 1}}
+    moved = await move(site, acme=4, globex=4)
+    assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": True, "globex": True}
+    await answered(site)
+
+
+async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path) -> None:
+    add_model(root, "c")
+    await site.controller.load("acme", "c")
+    await site.runtime.ladders.settled()
+    assert rungs(site)["acme"] == {WIDE: 3}
+    await site.controller.unload("acme", "a")
+    assert rungs(site)["acme"] == {WIDE: 2}
+    await site.controller.load("acme", "b")
+    await site.runtime.ladders.settled()
+    assert rungs(site)["acme"] == {WIDE: 2}
+    moved = await move(site, acme=4, globex=4)
+    assert moved.pauses["acme"].ladder
+    await asyncio.gather(site.infer("acme", "c"), site.infer("acme"))
+
+
+async def test_a_move_before_the_rung_is_ready_is_as_without_a_ladder(root: Path) -> None:
+    async with serving(root, tenants=LADDERS) as site:
+        await settled(site)
+        rung = site.runtime.ladders._rungs["acme"][WIDE]
+        rung.executors.popitem()[1].close()
+        moved = await move(site, acme=4, globex=4)
+        assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": False, "globex": True}
+        await settled(site)
+        await answered(site)
+        assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
+
+
+async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> None:
+    site.runtime.ladders._rungs["acme"][WIDE].executors.popitem()[1].close()
+    before = site.granules
+    site.script.fail("carve", 1)
+    with pytest.raises(PartitionError):
+        await move(site, acme=4, globex=4)
+    assert site.granules == before
+    await settled(site)
+    assert rungs(site) == {"acme": {WIDE: 2}, "globex": {(2, 3, 4, 5): 1}}
+    assert (await move(site, acme=4, globex=4)).pauses["acme"].ladder
+    await answered(site)
+
+
+async def test_a_rung_that_cannot_be_made_is_logged_and_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(root, tenants=LADDERS) as site:
+        site.script.fail("carve", 1)
+        site.script.fail("bind", 1, ModelRefused("no room"))
+        await settled(site)
+        await answered(site)
+        assert len([rung for held in rungs(site).values() for rung in held]) == 1
+    assert [line for line in caplog.messages if "cannot switch to granules" in line]
+
+
+async def test_everything_is_closed_at_the_end(root: Path) -> None:
+    async with serving(root, tenants=LADDERS) as site:
+        await settled(site)
+        await move(site, acme=4, globex=4)
+    assert site.device.open == []
+    assert site.device.closed
+    assert all(engine.closed for engine in site.engines)
