@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from partitions.plan import Granules
 
-MOST_OWNERS = 64
-"""Tenants that one may borrow from at a time: as many as its launch loop looks at."""
+MOST_OWNERS = 16
+"""Tenants that one may borrow from at a time: its launch loop looks at 256 of their HTTP processes."""
 
 
 class Wide(NamedTuple):

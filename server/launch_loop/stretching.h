@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define MOST_OWNERS 64
+#define MOST_OWNERS 256 /* of which each HTTP process is one */
 #define SETTLED 100000000ll
 #define RETRY 10000000000ll
 #define LONGEST_RETRY 320000000000ll

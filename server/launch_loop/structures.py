@@ -12,7 +12,7 @@ from ..link.ring import Link
 
 MOST_TENSORS = 32
 MOST_AHEAD = 16
-MOST_OWNERS = 64
+MOST_OWNERS = 256
 WOKEN, UNKNOWN, FAILED = 1, 2, 3
 """Why the loop returned."""
 

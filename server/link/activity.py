@@ -13,18 +13,22 @@ import time
 import numpy as np
 
 OPEN, ENDED, LENDS = 0, 1, 2
-"""Words of the first page: requests whose head has arrived and whose answer is not made yet; when there was last one fewer and
-then none, in nanoseconds of `time.monotonic_ns`; 1 while it lends."""
+"""Words of an HTTP process in the first page: its requests whose head has arrived and whose answer is not made yet; when there
+were last none any more, in nanoseconds of `time.monotonic_ns`; 1 while it lends."""
+_COUNT = 3
+"""In those of the first process: how many processes the owner has."""
 _WORD = 8
+_WORDS = 8
+"""For each process, so that none has a cache line of another's."""
 
 
 class Activity:
-    """The owner's end. `borrowers` are the words of those who may borrow from it. Belongs to the event loop."""
+    """The owner's end, of the HTTP process with this number, from 1 on. Belongs to the event loop."""
 
-    def __init__(self, shared: mmap.mmap) -> None:
+    def __init__(self, shared: mmap.mmap, number: int) -> None:
         view = memoryview(shared).cast("B").cast("Q")
         first = mmap.PAGESIZE // _WORD
-        self._page = view[:first]
+        self._page = view[(number - 1) * _WORDS : number * _WORDS]
         self._borrowers = view[first:]
         self._open = 0
         self._in_use: list[int] = []
@@ -70,40 +74,43 @@ class LenderPage:
         size = os.fstat(descriptor).st_size
         self._read = mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._write = mmap.mmap(descriptor, size - mmap.PAGESIZE, flags=mmap.MAP_SHARED, offset=mmap.PAGESIZE)
-        self.words = memoryview(self._read).cast("Q")
-        """The owner's words; see OPEN."""
+        words = memoryview(self._read).cast("Q")
+        self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(words[_COUNT])]
+        """The words of each of the owner's HTTP processes; see OPEN."""
         self.own = memoryview(self._write).cast("Q")[number : number + 1]
         """The borrower's word."""
         self.own[0] = 0  # The process before may have ended with a work in flight.
 
     def __repr__(self) -> str:
-        return f"<LenderPage {self.words[OPEN]} open, {'lends' if self.words[LENDS] else 'does not lend'}>"
+        return f"<LenderPage, the owner {'rests' if self.rests() else 'does not rest, or does not lend'}>"
 
     def rests(self) -> bool:
         """Whether the owner has no request open, and lends."""
-        return not self.words[OPEN] and bool(self.words[LENDS])
+        return all(not words[OPEN] and words[LENDS] for words in self.processes)
 
     @property
-    def addresses(self) -> tuple[int, int]:
-        """Where the owner's words are, and the borrower's, for the launch loop. The page must outlive it."""
-        return np.frombuffer(self.words, np.uint64).ctypes.data, np.frombuffer(self.own, np.uint64).ctypes.data
+    def addresses(self) -> list[tuple[int, int]]:
+        """Where the words of each process are, and the borrower's, for the launch loop. The page must outlive it."""
+        own = np.frombuffer(self.own, np.uint64).ctypes.data
+        return [(np.frombuffer(words, np.uint64).ctypes.data, own) for words in self.processes]
 
 
-def create(tenants: int) -> int:
-    """Create the pages of one owner on a server of so many tenants; the caller closes the descriptor."""
+def create(tenants: int, processes: int = 1) -> int:
+    """Create the pages of an owner with so many HTTP processes, of so many tenants; the caller closes the descriptor."""
     descriptor = os.memfd_create("greenlane activity")
     os.truncate(descriptor, mmap.PAGESIZE * (1 + -(-max(1, tenants) * _WORD // mmap.PAGESIZE)))
+    os.pwrite(descriptor, processes.to_bytes(_WORD, "little"), _COUNT * _WORD)
     return descriptor
 
 
-def attach(descriptor: int) -> Activity:
-    """Map the pages of an owner, in its HTTP process; the descriptor may be closed afterwards."""
-    return Activity(mmap.mmap(descriptor, os.fstat(descriptor).st_size, flags=mmap.MAP_SHARED))
+def attach(descriptor: int, number: int = 1) -> Activity:
+    """Map the pages of an owner, in its HTTP process of this number; the descriptor may be closed afterwards."""
+    return Activity(mmap.mmap(descriptor, os.fstat(descriptor).st_size, flags=mmap.MAP_SHARED), number)
 
 
-def reset(descriptor: int) -> None:
-    """The HTTP process that wrote the first page has ended: no request is open, and what it has lent stays lent."""
-    os.pwrite(descriptor, _RESTS, 0)
+def reset(descriptor: int, number: int = 1) -> None:
+    """The owner's HTTP process of this number has ended: it has no request open, and lends."""
+    os.pwrite(descriptor, _RESTS, (number - 1) * _WORDS * _WORD)
 
 
 _RESTS = b"".join(number.to_bytes(_WORD, "little") for number in (0, 0, 1))

@@ -161,7 +161,7 @@ class HttpProcess:
             self._tenant = self._hosted.tenant
         if self._tenant:
             if (page := arguments.pages.get(self._tenant.name)) is not None:
-                lend(self._tenant, arguments.config, page)
+                lend(self._tenant, arguments.config, page, arguments.number)
             self._service = Service(arguments.config, [self._tenant])
             if self._occupancy:
                 self._service.totals = self._totals

@@ -81,7 +81,7 @@ async def serve(
             frontend.open(runtimes[name])
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
-        pages = open_pages(config)
+        pages = open_pages(config, counts)
         supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages, counts)
         try:
             await _start(supervisor, controller)

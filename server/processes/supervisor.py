@@ -206,11 +206,12 @@ class Supervisor:
         self, each: SupervisedProcess, link: Descriptors | None, to_lead: socket.socket | None = None
     ) -> None:
         """Start one HTTP process, which has this link; a helper is the lead's, and has the socket for its cancellations."""
+        self._reset_pages(each)
         each.handoff, their_handoff = handoff.pair()
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
         pages = spawn.inherited_all(
-            {name: page for name, page in self._pages.items() if name == each.name or (each.hosted and each.frontend)}
+            {name: page for name, page in self._pages.items() if name == each.tenant or (each.hosted and each.frontend)}
         )
         ends, shared = (their_handoff, theirs, their_descriptors), self._http[each.tenant].occupancy
         occupancy = None if shared is None else spawn.Inherited(shared)
@@ -342,12 +343,17 @@ class Supervisor:
             if each.hosted:
                 each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
             await self._wait_for_end(each.process, each.label, each.backoff)
-            if (page := self._pages.get(each.name)) is not None:
-                activity.reset(page)
+            self._reset_pages(each, *each.helpers)
             if (frontend := each.frontend) and not each.hosted:
                 # The worker frees the old link before another process may write to the memory that it reads from.
                 await self._retry(lambda: self._on_relinked(each.name, frontend.renew().close))
             await self._retry(lambda: self._start(each))
+
+    def _reset_pages(self, *ended: SupervisedProcess) -> None:
+        """These processes of a tenant have ended: if it lends, they have no request open any more."""
+        for each in ended:
+            if (page := self._pages.get(each.tenant)) is not None:
+                activity.reset(page, each.number)
 
     async def _keep_dispatcher(self) -> None:
         while not self._closing.is_set():

@@ -63,6 +63,7 @@ class Borrowing:
         self.partition = partition
         self.executors = executors
         self.pages = tuple(pages)
+        self.words = tuple([words for page in pages for words in page.processes])
         self.limit = limit
         self.statistics = statistics
         self.suspended = True
@@ -70,7 +71,7 @@ class Borrowing:
         """Whether a work is in flight on the wide partition."""
         self.sizes = home.size, partition.size
         self.place = Place(home.size, lent)
-        self.shared = view_owners(limit, *self.sizes, [page.addresses for page in pages])
+        self.shared = view_owners(limit, *self.sizes, [each for page in pages for each in page.addresses])
         """The same for the launch loop."""
         statistics.add(self.shared)
         self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
@@ -109,7 +110,7 @@ class Borrowing:
             if done.failure is None and not flight.ticket.after and flight.ticket.model in self.executors:
                 self._of(key).learn_home(done.ended - done.began)
             return
-        if rested_since(self.pages) < 0 or self._ends() != self._ended_before:
+        if rested_since(self.words) < 0 or self._ends() != self._ended_before:
             self.statistics.returns += 1
         elif done.failure is None:
             now = time.monotonic_ns()
@@ -137,7 +138,7 @@ class Borrowing:
         self.partition.close()
 
     def _goes_wide(self, ticket: Ticket, in_flight: bool) -> bool:
-        since = rested_since(self.pages)
+        since = rested_since(self.words)
         if in_flight or since < 0 or ticket.after:
             return False
         home, wide = self.sizes
@@ -160,8 +161,8 @@ class Borrowing:
     def _ends(self) -> int:
         """Changes when an owner has had a request and rests again."""
         total = 0
-        for page in self.pages:
-            total += page.words[ENDED]
+        for words in self.words:
+            total += words[ENDED]
         return total
 
     def _leave(self) -> None:
@@ -178,11 +179,10 @@ class Borrowing:
                 on_home.set_result(None)
 
 
-def rested_since(pages: Sequence[LenderPage]) -> int:
-    """When the last of these owners began to rest; -1 if one of them does not rest, or does not lend."""
+def rested_since(owners: Sequence[memoryview]) -> int:
+    """When the last of these owners' processes began to rest; -1 if one of them does not rest, or does not lend."""
     since = 0
-    for page in pages:
-        words = page.words
+    for words in owners:
         if words[OPEN] or not words[LENDS]:
             return -1
         if words[ENDED] > since:

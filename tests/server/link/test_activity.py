@@ -25,13 +25,13 @@ def test_a_borrower_sees_what_the_owner_writes(descriptor: int) -> None:
     assert page.rests()
     owner.begin()
     owner.begin()
-    assert (page.words[OPEN], page.words[ENDED]) == (2, 0)
+    assert (page.processes[0][OPEN], page.processes[0][ENDED]) == (2, 0)
     owner.end()
     assert not page.rests()
-    assert page.words[ENDED] == 0
+    assert page.processes[0][ENDED] == 0
     owner.end()
     assert page.rests()
-    assert page.words[ENDED] > 0
+    assert page.processes[0][ENDED] > 0
     owner.set_lends(False)
     assert not page.rests()
 
@@ -51,13 +51,14 @@ def test_the_owner_sees_those_who_may_borrow_from_it(descriptor: int) -> None:
 def test_borrowers_cannot_write_the_owners_words(descriptor: int) -> None:
     page = LenderPage(descriptor, 0)
     with pytest.raises(TypeError, match="read-only"):
-        page.words[LENDS] = 1
+        page.processes[0][LENDS] = 1
 
 
 def test_the_words_are_at_their_addresses(descriptor: int) -> None:
     owner, page = activity.attach(descriptor), LenderPage(descriptor, 7)
     owner.begin()
-    theirs, own = (ctypes.c_uint64.from_address(address) for address in page.addresses)
+    ((first, second),) = page.addresses
+    theirs, own = ctypes.c_uint64.from_address(first), ctypes.c_uint64.from_address(second)
     own.value = 1
     assert (theirs.value, page.own[0]) == (1, 1)
 
@@ -68,4 +69,22 @@ def test_pages_whose_process_has_ended_are_at_rest_again(descriptor: int) -> Non
     activity.reset(descriptor)
     assert page.rests()
     activity.attach(descriptor).begin()
-    assert page.words[OPEN] == 1
+    assert page.processes[0][OPEN] == 1
+
+
+def test_an_owner_with_several_processes_rests_when_all_do() -> None:
+    descriptor = activity.create(2, processes=3)
+    owners = [activity.attach(descriptor, number) for number in (1, 2, 3)]
+    page = LenderPage(descriptor, 1)
+    for owner in owners:
+        assert not page.rests()
+        owner.set_lends(True)
+    assert page.rests()
+    assert len(set(page.addresses)) == 3
+    owners[2].begin()
+    owners[0].begin()
+    owners[0].end()
+    assert not page.rests()
+    activity.reset(descriptor, 3)
+    assert page.rests()
+    os.close(descriptor)
