@@ -269,6 +269,33 @@ class Recipe(NamedTuple):
     failure: Callable[[int], Exception]
 
 
+class DeviceTime(Protocol):
+    """What the device itself has measured of one executor's works. Any thread; never blocks. Both numbers only grow.
+
+    They may lack the last work until the next one begins, or the executor is closed.
+    """
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds that they ran, copies included, and without waiting for works before them."""
+
+    @property
+    def works(self) -> int:
+        """How many they were."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the executor was closed: these numbers are final."""
+
+
+class Timed(Executor, Protocol):
+    """An executor whose works the device measures. Others need not have the property."""
+
+    @property
+    def device_time(self) -> DeviceTime | None:
+        """What it has measured since it was bound; None if it does not. The same object each time."""
+
+
 class Launchable(Executor, Protocol):
     """An executor whose inferences can be launched without the interpreter. Others need not have the method."""
 

@@ -22,13 +22,22 @@ from partitions import PartitionError
 from partitions.cuda.driver import handle_return, translated
 
 from ..memory import view
+from .clock import DeviceClock
 
 SOURCE = r"""
 struct Row { const char *from; char *to; unsigned long long nbytes; };
 struct State { unsigned count, arrived, unused[2]; Row rows[1]; };
+struct Clock { unsigned long long ns, works, began, unused; };
+struct Seen { unsigned long long ns, works; };
 
 constexpr unsigned LARGE_BLOCKS = 12;
 constexpr unsigned long long LARGE = 4 << 20;
+
+__device__ unsigned long long nanoseconds() {
+    unsigned long long found;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(found));
+    return found;
+}
 
 // Row n begins with block n, so that different blocks copy the small tensors of one inference at the same time.
 // A large tensor is copied by few blocks: more would queue more reads than the host can answer, and a neighbour's reads would
@@ -46,8 +55,14 @@ __device__ void copy(const Row &row, unsigned number) {
 }
 
 // The table is read from host memory once and kept on the device for copy_out: behind a neighbour's copies each read takes
-// 15 microseconds.
-extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state) {
+// 15 microseconds. What the clock says is written to the host first, as that takes as long and nothing here waits for it.
+extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state,
+                                   Clock *clocks, Seen *seen, unsigned clock) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        clocks[clock].began = nanoseconds();
+        seen[clock].ns = clocks[clock].ns;
+        seen[clock].works = clocks[clock].works;
+    }
     constexpr unsigned HELD = 128;
     __shared__ Row held[HELD];
     const Row *table = ring + (state->count % length) * rows;
@@ -59,11 +74,14 @@ extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned ro
         state->rows[row] = row < HELD ? held[row] : table[row];
 }
 
-extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state) {
+extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state, Clock *clocks, unsigned clock) {
     for (unsigned row = inputs; row < rows; ++row) copy(state->rows[row], row - inputs);
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicInc(&state->arrived, gridDim.x - 1) == gridDim.x - 1) state->count += 1;
+    if (threadIdx.x || atomicInc(&state->arrived, gridDim.x - 1) != gridDim.x - 1) return;
+    state->count += 1;
+    clocks[clock].ns += nanoseconds() - clocks[clock].began;
+    clocks[clock].works += 1;
 }
 """
 
@@ -74,6 +92,8 @@ extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state
 CONFIG = LaunchConfig(grid=32, block=512)
 RING_LENGTH = 16
 """Tables in a ring, and so the limit of inferences of one executor in flight."""
+CLOCKS = 16
+"""Executors that the GPU's timer can measure at a time, with one instance; number 0 is for what is not counted."""
 
 
 SM_COPY_LIMIT = 32 << 20
@@ -107,11 +127,14 @@ class Copies(Protocol):
     def write(self, table: Table) -> None:
         """Set the addresses of the next inference."""
 
-    def copy_in(self, stream: Stream) -> None:
-        """Submit or capture the copies of the inputs. Raises CUDAError."""
+    def copy_in(self, stream: Stream, clock: int = 0) -> None:
+        """Submit or capture the copies of the inputs. The time is added to this `DeviceClock`. Raises CUDAError."""
 
-    def copy_out(self, stream: Stream) -> None:
+    def copy_out(self, stream: Stream, clock: int = 0) -> None:
         """Submit or capture the copies of the outputs. Raises CUDAError."""
+
+    def take_clock(self) -> DeviceClock | None:
+        """A clock for an executor that uses these copies; None where there is none left, or the copies measure nothing."""
 
     def count(self) -> None:
         """Move on to the next inference, after the last copies of this one were submitted, by a call or in a graph."""
@@ -125,12 +148,19 @@ class SmCopies:
 
     captured = True
 
-    def __init__(self, kernels: tuple[Kernel, Kernel], ring: Buffer, state: Buffer, inputs: int, rows: int) -> None:
+    def __init__(
+        self, kernels: tuple[Kernel, Kernel], ring: Buffer, state: Buffer, inputs: int, rows: int, clocks: Buffer, seen: Buffer
+    ) -> None:
         self._copy_in, self._copy_out = kernels
         self._ring = ring
         self._state = state
-        self._in = (ring, np.uint32(RING_LENGTH), np.uint32(rows), np.uint32(inputs), state)
-        self._out = (np.uint32(rows), np.uint32(inputs), state)
+        self._clocks = clocks
+        self._seen = seen
+        self._in = (ring, np.uint32(RING_LENGTH), np.uint32(rows), np.uint32(inputs), state, clocks, seen)
+        self._out = (np.uint32(rows), np.uint32(inputs), state, clocks)
+        self._times = np.frombuffer(view(int(seen.handle), 16 * CLOCKS), np.uint64).reshape(CLOCKS, 2)
+        self._times[:] = 0
+        self._free_clocks = list(range(CLOCKS - 1, 0, -1))
         self._tables = _tables(ring, rows)
         counted = np.zeros(1, np.uint64)
         self._counted = counted.data  # Its elements are Python's integers, and quicker to read than NumPy's.
@@ -151,19 +181,32 @@ class SmCopies:
     def write(self, table: Table) -> None:
         self._tables[self._counted[0] % RING_LENGTH] = table
 
-    def copy_in(self, stream: Stream) -> None:
-        launch(stream, CONFIG, self._copy_in, *self._in)
+    def copy_in(self, stream: Stream, clock: int = 0) -> None:
+        launch(stream, CONFIG, self._copy_in, *self._in, np.uint32(clock))
 
-    def copy_out(self, stream: Stream) -> None:
-        launch(stream, CONFIG, self._copy_out, *self._out)
+    def copy_out(self, stream: Stream, clock: int = 0) -> None:
+        launch(stream, CONFIG, self._copy_out, *self._out, np.uint32(clock))
+
+    def take_clock(self) -> DeviceClock | None:
+        try:
+            number = self._free_clocks.pop()
+        except IndexError:
+            return None
+        return DeviceClock(number, self._times[number], lambda stream: self._fetch(number, stream), self._free_clocks.append)
+
+    def _fetch(self, clock: int, stream: Stream) -> None:
+        """Have the GPU write what this clock says. Blocks until the stream is done. Raises CUDAError."""
+        to, source = int(self._seen.handle) + 16 * clock, int(self._clocks.handle) + 32 * clock
+        handle_return(driver.cuMemcpyAsync(to, source, 16, stream.handle))
+        stream.sync()
 
     def count(self) -> None:
         """Count as the device does in the last copy: both have to use the same table."""
         self._counted[0] += 1
 
     def close(self) -> None:
-        self._ring.close()
-        self._state.close()
+        for buffer in (self._ring, self._state, self._clocks, self._seen):
+            buffer.close()
 
 
 class EngineCopies:
@@ -184,10 +227,13 @@ class EngineCopies:
     def write(self, table: Table) -> None:
         self._spans = table
 
-    def copy_in(self, stream: Stream) -> None:
+    def take_clock(self) -> DeviceClock | None:
+        return None
+
+    def copy_in(self, stream: Stream, clock: int = 0) -> None:
         _submit(self._spans[: self._inputs], stream)
 
-    def copy_out(self, stream: Stream) -> None:
+    def copy_out(self, stream: Stream, clock: int = 0) -> None:
         _submit(self._spans[self._inputs :], stream)
 
     def count(self) -> None:
@@ -218,8 +264,11 @@ def open_sm_copies(device: Device, stream: Stream, kernels: tuple[Kernel, Kernel
         ring = LegacyPinnedMemoryResource().allocate(RING_LENGTH * rows * 24)
         state = device.allocate(16 + rows * 24, stream=stream)
         state.fill(0, stream=stream)
+        clocks = device.allocate(32 * CLOCKS, stream=stream)
+        clocks.fill(0, stream=stream)
+        seen = LegacyPinnedMemoryResource().allocate(16 * CLOCKS)
         stream.sync()
-    return SmCopies(kernels, ring, state, inputs, rows)
+    return SmCopies(kernels, ring, state, inputs, rows, clocks, seen)
 
 
 def _tables(ring: Buffer, rows: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":

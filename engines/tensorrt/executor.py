@@ -7,6 +7,7 @@ submitted call by call, with the library's own graphs if it has any, and the cop
 `Work.wait` spins on an event without the GIL: a blocking event wakes 60 us late.
 """
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,12 +23,13 @@ from partitions import Partition, PartitionError
 from partitions.cuda.device import AdoptedPartition, CudaPartition
 from partitions.cuda.driver import CUDAError
 
-from ..base import NO_ROOM, Engine, Recipe, Room, Tensor, check_tensors
+from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
 from ..errors import ExecutionFailed, ModelRefused
 from ..settings import overridden
 from ..signature import Shape, align
 from ..streams import selected
 from .address_cache import AddressCache, ResolvedAddresses
+from .clock import closer
 from .copies import RING_LENGTH, Span
 from .graph_mode import Override, captures_under_override
 from .instance import Instance, Opener
@@ -96,7 +98,17 @@ class TensorRTExecutor:
         self._addresses = AddressCache(partition.device)
         self._lock = RLock()
         self._recipes = Recipes(partition.stream, resources.events, instance.addresses, engine.path.name)
-        self._shapes = ReadyShapes(engine.loaded, partition, instance, resources.aux_streams, self._lock, self._recipes)
+        self._clock = instance.copies[True].take_clock() if instance.times_itself else None
+        self._clock_number = self._clock.number if self._clock else 0
+        self._shapes = ReadyShapes(
+            engine.loaded,
+            partition,
+            instance,
+            resources.aux_streams,
+            self._lock,
+            self._recipes,
+            clock=self._clock_number,
+        )
         # An inference with data-dependent outputs takes two tables of the ring.
         self._ring_size = RING_LENGTH // 2 if instance.data_dependent else RING_LENGTH
         self._runs = self._staged = self._padded = 0
@@ -104,7 +116,8 @@ class TensorRTExecutor:
         self._completed = CompletedCount()
         self.alternate_of: Instance | None = None
         """The instance of the executor that it was made an alternate of."""
-        owned = (resources.order, *resources.events, *resources.aux_streams, self._staging)
+        clock = [closer(self._clock, partition.stream)] if self._clock else []
+        owned = (*clock, resources.order, *resources.events, *resources.aux_streams, self._staging)
         name = f"<TensorRTExecutor {engine.path.name}>"
         self._finalizer = Finalizer(name, engine.pool, instance, partition, owned, self._shapes)
         engine.pool.add(self._finalizer)
@@ -179,11 +192,21 @@ class TensorRTExecutor:
     def warm_up(self, sets: Iterable[Sequence[Shape]]) -> None:
         """Make these sets of input shapes ready by running each once on zeros. Blocks. Raises ExecutionFailed."""
         self._staging.silent = True
+        works, began = 0, time.monotonic_ns()
         for shapes in sets:
             specs = self.engine.signature.inputs
             blanks = [np.zeros(spec.nbytes(shape), np.uint8) for spec, shape in zip(specs, shapes, strict=True)]
             self.enqueue([Tensor(shape, a.ctypes.data, a.nbytes, a) for shape, a in zip(shapes, blanks, strict=True)]).wait()
+            works += 1
+        if self._clock and works:
+            self.instance.clock_agrees = self._clock.agrees(self._stream, works, time.monotonic_ns() - began)
+            self._clock.start(self._stream)
         self._staging.silent = self._shapes.warming = False
+
+    @property
+    def device_time(self) -> DeviceTime | None:
+        """As `Timed.device_time`: None where the SMs do not make all copies, or the GPU's timer did not agree with the host."""
+        return self._clock if self.instance.clock_agrees else None
 
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
@@ -201,7 +224,14 @@ class TensorRTExecutor:
             override = Override(settings, capture)
             self._recipes.revoke()
             shapes = ReadyShapes(
-                self._loaded, self._partition, instance, self._aux_streams, self._lock, self._recipes, override
+                self._loaded,
+                self._partition,
+                instance,
+                self._aux_streams,
+                self._lock,
+                self._recipes,
+                override,
+                self._clock_number,
             )
             shapes.warming = False
             before = (self._shapes, self._addresses)
@@ -317,9 +347,9 @@ class TensorRTExecutor:
     def _run_data_dependent(self, slot: int, prepared: Prepared, inputs: list[Span], stream: Stream) -> tuple[Tensor, ...]:
         copies, outputs, nothing = prepared.copies, len(self.engine.signature.outputs), (0, 0, 0)
         copies.write(copies.table([*inputs, *[nothing] * outputs]))
-        copies.copy_in(stream)
+        copies.copy_in(stream, self._clock_number)
         refused = self._shapes.run(prepared, stream)
-        copies.copy_out(stream)
+        copies.copy_out(stream, self._clock_number)
         copies.count()
         self._loaded.check_execution(refused)
         tensors, _ = self._lay_out(prepared.context.last_output_shapes(), self._staging.room(slot, quiet=True).address)
@@ -374,13 +404,13 @@ class TensorRTExecutor:
         copies, graph, refused = prepared.copies, prepared.graph, ""
         outside = graph is None or not copies.captured
         if outside:
-            copies.copy_in(stream)
+            copies.copy_in(stream, self._clock_number)
         if graph is None:
             refused = self._shapes.run(prepared, stream)
         else:
             graph.launch(stream)
         if outside:
-            copies.copy_out(stream)
+            copies.copy_out(stream, self._clock_number)
         copies.count()
         self._runs += 1
         self._loaded.check_execution(refused)

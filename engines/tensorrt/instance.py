@@ -19,7 +19,7 @@ from partitions.cuda.device import SideStream
 from ..errors import EngineError, ModelRefused
 from ..signature import Shape
 from .context import Context, Contexts
-from .copies import Copies, EngineCopies, open_sm_copies
+from .copies import Copies, EngineCopies, open_sm_copies, uses_sms
 from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
 from .outputs import DataDependentOutputs
@@ -59,6 +59,10 @@ class Instance:
         self._kernels = kernels
         self._release = close
         self._users = 0
+        self.times_itself = True in copies and not self.data_dependent and uses_sms(loaded.settings.copies, sum(self.sizes))
+        """Whether every inference is between copies by the SMs, which can take its time."""
+        self.clock_agrees = False
+        """Whether the GPU's timer was found to agree with the host."""
         self.compiled: dict[tuple[int, tuple[Shape, ...]], Context] = {}
         """The contexts that graphs were captured from, by profile and input shapes: another executor compiles nothing there."""
         self._lock = RLock()  # Reentrant, as the garbage collector may give it back during a call.

@@ -94,6 +94,7 @@ class ReadyShapes:
         lock: RLock,
         recipes: Recipes,
         override: Override | None = None,
+        clock: int = 0,
     ) -> None:
         self._loaded = loaded
         self._partition = partition
@@ -101,6 +102,7 @@ class ReadyShapes:
         self._aux_streams = aux_streams
         self._lock = lock
         self._override = override
+        self._clock = clock
         self.settings = override.settings if override else loaded.settings
         """The settings in force."""
         self._pads = self.settings.pads(loaded.signature)
@@ -304,7 +306,7 @@ class ReadyShapes:
         return prepared
 
     def _graph(self, prepared: Prepared) -> Graph:
-        return capture(self._partition, lambda side: _record(prepared, side))
+        return capture(self._partition, lambda side: _record(prepared, side, self._clock))
 
     def _recapture_one(self, prepared: Prepared) -> Prepared:
         context = prepared.context
@@ -397,12 +399,12 @@ class ReadyShapes:
                 self._loaded.check_execution(context.execute(self._partition.stream))
 
 
-def _record(prepared: Prepared, side: SideStream) -> str:
+def _record(prepared: Prepared, side: SideStream, clock: int) -> str:
     """Add one inference to the capture of a stream. Returns "", or the library's error text."""
     context, copies = prepared.context, prepared.copies
     if not copies.captured:
         return context.execute(side.stream, captured=True)
-    copies.copy_in(side.stream)
+    copies.copy_in(side.stream, clock)
     refused = context.execute(side.stream, captured=True)
-    copies.copy_out(side.stream)
+    copies.copy_out(side.stream, clock)
     return refused

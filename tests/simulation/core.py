@@ -335,10 +335,10 @@ class ObjectCode:
         self._target_type = target_type
 
     def get_kernel(self, name: str) -> "Kernel":
-        declared = re.search(rf"__global__ void {name}\((.*)\)", self._code)
+        declared = re.search(rf"__global__ void {name}\(([^)]*)\)", self._code)
         if self._target_type != "cubin" or not declared:
             raise CUDAError("CUDA_ERROR_NOT_FOUND: no such kernel")
-        return Kernel(name, declared[1].split(", "))
+        return Kernel(name, re.split(r",\s+", declared[1]))
 
 
 class Kernel:

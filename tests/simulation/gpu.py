@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from time import monotonic_ns
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -116,6 +117,8 @@ class Gpu:
         """Whether streams stay on their context's SMs; if not, blocks run anywhere."""
         self.short = 0
         """SMs that contexts lack of what they were made of."""
+        self.timer: Callable[[], int] = monotonic_ns
+        """%globaltimer, in nanoseconds."""
         self.captured_by_all: list[Capture] = []
         """Captures in the global mode that are under way."""
         self.here = threading.local()

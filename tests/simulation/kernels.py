@@ -28,11 +28,24 @@ def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) ->
 
 
 def copy_in(
-    gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
+    gpu: Gpu,
+    stream: Stream,
+    blocks: int,
+    ring: int,
+    length: int,
+    rows: int,
+    inputs: int,
+    state: int,
+    clocks: int,
+    seen: int,
+    clock: int,
 ) -> Callable[[], None]:
-    """Copy the first `inputs` rows of the current table; the device keeps the others."""
+    """Copy the first `inputs` rows of the current table; the device keeps the others. The clock begins, and is shown."""
 
     def run() -> None:
+        numbers = _clock(gpu, clocks, clock)
+        numbers[2] = gpu.timer()
+        (c_uint64 * 2).from_address(gpu.reach(seen + 16 * clock, 16))[:] = numbers[:2]
         table = ring + _count(gpu, state).value % length * rows * ROW
         _copy(gpu, table, range(inputs))
         gpu.copy(table + inputs * ROW, state + KEPT + inputs * ROW, (rows - inputs) * ROW)
@@ -40,14 +53,23 @@ def copy_in(
     return run
 
 
-def copy_out(gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int) -> Callable[[], None]:
-    """Copy the rows that were kept, and go on to the next table."""
+def copy_out(
+    gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int, clocks: int, clock: int
+) -> Callable[[], None]:
+    """Copy the rows that were kept, and go on to the next table. What has passed is added to the clock."""
 
     def run() -> None:
         _copy(gpu, state + KEPT, range(inputs, rows))
         _count(gpu, state).value += 1
+        numbers = _clock(gpu, clocks, clock)
+        numbers[0] += gpu.timer() - numbers[2]
+        numbers[1] += 1
 
     return run
+
+
+def _clock(gpu: Gpu, clocks: int, clock: int) -> Any:
+    return (c_uint64 * 4).from_address(gpu.reach(clocks + 32 * clock, 32))
 
 
 def _count(gpu: Gpu, state: int) -> c_uint32:
