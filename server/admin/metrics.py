@@ -26,9 +26,10 @@ from ..api.openapi import Responses, errors, operation_id
 from ..config.schema import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
+from ..control.stretch import WideState
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
-from . import usage_metrics
+from . import lending_metrics, usage_metrics
 from .dependencies import ControllerDep
 from .memory import families
 
@@ -117,17 +118,21 @@ _DOCUMENTED: Responses = {
 async def metrics(controller: ControllerDep) -> Response:
     """All counts, by tenant and model."""
     registry = CollectorRegistry()
-    reports, executions, memory, _ = await asyncio.gather(
-        controller.reports(), controller.executions(), controller.memory(), controller.accountant.collect()
+    reports, executions, memory, wide, _ = await asyncio.gather(
+        controller.reports(),
+        controller.executions(),
+        controller.memory(),
+        controller.wide.states(),
+        controller.accountant.collect(),
     )
-    registry.register(ServerCollector(controller, reports, executions, memory))
+    registry.register(ServerCollector(controller, reports, executions, memory, wide))
     text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 class ServerCollector(Collector):
     """The metrics of a server at one moment; `reports` are those of its tenants, `executions` those of their models, which take
-    `memory` of the device.
+    `memory` of the device, and `wide` the tenants' wide partitions.
     """
 
     def __init__(
@@ -136,10 +141,12 @@ class ServerCollector(Collector):
         reports: Sequence[tuple[TenantConfig, Report]],
         executions: Sequence[Execution],
         memory: Sequence[TenantMemory] = (),
+        wide: Sequence[WideState] = (),
     ) -> None:
         self._controller = controller
         self._executions = executions
         self._memory = memory
+        self._wide = wide
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
@@ -154,6 +161,7 @@ class ServerCollector(Collector):
         yield from self._granules()
         yield from usage_metrics.families(self._controller)
         yield from families(self._memory)
+        yield from lending_metrics.families(self._reports, self._wide)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]

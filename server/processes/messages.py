@@ -319,6 +319,7 @@ class ReportFields(Fields):
     index: list[IndexEntry]
     lane: tuple[int, int, int, int, int, int]
     slots: tuple[int, int, int]
+    lending: tuple[bool, int] | None
 
     @classmethod
     def of(cls, report: Report) -> "ReportFields":
@@ -328,11 +329,12 @@ class ReportFields(Fields):
         ]
         lane: Any = tuple(report.lane)
         slots: Any = tuple(report.slots)
-        return cls(served, list(report.index), lane, slots)
+        return cls(served, list(report.index), lane, slots, report.lending)
 
     def report(self) -> Report:
         served = [ModelReport(each.name, each.version, each.statistics.statistics(), each.pending) for each in self.served]
-        return Report(served, self.index, LaneStatistics(*self.lane), SlotStatistics(*self.slots))
+        statistics = LaneStatistics(*self.lane), SlotStatistics(*self.slots)
+        return Report(served, self.index, *statistics, lending=self.lending)
 
 
 def encode_hook(value: Any) -> Any:

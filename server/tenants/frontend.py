@@ -31,13 +31,17 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The counters and model index of a tenant's HTTP side, `age` seconds old if it did not answer now."""
+    """The counters and model index of a tenant's HTTP side, `age` seconds old if it did not answer now.
+
+    `lending` is, for a tenant that lends, whether it does so now, and how often it stopped.
+    """
 
     served: Sequence[ModelReport]
     index: Sequence[IndexEntry]
     lane: LaneStatistics
     slots: SlotStatistics
     age: float = 0.0
+    lending: tuple[bool, int] | None = None
 
 
 class DeviceSide(Protocol):

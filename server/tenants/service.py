@@ -292,4 +292,6 @@ def report(tenant: Tenant) -> Report:
     """The current report of a tenant."""
     backlog = tenant.lane.backlog()
     served = [ModelReport(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
-    return Report(served, tenant.catalog.index(), tenant.lane.statistics(), tenant.lane.slots.statistics())
+    lane, lender = tenant.lane, tenant.lane.lender
+    lending = (lender.guard.lends, lender.guard.stops) if lender else None
+    return Report(served, tenant.catalog.index(), lane.statistics(), lane.slots.statistics(), lending=lending)

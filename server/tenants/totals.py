@@ -32,7 +32,9 @@ def total(lead: Report, helpers: Sequence[Report]) -> Report:
         invalid=sum(each.invalid for each in counted),
     )
     slots = SlotStatistics(*map(sum, zip(lead.slots, *(report.slots for report in helpers), strict=True)))
-    return Report(served, lead.index, lane, slots, max(report.age for report in (lead, *helpers)))
+    lending = [report.lending for report in (lead, *helpers) if report.lending]
+    lends = (all(each for each, _ in lending), sum(stops for _, stops in lending)) if lending else None
+    return Report(served, lead.index, lane, slots, max(report.age for report in (lead, *helpers)), lends)
 
 
 def ended(reports: Sequence[Report]) -> Report:
@@ -45,7 +47,8 @@ def ended(reports: Sequence[Report]) -> Report:
         expired=sum(each.lane.expired for each in reports),
         invalid=sum(each.lane.invalid for each in reports),
     )
-    return Report(served, (), lane, SlotStatistics(0, 0, 0))
+    lending = True, sum(report.lending[1] for report in reports if report.lending)
+    return Report(served, (), lane, SlotStatistics(0, 0, 0), lending=lending if last.lending else None)
 
 
 def added(counted: Sequence[ModelStatistics]) -> ModelStatistics:

@@ -9,6 +9,7 @@ import pytest
 
 from engines import ModelRefused
 from partitions import DoesNotFit, PartitionError
+from server.admin.metrics import ServerCollector
 from server.config.schema import TenantConfig
 from server.errors import Conflict
 from server.workers.borrowing import Borrowing
@@ -215,3 +216,25 @@ async def test_closing_waits_for_a_wide_work(site: Site) -> None:
     gate.open()
     await asking
     await closing
+
+
+async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
+    await go_wide(site)
+    lender = site.tenant("globex").lane.lender
+    assert lender
+    lender.guard.stops = 3
+    collector = ServerCollector(site.controller, await site.controller.reports(), [], (), await site.controller.wide.states())
+    found = {
+        (sample.name, sample.labels["tenant"]): sample.value
+        for family in collector.collect()
+        if family.name.startswith(("greenlane_lend", "greenlane_wide"))
+        for sample in family.samples
+    }
+    assert found == {
+        ("greenlane_lends", "globex"): 1,
+        ("greenlane_lends", "initech"): 1,
+        ("greenlane_lending_stops_total", "globex"): 3,
+        ("greenlane_lending_stops_total", "initech"): 0,
+        ("greenlane_wide_launches_total", "acme"): 1,
+        ("greenlane_wide_returns_total", "acme"): 0,
+    }

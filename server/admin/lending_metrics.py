@@ -1,0 +1,32 @@
+"""Metrics of tenants that lend and borrow, where there are any."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ..config.schema import TenantConfig
+from ..control.stretch import WideState
+from ..tenants.frontend import Report
+
+
+def families(reports: Sequence[tuple[TenantConfig, Report]], states: Sequence[WideState]) -> Iterator[Metric]:
+    """`reports` are those of all tenants, `states` their wide partitions."""
+    lenders = [(tenant.name, report.lending) for tenant, report in reports if report.lending]
+    if lenders:
+        lends = GaugeMetricFamily("greenlane_lends", "1 while others may use its granules when it is idle", labels=["tenant"])
+        stops = CounterMetricFamily(
+            "greenlane_lending_stops", "Times it stopped lending as that cost it too much latency", labels=["tenant"]
+        )
+        for name, (now, count) in lenders:
+            lends.add_metric([name], now)
+            stops.add_metric([name], count)
+        yield from (lends, stops)
+    if states:
+        launches = CounterMetricFamily("greenlane_wide_launches", "Inferences on granules of others too", labels=["tenant"])
+        returns = CounterMetricFamily(
+            "greenlane_wide_returns", "Those of them during which an owner had a request again", labels=["tenant"]
+        )
+        for state in states:
+            launches.add_metric([state.tenant], state.launches)
+            returns.add_metric([state.tenant], state.returns)
+        yield from (launches, returns)
