@@ -97,5 +97,11 @@ class Device(Protocol):
         memory does nothing. Raises PartitionError.
         """
 
+    def energy(self) -> int | None:
+        """Microjoules that the device has taken, on a meter that only grows but may begin again; None if there is none.
+
+        Any thread. May block for a millisecond.
+        """
+
     def close(self) -> None:
         """Release the device; every partition must be closed before."""

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
 from .plan import choose, choose_lent, ranges
 
@@ -220,6 +221,8 @@ class CpuDevice:
     def __init__(self, cores: Sequence[int]) -> None:
         self.cores = tuple(cores)
         self._attached = threading.local()
+        self.energy = open_rapl()
+        """See `Device.energy`: of all processors of this machine, other programs included."""
 
     def __repr__(self) -> str:
         return f"<CpuDevice cores {ranges(self.cores)}>"

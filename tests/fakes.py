@@ -282,6 +282,9 @@ class FakeDevice:
         self.partitions.append(FakePartition(self, sorted(granules), sorted(lent)))
         return self.partitions[-1]
 
+    def energy(self) -> int | None:
+        return None
+
     def pin(self, address: int, nbytes: int) -> "FakePin":
         self.script.reach("pin")
         self.pins.append(FakePin(address, nbytes))

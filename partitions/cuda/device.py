@@ -19,6 +19,7 @@ from typing import TypeVar
 from cuda.bindings import driver
 from cuda.core import Device, Stream
 
+from ..energy import Meter, open_nvml
 from ..errors import DeviceUnavailable, PartitionError
 from ..plan import choose, choose_lent
 from ..streams import stream_handle
@@ -199,6 +200,7 @@ class CudaDevice:
         self._groups = groups
         self._clusters = clusters
         self._probe: SmProbe | None = None
+        self._meter: Meter | None = None
         self._lock = Lock()
         self._idle: dict[tuple[tuple[int, ...], int], list[Green]] = {}
         self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # The start addresses, ascending, and the ends.
@@ -296,6 +298,13 @@ class CudaDevice:
                 if not self._probe:
                     self._probe = open_probe(Device(self.index), sum(self.granules))
             return self._probe.run(partition.stream, partition.size)
+
+    def energy(self) -> int | None:
+        """See `Device.energy`."""
+        if self._meter is None:
+            with self.current() as device:
+                self._meter = open_nvml(device.pci_bus_id)
+        return self._meter()
 
     def pin(self, address: int, nbytes: int) -> Pinned:
         """Page-lock host memory and map it for the device, for all contexts.

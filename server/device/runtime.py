@@ -240,8 +240,10 @@ class Runtime:
         for name, worker in self._workers.items():  # So that models that have not run yet are there too.
             for key in list(worker.executors):
                 self._meters[name].counter(key, Place(worker.partition.size))
+        energy = await asyncio.to_thread(self.device.energy) if self._lifecycle.state != "closed" else None
         now = time.monotonic_ns()
-        return Report(self._epoch, [TenantUsages(name, meter.usages(now)) for name, meter in self._meters.items()])
+        used = [TenantUsages(name, meter.usages(now)) for name, meter in self._meters.items()]
+        return Report(self._epoch, used, energy)
 
     async def probe(self) -> dict[str, frozenset[int]]:
         return await asyncio.to_thread(probes.locate, self.manager.held)

@@ -55,6 +55,9 @@ class VirtualDevice:
         there = cores()
         return VirtualPartition(sorted(granules), sorted({there[g % len(there)] for g in granules}), self._attached)
 
+    def energy(self) -> int | None:
+        return None
+
     def pin(self, address: int, nbytes: int) -> "VirtualDevice":
         return self
 

@@ -41,6 +41,10 @@ class Device:
         return self._gpu.arch
 
     @property
+    def pci_bus_id(self) -> str:
+        return "0000:ff:1f.7"
+
+    @property
     def compute_capability(self) -> hardware.Capability:
         self._gpu.enter("Device.compute_capability", current=True)
         return hardware.Capability(int(self._gpu.arch[:-1]), int(self._gpu.arch[-1]))
