@@ -205,7 +205,7 @@ def over_http(kind: str, repository: Path, seconds: float) -> list[dict[str, Any
             servers[how] = stack.enter_context(launch(folder, text, {SWITCH: switch}))
         rows = []
         for name, connections in OVER_HTTP:
-            ask = _request(name, NETS[kind][name].draw(1, 0))
+            ask = request_of(name, NETS[kind][name].draw(1, 0))
             rounds: dict[str, list[Load]] = {how: [] for how in servers}
             for server in servers.values():
                 drive(server.port, ask, connections, WARM_UP)
@@ -221,7 +221,8 @@ def _granules(kind: str) -> int:
         return len(device.granules)
 
 
-def _request(name: str, x: Array) -> Request:
+def request_of(name: str, x: Array) -> Request:
+    """A request for one inference, in binary both ways."""
     entry = {"name": "x", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}
     head = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [entry]}).encode()
     return Request(f"/v2/models/{name}/infer", {"Inference-Header-Content-Length": str(len(head))}, head + x.tobytes())
