@@ -30,6 +30,8 @@ _PATIENCE = 20.0
 """A request that takes this many times the target, and at least _LONG seconds, shows that a share is overloaded."""
 
 _LONG = 1.0
+_NEAR, _STALL = 0.8, 10.0
+"""That holds from this part of the throughput on. Below it a queue so long comes of a stall of the machine: then seconds."""
 
 
 class Interrupted(Exception):
@@ -99,7 +101,8 @@ def _at_rate(enqueue: Callable[[], Work], depth: int, throughput: float, target:
     latencies: list[float] = []
     most = max(1, requests_at(target.rate, effort.seconds))
     limit = target.p99 or math.inf
-    patience = max(_LONG, _PATIENCE * (target.p99 or 0.0))
+    near = target.rate > _NEAR * throughput
+    patience = max(_LONG, _PATIENCE * (target.p99 or 0.0)) if near else _STALL
     count = ROUND if target.p99 else most
     word: Word = "too few"
     while count > 0 and word in ("too few", "too noisy"):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from greenlane.report.pictures import INK, plain, png, tidy
 
@@ -62,6 +63,7 @@ def _latency(axes: Any, curve: Curve) -> None:
     if curve.smallest:
         axes.axvline(curve.smallest.size, color=_LOADED, linewidth=8, alpha=0.15, label="smallest share that keeps it")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(plain)
     axes.set_ylabel("latency, ms")
 

@@ -42,6 +42,11 @@ class Point:
     at_rate: AtRate | None = None
 
 
+def disturbed(point: Point) -> bool:
+    """Whether something else used the share: one request alone took much longer now and then, without a queue."""
+    return point.p99 > 3 * point.p50 and point.p99 - point.p50 > 0.002
+
+
 def knee(points: Sequence[Point]) -> Point | None:
     """The smallest share whose throughput no larger one exceeds by more than LESS; None if that is the largest, of several.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .curve import Curve
 from .intervals import P99, Word
-from .points import LESS, AtRate, Point, Target
+from .points import LESS, AtRate, Point, Target, disturbed
 
 KEYS = {"core": "cores", "SM": "sms"}
 """The key of a tenant's share in the configuration, by the device's unit."""
@@ -59,6 +59,7 @@ def _line(cells: Sequence[str]) -> str:
 def conclusions(curve: Curve) -> Iterator[str]:
     """Sentences: the notes, the knee, and the smallest share that keeps the target."""
     yield from curve.notes
+    yield from noise(curve)
     yield _knee(curve)
     if curve.target is None:
         return
@@ -73,6 +74,16 @@ def conclusions(curve: Curve) -> Iterator[str]:
         yield from _unclear(curve, below=found)
     else:
         yield none_keeps(curve, curve.target)
+
+
+def noise(curve: Curve) -> Iterator[str]:
+    """A sentence if something else used the shares while they were measured."""
+    if noisy := [point for point in curve.points if disturbed(point)]:
+        worst = max(noisy, key=lambda point: point.p99 / point.p50)
+        yield (
+            f"something else was running on this machine: one request alone on {units(worst.size, curve.unit)} took "
+            f"{short(worst.p50)} in the middle, but {short(worst.p99)} at its p99; measure again when it is quiet"
+        )
 
 
 def wanted(target: Target) -> str:

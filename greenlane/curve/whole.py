@@ -120,6 +120,8 @@ def _need(
     ascending = tuple(points[count] for count in sorted(points))
     curve = Curve(tenant.name, options.batch, device.describe(), unit, sum(sizes), ascending, target)
     chosen = curve.smallest
+    for line in text.noise(curve):
+        print(line)
     if chosen is None:
         print(f"{tenant.name}: {text.none_keeps(curve, target)}")
         return Need(tenant.name, None, 0, curve)

@@ -178,3 +178,12 @@ def test_durations_are_written_as_they_are_read(microseconds: int) -> None:
     from greenlane.curve.options import duration
 
     assert duration(toml_duration(microseconds / 1e6)) == pytest.approx(microseconds / 1e6)
+
+
+@pytest.mark.parametrize(("p99", "said"), [(0.002, False), (0.0029, False), (0.05, True)])
+def test_a_machine_that_is_not_quiet_is_said(p99: float, said: bool) -> None:
+    found = list(conclusions(curve(Point(1, 1, 100.0, 0.001, p99))))
+    assert (
+        any(line.startswith("something else was running on this machine: one request alone on 1 core") for line in found)
+        == said
+    )
