@@ -60,10 +60,15 @@ class Growth:
         """Whether both are surely within the bound."""
         return all(each.high <= bound for each in (self.median, self.tail))
 
-    @property
-    def worst(self) -> Interval:
-        """The larger of both estimates."""
-        return max(self.median, self.tail, key=lambda each: each.value)
+    def decisive(self, bound: float) -> Interval:
+        """The one that the verdict rests on: the larger of those that leak, or else the one that comes nearest to it."""
+        leaking = [each for each in (self.median, self.tail) if each.value > bound and each.low > SURE]
+        return max(leaking, key=lambda each: each.value) if leaking else max(self.median, self.tail, key=lambda each: each.high)
+
+    def said(self, bound: float) -> str:
+        """The same in words."""
+        one = self.decisive(bound)
+        return f"{'the median' if one is self.median else f'p{self.quantile * 100:g}'} grew {one} times"
 
 
 NO_GROWTH = Growth(0.99, UNKNOWN, UNKNOWN)
@@ -130,18 +135,18 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
     if math.isnan(held.tail.value) or math.isnan(shared.tail.value):
         return Ruling("too noisy", f"fewer than {SOME} requests in one of the three: too few to judge, so give it more seconds")
     if held.leaks(bound) and others > OTHERS:
-        why = f"latency grew {held.worst} times, but other programs used {others:.0%} of the cores: stop them to judge"
+        why = f"{held.said(bound)}, but other programs used {others:.0%} of the cores: stop them to judge"
         return Ruling("too noisy", why)
     if held.leaks(bound):
-        return Ruling("leaks", f"latency grew {held.worst} times beside the aggressor; at most {bound:g} is allowed")
+        return Ruling("leaks", f"{held.said(bound)} beside the aggressor; at most {bound:g} is allowed")
     if busy < BUSY:
         return Ruling("not exercised", f"the aggressor was busy for {busy:.0%} of the time; at least {BUSY:.0%} is needed")
     if not (control or shared.leaks(bound)):
-        return Ruling("not exercised", f"in one partition with the aggressor latency grew only {shared.worst} times")
+        return Ruling("not exercised", f"in one partition with the aggressor {shared.said(bound)}, and should by more")
     if not held.holds(bound):
-        return Ruling("too noisy", f"latency grew {held.worst} times, which may be more than {bound:g} or not")
-    by = f"{control} requests failed" if control else f"it grew {shared.worst} times"
-    return Ruling("isolated", f"latency grew {held.worst} times beside the aggressor; in one partition with it {by}")
+        return Ruling("too noisy", f"{held.said(bound)}, which may be more than {bound:g} or not")
+    by = f"{control} requests failed" if control else shared.said(bound)
+    return Ruling("isolated", f"{held.said(bound)} beside the aggressor; in one partition with it {by}")
 
 
 def worst(words: Sequence[Word]) -> Word:

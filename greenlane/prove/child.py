@@ -1,6 +1,8 @@
 """`python -m greenlane.prove.child`: the server that `greenlane prove` starts. What to serve comes on stdin, as JSON."""
 
+import ctypes
 import json
+import signal
 import sys
 from pathlib import Path
 from secrets import token_urlsafe
@@ -9,9 +11,12 @@ from typing import Any
 
 from greenlane.own import protect_children
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> int:
-    """Serve the configuration, with keys and a port of its own."""
+    """Serve the configuration, with keys and a port of its own; drain and end when the process that started this one ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     protect_children()
     from server.__main__ import run
     from server.command_line import Options

@@ -121,14 +121,14 @@ def decide(off: Sequence[Samples], on: Sequence[Samples], gained: float, others:
         return Ruling("too noisy", f"fewer than {SOME} requests: too few to judge, so give it more seconds"), NO_GROWTH
     growth = grown(off, on, quantile)
     if growth.leaks(BOUND):
-        why = f"latency grew {growth.worst} times by lending; at most {BOUND:g} is allowed"
+        why = f"{growth.said(BOUND)} by lending; at most {BOUND:g} is allowed"
         busy = f", but other programs used {others:.0%} of the cores: stop them to judge"
         return (Ruling("too noisy", why + busy) if others > OTHERS else Ruling("leaks", why)), growth
     if gained < GAINED:
         return Ruling("not exercised", f"the borrower had {gained:.2f} times as much answered: nothing was lent"), growth
     if not growth.holds(BOUND):
-        return Ruling("too noisy", f"latency grew {growth.worst} times, which may be more than {BOUND:g} or not"), growth
-    return Ruling("isolated", f"latency grew {growth.worst} times, and the borrower had {gained:.2f} times as much"), growth
+        return Ruling("too noisy", f"{growth.said(BOUND)}, which may be more than {BOUND:g} or not"), growth
+    return Ruling("isolated", f"{growth.said(BOUND)}, and the borrower had {gained:.2f} times as much"), growth
 
 
 def decide_first(off: Samples, on: Samples, limit: float, gained: float) -> tuple[Ruling, Interval]:

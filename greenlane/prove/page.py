@@ -14,7 +14,7 @@ from .findings import Findings
 from .lending import STATES, Lent
 from .measure import Measured, Result
 from .plot import of_lending, of_pair
-from .text import MEANS, about, about_lending, legend, listed, milliseconds, short, tail, times
+from .text import MEANS, about, about_lending, legend, listed, milliseconds, short, times
 
 _STYLE = Path(__file__).parent / "page.css"
 LENDING_NOTES = (
@@ -74,9 +74,9 @@ def _pair(findings: Findings, measured: Measured) -> str:
 
 def _row(result: Result) -> str:
     points = [milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control")]
-    grown = [f"{times(result.held.worst)}", short(result.shared.worst.value), f"{result.busy:.0%}"]
+    grown = [f"{times(result.held.decisive(BOUND))}", short(result.shared.decisive(BOUND).value), f"{result.busy:.0%}"]
     name = f'<td title="{escape(WHAT[result.attack.other.kind])}">{escape(result.attack.other.kind)}</td>'
-    why = f'<td class="why">{_chip(result.ruling.word)} {escape(result.ruling.why)} ({tail(result)} and median)</td>'
+    why = f'<td class="why">{_chip(result.ruling.word)} {escape(result.ruling.why)}</td>'
     return f"<tr>{name}{_cells([*points, *grown])}{why}</tr>"
 
 
@@ -85,7 +85,14 @@ def _lent(findings: Findings, lent: Lent) -> str:
     rows = []
     for level in lent.levels:
         off, on = (milliseconds(figures(merged(level.rounds[state])).p99) for state in STATES)
-        cells = [f"{level.load:.0%}", f"{level.rate:.0f}", off, on, times(level.growth.worst), f"{level.gained:.2f} times"]
+        cells = [
+            f"{level.load:.0%}",
+            f"{level.rate:.0f}",
+            off,
+            on,
+            times(level.growth.decisive(lending.BOUND)),
+            f"{level.gained:.2f} times",
+        ]
         rows.append(f'<tr>{_cells(cells)}<td class="why">{_chip(level.ruling.word)} {escape(level.ruling.why)}</td></tr>')
     first = f"<p>{_chip(lent.first.word)} {escape(lent.first.why)}</p>"
     title = f"{lent.pair.victim} lends to {lent.pair.aggressor}"
@@ -111,7 +118,7 @@ def _notes(findings: Findings) -> str:
         f"Aggressors: {legend(findings)}.",
         "Alone, beside the aggressor, and control take turns. In the control the same load goes to the victim's own partition. "
         "It has to be felt there: otherwise the result would have been the same without partitions, and is not exercised.",
-        "Growth is that of the median or of the tail, whichever is larger, with the interval that has 95 % of a bootstrap. "
+        "Growth is that of the median or of the tail, whichever decides, with the interval that has 95 % of a bootstrap. "
         f"At most {BOUND:g} is allowed. With fewer than {ENOUGH} requests of a kind the tail is the p90.",
         "In the pictures: a ring is the median, a dot the p99, faint dots are the p99 of each round.",
         "Memory bandwidth, caches, power and the kernel are shared by all tenants; a partition does not limit them.",

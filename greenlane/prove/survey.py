@@ -91,25 +91,27 @@ def survey(
 def _survey_models(
     tenant: Surveyed, index: Sequence[dict[str, Any]], access: Access, end: float, longest: float | None
 ) -> None:
-    names = list(dict.fromkeys(entry["name"] for entry in index))
+    """Small requests of every model; then, in the time that is left, larger ones, until one model is heavy enough."""
     ready = {entry["name"] for entry in index if entry["state"] == "READY"}
-    for number, name in enumerate(names):
-        if name not in ready:
-            tenant.undriven[name] = "it is not ready"
-            continue
-        until = perf_counter() + max(0.0, end - perf_counter()) / (len(names) - number)
-        if perf_counter() >= end and tenant.drivable:
-            tenant.undriven[name] = "there was no time left to try it"
-            continue
-        found = _drive(tenant.name, name, access, until, longest)
-        if isinstance(found, Drivable):
-            tenant.drivable.append(found)
-        else:
-            tenant.undriven[name] = found
+    with closing(Caller(access.port)) as caller:
+        for name in dict.fromkeys(entry["name"] for entry in index):
+            if name not in ready:
+                tenant.undriven[name] = "it is not ready"
+            elif perf_counter() >= end and tenant.drivable:
+                tenant.undriven[name] = "there was no time left to try it"
+            elif isinstance(found := _drive(caller, tenant.name, name, access), Drivable):
+                tenant.drivable.append(found)
+            else:
+                tenant.undriven[name] = found
+        for each in sorted(tenant.drivable, key=lambda each: -each.small.seconds):
+            if perf_counter() >= end or tenant.heaviest.large.seconds >= LONG:
+                break
+            larger = _large(caller, each.model, each.small, access.headers(tenant.name), end, longest)
+            tenant.drivable[tenant.drivable.index(each)] = replace(each, large=larger)
 
 
-def _drive(tenant: str, name: str, access: Access, end: float, longest: float | None) -> Drivable | str:
-    """A model by both requests, or why it cannot be driven."""
+def _drive(caller: Caller, tenant: str, name: str, access: Access) -> Drivable | str:
+    """A model by a small request, or why it cannot be driven."""
     path = f"/v2/models/{quote(name, safe='')}"
     (status, metadata), (_, config) = access.of(tenant, path), access.of(tenant, f"{path}/config")
     if status != 200:
@@ -117,12 +119,11 @@ def _drive(tenant: str, name: str, access: Access, end: float, longest: float | 
     model = described(name, metadata, config)
     if why := model.unknown():
         return why
-    with closing(Caller(access.port)) as caller:
-        first = _first(caller, model, access.headers(tenant))
-        if isinstance(first, str):
-            return first
-        small = Timed(first, timed(caller, [binary(model, first, access.headers(tenant))]))
-        return Drivable(model, small, _large(caller, model, small, access.headers(tenant), end, longest))
+    first = _first(caller, model, access.headers(tenant))
+    if isinstance(first, str):
+        return first
+    small = Timed(first, timed(caller, [binary(model, first, access.headers(tenant))]))
+    return Drivable(model, small, small)
 
 
 def _first(caller: Caller, model: Model, headers: dict[str, str]) -> Form | str:

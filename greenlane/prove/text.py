@@ -102,7 +102,7 @@ def about_lending(lent: Lent) -> str:
 
 def _level(level: Level) -> str:
     off, on = (milliseconds(figures(merged(level.rounds[state])).p99) for state in STATES)
-    grown, gained = times(level.growth.worst), f"{level.gained:.2f}"
+    grown, gained = times(level.growth.decisive(lending.BOUND)), f"{level.gained:.2f}"
     return f"{f'{level.load:.0%}, {level.rate:.0f} a second':22} {off:>8} {on:>8}  {grown:>20} {gained:>9}  {level.ruling.word}"
 
 
@@ -117,7 +117,7 @@ def _title(measured: Measured) -> str:
 def _line(result: Result) -> str:
     alone, beside, control = (milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control"))
     name = f"{result.attack.other.kind} ({result.attack.other.model})"
-    held, shared = times(result.held.worst), short(result.shared.worst.value)
+    held, shared = times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value)
     return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>20} {shared:>9}  {result.ruling.word}"
 
 
