@@ -137,6 +137,7 @@ def test_without_a_lender_and_a_borrower_nothing_can_be_lent(
     assert "expected --config FILE" in capsys.readouterr().err
 
 
+@pytest.mark.load
 def test_a_lender_is_asked_on_two_servers_at_every_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lending, lend):
         monkeypatch.setattr(module, "IDLE", 0.1)
