@@ -25,7 +25,7 @@ from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
-from .device.pager import taken
+from .device.taken_memory import taken
 from .link.blocks import largest_block
 from .processes import process_counts
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores

@@ -426,7 +426,7 @@ class FakeExecutor:
 
     def describe(self) -> Mapping[str, object]:
         """`FakeEngine.description`."""
-        return {**self.engine.description, **({"adds": {}} if self._is_alternate else {})}
+        return {**self.engine.description, **({"adds": self.engine.adds} if self._is_alternate else {})}
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -470,6 +470,8 @@ class FakeEngine:
         self.memory: Mapping[str, int] = {"weights": 0}
         self.executor_memory: Mapping[str, int] = {"contexts": 0}
         """What every executor takes."""
+        self.adds: Mapping[str, int] = {}
+        """What an alternate takes that the executor does not share with it."""
         self.closed = False
         self.compute: Compute = compute or self._repeat
         self._compute_parts = compute_parts

@@ -22,7 +22,7 @@ from engines.tensorrt.thread_priority import lower_priority
 from partitions import PartitionError
 
 from ..config.schema import TenantConfig
-from ..control.descriptions import ModelMemory, TenantMemory
+from ..control.descriptions import TenantMemory
 from ..errors import RequestError, Unavailable
 from ..link.messages import ModelKey
 from ..tenants.frontend import Frontend
@@ -34,6 +34,7 @@ from .loaded_models import LoadedModels
 from .model_loader import ModelLoader
 from .page_choice import Resident, choose
 from .paged_executor import PagedExecutor
+from .taken_memory import bound_executors, label, model_memory, taken, taken_wide
 
 log = logging.getLogger("greenlane.models")
 
@@ -41,8 +42,6 @@ PATIENCE = 10.0
 """Seconds to wait for a model without requests when room is needed and all of them have some."""
 RETRY = 0.02
 """Seconds between two looks for one."""
-ENGINES_OWN = ("weights", "file")
-"""The kinds of an engine's memory that count for every tenant: what it keeps for its next executors does not."""
 
 
 class OverBudget(RequestError):
@@ -175,6 +174,12 @@ class Pager:
         """These models were loaded now."""
         self._pages[tenant].since.update(dict.fromkeys(models, time.monotonic_ns()))
 
+    def refuse_wide(self, tenant: str, model: ModelKey, memory: Mapping[str, int]) -> str:
+        """Why a model may not take as much more for a wide partition; "" if it may. Any thread, with the tenant's lock held."""
+        config, claims, claim = self._tenants[tenant], self._claims(tenant), Claim(label(model), memory)
+        fits = config.device_memory is None or missing(config.device_memory, claims, claim) <= 0
+        return "" if fits else refusal(config, claims, claim)
+
     async def free(self, tenant: str, engines: Iterable[Engine]) -> None:
         """Free these engines now, as far as nothing uses them, if the tenant has a budget: it counts them no more."""
         if self._tenants[tenant].device_memory is not None:
@@ -214,7 +219,7 @@ class Pager:
         except Exception as problem:
             if not isinstance(problem, RequestError | EngineError | PartitionError):
                 log.exception("unexpected error while paging in %s of %s", model, tenant)
-            name = _label(model)
+            name = label(model)
             log.warning("model %s of %s is paged out and was not brought back: %s", name, tenant, problem)
             error = Unavailable(f"model {name} is paged out and could not be brought back: {problem}")
         with self._requesting:
@@ -235,7 +240,7 @@ class Pager:
                 raise Unavailable("it was unloaded or replaced")
             if not isinstance(stand_in, PagedExecutor):  # It came back meanwhile.
                 return
-            with self.reserving(tenant, _label(model)) as reservation, self._loading(tenant, model.partition("/")[0]):
+            with self.reserving(tenant, label(model)) as reservation, self._loading(tenant, model.partition("/")[0]):
                 await self._reserve(tenant, reservation, stand_in.taken)
                 executor = await self._bind(stand_in.source, worker)
                 try:
@@ -250,7 +255,7 @@ class Pager:
             pages.since[model] = time.monotonic_ns()
             pages.ins += 1
             pages.in_seconds += time.monotonic() - began
-            log.info("paged in for %s: %s, in %.0f ms", tenant, _label(model), (time.monotonic() - began) * 1000)
+            log.info("paged in for %s: %s, in %.0f ms", tenant, label(model), (time.monotonic() - began) * 1000)
 
     def _put(self, tenant: str, model: ModelKey, executor: Executor, stand_in: PagedExecutor) -> None:
         """Run the model's tickets by this executor from now on."""
@@ -316,7 +321,7 @@ class Pager:
         pages = self._pages[tenant]
         pages.outs += 1
         pages.out_seconds += time.monotonic() - began
-        log.info("paged out for %s: %s, which frees %s", tenant, _label(model), sized(sum(stand_in.taken.values())))
+        log.info("paged out for %s: %s, which frees %s", tenant, label(model), sized(sum(stand_in.taken.values())))
         return True
 
     async def _bind(self, source: Source, worker: Worker) -> Executor:
@@ -361,7 +366,8 @@ class Pager:
                 for served in loaded.served:
                     executor = executors.get(served.key)
                     if executor is not None and not isinstance(executor, PagedExecutor):
-                        found[served.key] = sum(taken(executor).values())
+                        memory = added([taken(executor), taken_wide(self._workers[tenant], served.key)])
+                        found[served.key] = sum(memory.values())
         return found
 
     def _source(self, tenant: str, model: ModelKey) -> Source:
@@ -370,33 +376,3 @@ class Pager:
 
 async def _do_nothing(_: str) -> None:
     """The default of `Pager.on_back`."""
-
-
-def bound_executors(workers: Mapping[str, Worker]) -> list[Executor]:
-    """The executors of all workers but those that stand for models that are paged out. Any thread."""
-    executors = [executor for worker in list(workers.values()) for executor in list(worker.executors.values())]
-    return [executor for executor in executors if not isinstance(executor, PagedExecutor)]
-
-
-def model_memory(worker: Worker) -> list[ModelMemory]:
-    """What each model in a worker takes, and what those took that are paged out. Any thread."""
-    found, engines = [], set[int]()
-    for model, executor in {id(executor): (model, executor) for model, executor in list(worker.executors.items())}.values():
-        name, _, version = _label(model).rpartition(" ")
-        if isinstance(executor, PagedExecutor):
-            found.append(ModelMemory(name, version, executor.taken, paged=True))
-        else:
-            found.append(ModelMemory(name, version, taken(executor, id(executor.engine) in engines)))
-            engines.add(id(executor.engine))
-    return found
-
-
-def taken(executor: Executor, without_engine: bool = False) -> dict[str, int]:
-    """What a model takes: its executor, and its engine unless that was counted."""
-    own = {} if without_engine else {kind: n for kind, n in executor.engine.memory.items() if kind in ENGINES_OWN and n}
-    return added([own, executor.memory])
-
-
-def _label(model: ModelKey) -> str:
-    """A model and its version, from its key."""
-    return model.partition("#")[0].replace("/", " ")

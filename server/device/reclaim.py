@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ..workers.worker import Worker
 from .model_loader import ModelLoader
-from .pager import bound_executors
+from .taken_memory import bound_executors
 
 KEPT = 5.0
 """Seconds for which the host memory of a large inference is kept for the next one."""

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from engines import EngineError, Executor
+from engines import EngineError, Executor, ModelRefused
+from engines.memory import added
 from partitions import Device, PartitionError
 
 from ..control.stretch import Wide, WideState
@@ -55,6 +56,8 @@ class Stretches:
         self._numbers = numbers
         self._max_pause = max_pause
         self._tenants: dict[str, _Tenant] = {}
+        self.refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
+        """Why a tenant's model may not take as much of the device's memory beside what the tenant has; "" if it may."""
 
     def __repr__(self) -> str:
         return f"<Stretches of {', '.join(name for name, each in self._tenants.items() if each.plan) or 'no tenant'}>"
@@ -178,6 +181,10 @@ class Stretches:
             alternate: Any = executor
             try:
                 made[key] = alternate.alternate(borrowing.partition)
+                adds: Any = [each.describe().get("adds") or {} for each in made.values()]
+                if adds[-1] and (why := self.refuse(name, key, added(adds))):
+                    made.pop(key).close()
+                    raise ModelRefused(f"on its wide partition {why}")
             except EngineError as error:
                 model = key.rpartition("#")[0]
                 self._tenants[name].refused[key] = f"{model}: {error}"

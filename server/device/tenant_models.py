@@ -26,8 +26,9 @@ from .loaded_model import LoadedModel, PreparedModel, expected
 from .loaded_models import UNLOADED, LoadedModels, versions
 from .memory_needs import close_oversized
 from .model_loader import ModelLoader
-from .pager import OverBudget, Pager, Reservation, taken
+from .pager import OverBudget, Pager, Reservation
 from .stretches import Stretches
+from .taken_memory import taken
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -74,6 +75,7 @@ class TenantModels:
         self._served = LoadedModels(tenants, strict_readiness)
         self.pager = Pager(self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads)
         self.pager.on_back = stretches.follow_paging
+        stretches.refuse = self.pager.refuse_wide
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)

@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engines import ModelRefused
+from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import DoesNotFit, PartitionError
 from server.admin.metrics import ServerCollector
 from server.config.schema import TenantConfig
@@ -196,6 +197,30 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     assert "tenant acme: model a/1 runs on its share only: too wide" in caplog.text
     await site.infer("acme", "a")
     await go_wide(site)
+    await site.controller.close()
+
+
+async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenants_budget(root: Path) -> None:
+    class Counting(Site):
+        def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+            engine: Any = super().read(path, max_batch, settings)
+            engine.memory, engine.executor_memory, engine.adds = {"weights": 6}, {"contexts": 4}, {"contexts": 3}
+            return engine  # type: ignore[no-any-return]
+
+    acme, *others = STRETCHED
+    site = Counting(root, tenants=(acme.model_copy(update={"device_memory": 25}), *others))
+    await site.controller.start()
+    await site.runtime.loaded()
+    await settled(site)
+    memory = (await site.controller.memory())[0]
+    assert [each.nbytes for each in memory.models] == [13, 10]
+    (state,) = await site.controller.wide.states()
+    (problem,) = state.problems
+    assert problem.startswith(
+        "b/1: on its wide partition it needs 6 bytes of device memory (contexts 6 bytes), but acme has 20"
+    )
+    await site.infer("acme", "b")
+    await go_wide(site, "a")
     await site.controller.close()
 
 

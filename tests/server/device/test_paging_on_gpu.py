@@ -1,0 +1,131 @@
+"""Budgets and paging over a simulated GPU: the real engines, executors and workers, and the library's own numbers."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import Engine, RuntimeSettings, load_engine
+from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.control.controller import Controller
+from server.control.descriptions import TenantMemory
+from server.device.runtime import Runtime
+from server.errors import Unavailable
+from server.tenants.service import open_local
+from tests.engines.small import model
+from tests.lanes import submit
+from tests.simulation import Gpu, installed
+from tests.simulation.plans import make_plan
+from tests.simulation.tensorrt import library
+
+COUNT = 20
+TEXT = "affine{0} (float[n, 3] x) => (float[n, 3] y) <float by = {{{0}}}> {{ y = Mul(x, by) }}"
+CONTEXT = 4096
+BUFFERS = 2 * 8 * 3 * 4
+
+
+def taken(number: int) -> int:
+    """What model m{number} takes: the simulation's weights are as large as the model's file."""
+    return len(model(TEXT.format(number))) + CONTEXT + BUFFERS
+
+
+class OnGpu:
+    def __init__(self, gpu: Gpu, controller: Controller, frontends: dict[str, object]) -> None:
+        self.gpu = gpu
+        self.controller = controller
+        self.frontends = frontends
+
+    async def infer(self, number: int, name: str = "acme") -> None:
+        """One inference, whose result is checked."""
+        tenant = self.frontends[name].tenant  # type: ignore[attr-defined]
+        served, lane = tenant.catalog.find(f"m{number}"), tenant.lane
+        slot = lane.take_slot()
+        try:
+            slot.lay_out(served.signature, [12])
+            slot.view[:12] = np.array([1, 2, 3], np.float32).tobytes()
+            (extent,) = (await submit(lane, slot, served.key, ((1, 3),))).outputs
+            found = np.frombuffer(bytes(slot.view[extent.offset : extent.offset + 12]), np.float32)
+            assert found.tolist() == [number, 2 * number, 3 * number]
+        finally:
+            lane.release(slot)
+
+    async def memory(self, name: str = "acme") -> TenantMemory:
+        return next(each for each in await self.controller.memory() if each.tenant == name)
+
+
+@asynccontextmanager
+async def on_gpu(root: Path, limit: int, paging: bool = True) -> AsyncIterator[OnGpu]:
+    gpu = Gpu()
+    for number in range(1, COUNT + 1):
+        path = root / f"m{number}" / "1" / "model.plan"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(make_plan(model(TEXT.format(number)), {"x": [(1, 3), (2, 3), (8, 3)]}))
+    tenants = [
+        TenantConfig(name="acme", granules=2, models=("*",), device_memory=limit, paging=paging),
+        TenantConfig(name="globex", granules=2, models=("m1",)),
+    ]
+    config = Config(
+        server=ServerConfig(default_tenant="acme"),
+        device=DeviceConfig(copies="engine"),
+        models=ModelsConfig(repository=root),
+        tenants={tenant.name: tenant for tenant in tenants},
+        source="test",
+    )
+    with installed(gpu, library(gpu)) as cuda:
+        frontends = {tenant.name: open_local(tenant) for tenant in tenants}
+        controller = Controller(config, frontends, lambda _: None)
+        on_state = partial(controller.on_state, tuple(frontends))
+        device = cuda.open_cuda()
+
+        def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+            return load_engine(path, device, settings, max_batch)  # Kernels are compiled here: a child has no simulation.
+
+        runtime = Runtime(config, device, frontends, on_state, controller.on_lost, read)
+        controller.add(dict.fromkeys(frontends, runtime))
+        await controller.start()
+        await controller.loaded()
+        yield OnGpu(gpu, controller, dict(frontends))
+        await controller.close()
+
+
+async def test_twenty_models_in_a_third_of_their_memory(tmp_path: Path) -> None:
+    limit = sum(map(taken, range(1, COUNT + 1))) // 3
+    async with on_gpu(tmp_path, limit) as site:
+        choose, most, contexts = random.Random(3), 0, 0
+
+        async def client() -> None:
+            nonlocal most, contexts
+            for _ in range(15):
+                await site.infer(choose.randint(1, COUNT))
+                most, contexts = max(most, (await site.memory()).used), max(contexts, len(site.gpu.executions))
+
+        async def neighbour() -> None:
+            for _ in range(30):
+                await site.infer(1, "globex")
+
+        await asyncio.gather(client(), client(), neighbour())
+        memory = await site.memory()
+        assert 0 < most <= limit
+        assert contexts <= 1 + COUNT // 3, "one of globex's"
+        assert memory.page_ins > 10
+        assert {each.name: sum(each.memory.values()) for each in memory.models} == {
+            f"m{number}": taken(number) for number in range(1, COUNT + 1)
+        }
+
+
+async def test_a_model_comes_back_after_a_repartition_and_after_its_plan_was_lost(tmp_path: Path) -> None:
+    async with on_gpu(tmp_path, 7 * taken(COUNT)) as site:
+        await site.controller.repartition({"acme": 3})
+        await site.infer(1)
+        (tmp_path / "m2" / "1" / "model.plan").rename(tmp_path / "kept")
+        with pytest.raises(Unavailable, match="m2 1 is paged out and could not be brought back: its file cannot be read"):
+            await site.infer(2)
+        (tmp_path / "kept").rename(tmp_path / "m2" / "1" / "model.plan")
+        await site.infer(2)
+        for number in (3, 1, 4):
+            await site.infer(number)
