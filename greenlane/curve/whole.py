@@ -125,8 +125,11 @@ def _need(
     if chosen is None:
         print(f"{tenant.name}: {text.none_keeps(curve, target)}")
         return Need(tenant.name, None, 0, curve)
-    print(f"{tenant.name} needs {text.units(chosen.size, unit)}")
-    return Need(tenant.name, chosen.granules, chosen.size, curve)
+    least = tenant.min_granules or 1
+    granules = max(chosen.granules, least)
+    why = f", as its min_granules is {least}" if granules > chosen.granules else ""
+    print(f"{tenant.name} needs {text.units(sum(sizes[:granules]), unit)}{why}")
+    return Need(tenant.name, granules, sum(sizes[:granules]), curve)
 
 
 def _mix(names: list[str], mix: Mapping[str, float]) -> str:

@@ -99,6 +99,18 @@ def test_tenants_that_do_not_fit_a_core_together(tmp_path: Path, core: int, caps
     assert found["tenants"]["acme"]["points"][0]["at_rate"]["requests"] >= 500
 
 
+def test_a_tenant_gets_its_minimum(tmp_path: Path, core: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """On two cores, of which one keeps the target on any machine."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    words = written(tmp_path, core, f"{TARGET}\nmin_granules = 2")
+    text = (tmp_path / "c.toml").read_text().replace(f'cores = "{core}"', f'cores = "{cores[0]},{cores[1]}"')
+    (tmp_path / "c.toml").write_text(text.replace("[tenants.acme]\ncores = 1", "[tenants.acme]\ncores = 2"))
+    assert main(words) == 2
+    assert "acme needs 2 cores, as its min_granules is 2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("acme", "more", "said"),
     [
