@@ -50,21 +50,16 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """A thread over time: its first and last CPU time, the cores that it ran on while it worked, and those it may run on.
+    """A thread over time: its CPU time in all, and while it was seen to work; the cores that it ran on then, and might run on.
 
-    `idle` is whether it runs only where no other thread would (SCHED_IDLE), as threads on lent cores do.
+    What it does only where no other thread would run (SCHED_IDLE), as threads on lent cores do, does not count.
     """
 
-    first: int
     last: int
+    worked: int = 0
     cores: set[int] = field(default_factory=set)
     allowed: frozenset[int] = frozenset()
     idle: bool = False
-
-    @property
-    def worked(self) -> bool:
-        """Whether it took enough CPU time for its cores to mean something."""
-        return self.last - self.first >= LEAST_TICKS
 
 
 class Watch:
@@ -97,12 +92,12 @@ class Watch:
             for entry in os.listdir(PROC / str(pid) / "task"):
                 tid = int(entry)
                 now = parsed((PROC / str(pid) / "task" / entry / "stat").read_text())
-                seen = threads.setdefault((pid, tid), Seen(now.ticks, now.ticks))
-                if now.ticks > seen.last:
+                seen = threads.setdefault((pid, tid), Seen(now.ticks))
+                if now.ticks > seen.last and os.sched_getscheduler(tid) != os.SCHED_IDLE:
+                    seen.worked += now.ticks - seen.last
                     seen.cores.add(now.core)
-                    seen.last = now.ticks
                     seen.allowed = frozenset(os.sched_getaffinity(tid))
-                    seen.idle = os.sched_getscheduler(tid) == os.SCHED_IDLE
+                seen.last = now.ticks
 
 
 def parsed(stat: str) -> Sample:
@@ -143,12 +138,12 @@ def judged(located: Located, threads: Mapping[tuple[int, int], Seen], others: Ma
     """The same with where this tenant's own work ran; `others` are the tenants that other cores belong to.
 
     The main thread of a process is HTTP's, which may have cores of its own (`front_cores`); where nothing else worked, it ran
-    the models too. Threads on lent cores do not count: there they are by configuration.
+    the models too. Threads on lent cores do not count: they are there by configuration.
     """
     if located.unit != "core":
         why = "an engine's own work on a GPU cannot be seen from outside of it; the probe's can"
         return _with(located, (), "not exercised", why)
-    worked = {key: seen for key, seen in threads.items() if seen.worked and not seen.idle}
+    worked = {key: seen for key, seen in threads.items() if seen.worked >= LEAST_TICKS}
     models = {key: seen for key, seen in worked.items() if key[0] != key[1]} or worked
     if not models:
         return _with(located, (), "not exercised", "no thread of the tenant's process was seen to work")
