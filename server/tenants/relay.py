@@ -22,7 +22,6 @@ from ..link.occupancy import Occupancy
 from ..link.ring import Link
 from ..link.slots import Slot
 from ..scheduling.lane import Lane
-from ..scheduling.lender import ENDED
 from ..scheduling.part_runs import goes_on, has_begun
 from ..scheduling.pending import failure_of
 from .catalog import Catalog, ServedModel
@@ -38,18 +37,15 @@ class RelayedRequest:
     """One request of a helper in the lead's lane. `ticket` is the helper's last one, and `slot` the lead's slot for it.
 
     `asked` is whether that ticket has no completion yet; only an answer in parts goes on without one. `end` is the completion
-    to send when the memory is free, and `released` whether the lane was asked to release the request. `visit` is what
-    `Lane.admit` returned.
+    to send when the memory is free, and `released` whether the lane was asked to release the request.
     """
 
-    __slots__ = ("_relay", "arrived", "asked", "end", "freed", "released", "served", "slot", "ticket", "visit")
+    __slots__ = ("_relay", "asked", "end", "freed", "released", "served", "slot", "ticket")
 
     def __init__(self, relay: "Relay", ticket: Ticket, served: ServedModel | None) -> None:
         self._relay = relay
         self.ticket = ticket
         self.served = served
-        self.arrived = time.monotonic_ns()
-        self.visit = ENDED
         self.slot: Slot | None = None
         self.end: Done | None = None
         self.asked = True
@@ -125,10 +121,9 @@ class Relay:
         try:
             if has_begun(ticket):
                 raise Failed("a later part of an answer that is not known here")
-            request.visit = self._lane.admit()
+            self._lane.check_room()  # The helper's lane has admitted it.
             request.slot = self._lane.slots.borrow(ticket.start, ticket.capacity, request.on_free)
         except Exception as error:
-            self._leave(request)
             self._refuse(ticket, error)
             return
         self._running[ticket.slot] = request
@@ -140,13 +135,6 @@ class Relay:
             )
         except Exception as error:
             self._end(request, self._failed(ticket, error))
-
-    def _leave(self, request: RelayedRequest) -> None:
-        """It is open no more, as the lender sees it."""
-        lender, visit, request.visit = self._lane.lender, request.visit, ENDED
-        if lender is not None and visit != ENDED:
-            answered = request.end is not None and request.end.failure is None
-            lender.end(visit, request.ticket.model, time.monotonic_ns() - request.arrived if answered else 0)
 
     def _refuse(self, ticket: Ticket, error: Exception) -> None:
         if not isinstance(error, RequestError):
@@ -181,14 +169,14 @@ class Relay:
         done = end if isinstance(end, Done) else self._failed(ticket, end)
         if ticket.after and goes_on(done):
             request.asked = False
-            self._send(done._replace(slot=ticket.slot))
+            self._send(_of(ticket, done))
             return
         if done.rows:
             try:
                 done = self._from_batch(request, done)
             except Exception as error:  # Outgrown: the helper sends it again, alone and with more memory.
                 done = self._failed(ticket, error)
-        self._end(request, done._replace(slot=ticket.slot))
+        self._end(request, _of(ticket, done))
 
     def _from_batch(self, request: RelayedRequest, done: Done) -> Done:
         """Copy the outputs from the batch's memory to the request's own. Raises Outgrown."""
@@ -215,9 +203,10 @@ class Relay:
     def _complete(self, request: RelayedRequest) -> None:
         ticket = request.ticket
         del self._running[ticket.slot]
-        self._leave(request)
-        now = time.monotonic_ns()
-        self._send((request.end or Done(ticket.slot, (), _CANCELLED, now, now))._replace(slot=ticket.slot))
+        if request.end is None:
+            now = time.monotonic_ns()
+            request.end = Done(ticket.slot, (), _CANCELLED, now, now)
+        self._send(request.end)
         self._look_if_ended()
 
     def _send(self, done: Done) -> None:
@@ -270,6 +259,12 @@ class Relay:
         if self._gone and not self._running and not self.ended.is_set():
             self._occupancy.free_all_of(self.number)
             self.ended.set()
+
+
+def _of(ticket: Ticket, done: Done) -> Done:
+    """The completion of a helper's ticket."""
+    _, outputs, failure, began, ended, rows = done
+    return Done(ticket.slot, outputs, failure, began, ended, rows)
 
 
 class Cancellations:

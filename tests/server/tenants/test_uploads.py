@@ -1,11 +1,14 @@
 """Uploads: how the bodies of requests count against a tenant's memory, and how long they may take."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from server.errors import QueueFull, RequestError, TooSlow, Unavailable
+from server.link import occupancy
+from server.link.occupancy import Occupancy
 from server.tenants import uploads as uploads_module
 from server.tenants.uploads import GRACE, MIN_RATE, Uploads
 
@@ -32,6 +35,20 @@ class Connection:
 
     def refuse(self, error: RequestError) -> None:
         self.refusals.append(error)
+
+
+async def test_bodies_of_several_processes_share_one_limit() -> None:
+    page = occupancy.create(1 << 20)
+    one, other = (Uploads(10, QueueFull, occupancy=Occupancy(page, number)) for number in (1, 2))
+    one.reserve(6)
+    with pytest.raises(QueueFull, match="a body of 5 bytes while 6 bytes of others are on their way; together"):
+        other.reserve(5)
+    other.reserve(4)
+    one.release(6)
+    other.reserve(6)
+    with pytest.raises(QueueFull):
+        one.reserve(1)
+    os.close(page)
 
 
 async def test_refuse_raises_the_reason_where_a_body_is_awaited() -> None:
