@@ -14,6 +14,7 @@ from ..api.framework import json_response
 from ..api.openapi import errors, operation_id, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
+from ..control.descriptions import RungState
 from ..control.stretch import WideState
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
@@ -161,6 +162,7 @@ def _device(controller: Controller, device: ControlledDevice) -> Object:
 
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
+    ladders = controller.ladders.states
     wide = {each.tenant: _wide(each) for each in await controller.wide.states()}
     devices = [
         {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
@@ -172,12 +174,17 @@ async def _partitions(controller: Controller) -> Object:
             "size": p.size,
             "device": device.name,
             **({"wide": wide[name]} if name in wide else {}),
+            **({"ladder": [_rung(each) for each in ladders[name]]} if name in ladders else {}),
         }
         for device in controller.devices
         for name, p in device.held.items()
     }
     only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.config.tenants if name in held}}
+
+
+def _rung(state: RungState) -> Object:
+    return {"granules": list(state.granules), "models": state.models, "bytes": state.nbytes}
 
 
 def _wide(state: WideState) -> Object:

@@ -58,6 +58,14 @@ class WidePartition(Schema):
     problems: list[str] = Field(description="What could not be made, so that it runs on the tenant's share only.")
 
 
+class ReadyShare(Schema):
+    """A share on which the tenant's models were ready when granules last changed hands, beside its own."""
+
+    granules: Granules
+    models: int = Field(description="How many were ready there.")
+    bytes: int = Field(description="Memory that they add: of the device, on cores of the host.")
+
+
 class Partition(Schema):
     """A tenant's share of its device."""
 
@@ -65,6 +73,7 @@ class Partition(Schema):
     size: int = Field(description="In units.")
     device: str = Field(description="The device's name.")
     wide: WidePartition | None = Field(default=None, description="Absent without a `burst`, and where no tenant lends.")
+    ladder: list[ReadyShare] = Field(default_factory=list, description="Absent without a `ladder`, and until it is made.")
 
 
 class DeviceGranules(Schema):

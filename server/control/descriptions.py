@@ -81,6 +81,15 @@ class TenantMemory(NamedTuple):
         return sum(model.nbytes for model in self.models)
 
 
+class RungState(NamedTuple):
+    """Granules on which a tenant's models are ready beside its own: how many models, and the memory that they add."""
+
+    tenant: str
+    granules: Granules
+    models: int
+    nbytes: int
+
+
 def shares(held: Mapping[str, PartitionInfo]) -> str:
     """Which tenant has which granules, for the log."""
     return ", ".join(f"{name} has {partition.size} ({_granules(partition.granules)})" for name, partition in held.items())

@@ -9,7 +9,7 @@ from typing import Protocol
 from partitions.plan import Granules
 
 from ..accounts.usage import Report
-from .descriptions import DeviceInfo, Execution, Pause, TenantMemory
+from .descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from .stretch import Wide, WideState
 
 
@@ -71,8 +71,8 @@ class DeviceRuntime(Protocol):
         One that cannot be made is left out, and logged.
         """
 
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> None:
-        """Have models of its tenants ready on these granules too, in the background; all others have none.
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
+        """Have models of its tenants ready on these granules too; all others have none. Returns when they are: what there is.
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
         """

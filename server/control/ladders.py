@@ -12,6 +12,7 @@ from partitions.plan import Granules, rung
 from ..config.schema import Config
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
+from .descriptions import RungState
 
 log = logging.getLogger("greenlane.ladder")
 
@@ -27,6 +28,8 @@ class LadderPlans:
         self._config = config
         self._devices = devices
         self._any = any(tenant.ladder for tenant in config.tenants.values())
+        self.states: dict[str, list[RungState]] = {}
+        """What was ready when the last plan was carried out, by tenant."""
         self._work: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -58,12 +61,22 @@ class LadderPlans:
             plans[name] = [each for each in found if each != partition.granules]
         return plans
 
+    def _show(self, states: list[RungState]) -> None:
+        """Log rungs that are new or have other models now."""
+        for tenant in {state.tenant for state in states}:
+            found = [state for state in states if state.tenant == tenant]
+            before, self.states[tenant] = self.states.get(tenant, []), found
+            for state in found if found != before else ():
+                count, granules = state.models, list(state.granules)
+                models = f"{count} model{'s' * (count != 1)}"
+                log.info("%s can switch to granules %s: %s ready, %.1f MB more", tenant, granules, models, state.nbytes / 1e6)
+
     async def _hold(self, first: Callable[[], Awaitable[object]]) -> None:
         await first()
         for device in self._devices:
             plans = self.plan(device) if device.held else {}
             for runtime in device.distinct() if any(plans.values()) else ():
                 try:
-                    await runtime.hold(device.of(runtime, plans))
+                    self._show(await runtime.hold(device.of(runtime, plans)))
                 except (RequestError, EngineError, PartitionError) as error:  # It gets the plan when it is started again.
                     log.warning("no ladders for now: %s", error)

@@ -11,6 +11,7 @@ from engines.tensorrt.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
 from partitions.plan import Granules
 
+from ..control.descriptions import RungState
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
 
@@ -79,6 +80,20 @@ class Ladders:
             return self._rungs[name].pop(granules)
         return None
 
+    def states(self) -> list[RungState]:
+        """What is ready now."""
+        return [
+            RungState(name, granules, len(rung.executors), self._nbytes(name, rung))
+            for name, rungs in self._rungs.items()
+            for granules, rung in rungs.items()
+        ]
+
+    def _nbytes(self, name: str, rung: Rung) -> int:
+        """The memory that a rung adds. One that was the tenant's first partition adds what the present one would as a rung."""
+        worker = self._workers.get(name)
+        present = worker.executors if worker else {}
+        return sum(_added(executor) or _added(present.get(key)) for key, executor in rung.executors.items())
+
     def put(self, name: str, rung: Rung) -> None:
         """The tenant does not use this partition after all, or no more. With its lock held."""
         self._rungs.setdefault(name, {})[tuple(rung.partition.granules)] = rung
@@ -128,19 +143,10 @@ class Ladders:
                     if self._rungs.get(name, {}).get(granules) is rung:
                         await asyncio.to_thread(self._rungs[name].pop(granules).close)
         for granules in self._wanted.get(name, ()):
-            made, step = 0, True
+            step = True
             while step:
                 async with self._lock(name):
                     step = await self._next(name, granules)
-                made += step
-            found = self._rungs.get(name, {}).get(granules)
-            if made and found and found.executors:
-                adds = sum(_added(executor) for executor in found.executors.values())
-                count = len(found.executors)
-                log.info(
-                    "tenant %s can switch to granules %s: %d model%s ready there, for %.1f MB more",
-                    name, list(granules), count, "s" * (count != 1), adds / 1e6,
-                )  # fmt: skip
 
     def _lock(self, name: str) -> asyncio.Lock:
         """The tenant's lock; one of no account where it has gone."""
@@ -188,9 +194,9 @@ class Ladders:
             raise
 
 
-def _added(executor: Executor) -> int:
-    """The bytes that an alternate takes."""
-    adds = executor.describe().get("adds")
+def _added(executor: Executor | None) -> int:
+    """The bytes that an alternate takes; 0 for another executor."""
+    adds = executor.describe().get("adds") if executor else None
     return sum(adds.values()) if isinstance(adds, dict) else 0
 
 

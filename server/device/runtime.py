@@ -16,7 +16,7 @@ from partitions.plan import Granules
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
 from ..config.schema import Config
-from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
+from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
@@ -155,8 +155,10 @@ class Runtime:
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         await self._stretches.stretch(plans)
 
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> None:
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
         self.ladders.hold(rungs)
+        await self.ladders.settled()
+        return self.ladders.states()
 
     async def stretches(self) -> list[WideState]:
         return self._stretches.states()

@@ -199,7 +199,7 @@ class StretchTenants(Message):
 
 
 class HoldRungs(Message):
-    """Have models of tenants ready on these granules too. Answered before they are."""
+    """Have models of tenants ready on these granules too. Answered when they are, with a list of `RungState`."""
 
     rungs: dict[str, list[tuple[int, ...]]]
 

@@ -14,7 +14,7 @@ from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
 from ..accounts.usage import Report
-from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
+from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
 from ..errors import RequestError, Unavailable
 from ..link.ring import Descriptors
@@ -187,10 +187,11 @@ class RemoteRuntime:
         self._plans = dict(plans)
         await self._call(messages.StretchTenants({name: WideFields.of(plan) for name, plan in plans.items()}))
 
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> None:
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
         """What is planned is kept for a process that replaces this one."""
         self._rungs = {name: list(each) for name, each in rungs.items()}
-        await self._call(messages.HoldRungs(self._rungs))
+        found: list[RungState] = await self._call(messages.HoldRungs(self._rungs), list[RungState])
+        return found
 
     async def stretches(self) -> list[WideState]:
         """The last ones that are known if the process does not answer within `REPORT_TIMEOUT`."""

@@ -60,9 +60,18 @@ async def answered(site: Site) -> None:
     await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
 
 
-async def test_models_are_ready_on_every_rung_after_they_are_served(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+async def test_models_are_ready_on_every_rung_after_they_are_served(site: Site) -> None:
     assert rungs(site) == {"acme": {WIDE: 2}, "globex": {(2, 3, 4, 5): 1}}
     await answered(site)
+
+
+async def test_what_is_ready_is_logged_and_kept_for_the_admin_api(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(root, tenants=LADDERS) as site:
+        await settled(site)
+        (state,) = site.controller.ladders.states["acme"]
+        assert state == ("acme", WIDE, 2, 0)
+    assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
 
 
 async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_back_the_same_way(site: Site) -> None:
