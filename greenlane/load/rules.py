@@ -13,7 +13,7 @@ Why each rule is as it is:
 - The median counts as well as the tail, and the worse of both decides. A p99 of some hundred requests is decided by five of
   them, so that a leak that all requests feel shows in the median first.
 - Other programs on the machine can look like a leak: an aggressor that keeps its own cores busy leaves them the victim's. So
-  nothing is called a leak by its latency while they used more than OTHERS of the cores. Isolated it can be all the same.
+  nothing is called a leak while they used more than OTHERS of the cores. Isolated it can be all the same.
 - A request of the victim's that fails beside the aggressor is a leak whatever the latencies are; one that fails alone says that
   nothing here can be compared.
 """
@@ -131,14 +131,11 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
     if alone:
         return Ruling("not exercised", f"{alone} requests of the victim failed without any aggressor")
     if beside:
-        return Ruling("leaks", f"{beside} requests of the victim failed beside the aggressor, and none alone")
+        return felt(f"{beside} requests of the victim failed beside the aggressor, and none alone", others)
     if math.isnan(held.tail.value) or math.isnan(shared.tail.value):
         return Ruling("too noisy", f"fewer than {SOME} requests in one of the three: too few to judge, so give it more seconds")
-    if held.leaks(bound) and others > OTHERS:
-        why = f"{held.said(bound)}, but other programs used {others:.0%} of the cores: stop them to judge"
-        return Ruling("too noisy", why)
     if held.leaks(bound):
-        return Ruling("leaks", f"{held.said(bound)} beside the aggressor; at most {bound:g} is allowed")
+        return felt(f"{held.said(bound)} beside the aggressor; at most {bound:g} is allowed", others)
     if busy < BUSY:
         return Ruling("not exercised", f"the aggressor was busy for {busy:.0%} of the time; at least {BUSY:.0%} is needed")
     if not (control or shared.leaks(bound)):
@@ -147,6 +144,13 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
         return Ruling("too noisy", f"{held.said(bound)}, which may be more than {bound:g} or not")
     by = f"{control} requests failed" if control else shared.said(bound)
     return Ruling("isolated", f"{held.said(bound)} beside the aggressor; in one partition with it {by}")
+
+
+def felt(what: str, others: float) -> Ruling:
+    """The verdict on what looks like a leak, while other programs used this part of the cores' time."""
+    if others > OTHERS:
+        return Ruling("too noisy", f"{what}; but other programs used {others:.0%} of the cores: stop them to judge")
+    return Ruling("leaks", what)
 
 
 def worst(words: Sequence[Word]) -> Word:

@@ -141,12 +141,11 @@ def judged(located: Located, threads: Mapping[tuple[int, int], Seen], others: Ma
     the models too. Threads on lent cores do not count: they are there by configuration.
     """
     if located.unit != "core":
-        why = "an engine's own work on a GPU cannot be seen from outside of it; the probe's can"
-        return _with(located, (), "not exercised", why)
+        return unseen(located, "an engine's own work on a GPU cannot be seen from outside of it; the probe's can")
     worked = {key: seen for key, seen in threads.items() if seen.worked >= LEAST_TICKS}
     models = {key: seen for key, seen in worked.items() if key[0] != key[1]} or worked
     if not models:
-        return _with(located, (), "not exercised", "no thread of the tenant's process was seen to work")
+        return unseen(located, "no thread of the tenant's process was seen to work")
     cores = sorted({core for seen in models.values() for core in seen.cores})
     free = sorted({core for seen in models.values() for core in seen.allowed} - set(located.units))
     outside = [core for core in cores if core not in located.units]
@@ -158,6 +157,11 @@ def judged(located: Located, threads: Mapping[tuple[int, int], Seen], others: Ma
         return _with(located, cores, "leaks", f"threads of its models stayed on its cores, but may run on core {whose}")
     count = f"{len(models)} thread{'s' * (len(models) != 1)}"
     return _with(located, cores, "isolated", f"{count} of its models worked, on its cores, and may run on no other")
+
+
+def unseen(located: Located, why: str) -> Located:
+    """The same where the tenant's own work cannot be seen."""
+    return _with(located, (), "not exercised", why)
 
 
 def _with(located: Located, cores: Sequence[int], word: Word, why: str) -> Located:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from greenlane.load.figures import Samples
 from greenlane.load.intervals import UNKNOWN, Interval, later
-from greenlane.load.rules import NO_GROWTH, OTHERS, SOME, Growth, Ruling, failures, grown, quantile_for
+from greenlane.load.rules import NO_GROWTH, SOME, Growth, Ruling, failures, felt, grown, quantile_for
 
 from .plan import GAP, Pair
 
@@ -115,15 +115,13 @@ def decide(off: Sequence[Samples], on: Sequence[Samples], gained: float, others:
     if failed := failures(off):
         return Ruling("not exercised", f"{failed} requests of the lender failed while it did not lend"), NO_GROWTH
     if failed := failures(on):
-        return Ruling("leaks", f"{failed} requests of the lender failed while it lent, and none else"), NO_GROWTH
+        return felt(f"{failed} requests of the lender failed while it lent, and none else", others), NO_GROWTH
     quantile = quantile_for(min(sum(map(len, off)), sum(map(len, on))))
     if quantile is None:
         return Ruling("too noisy", f"fewer than {SOME} requests: too few to judge, so give it more seconds"), NO_GROWTH
     growth = grown(off, on, quantile)
     if growth.leaks(BOUND):
-        why = f"{growth.said(BOUND)} by lending; at most {BOUND:g} is allowed"
-        busy = f", but other programs used {others:.0%} of the cores: stop them to judge"
-        return (Ruling("too noisy", why + busy) if others > OTHERS else Ruling("leaks", why)), growth
+        return felt(f"{growth.said(BOUND)} by lending; at most {BOUND:g} is allowed", others), growth
     if gained < GAINED:
         return Ruling("not exercised", f"the borrower had {gained:.2f} times as much answered: nothing was lent"), growth
     if not growth.holds(BOUND):

@@ -22,7 +22,7 @@ LENDING_NOTES = (
     "while the borrower is as busy as it can be on the same one. Requests are sent when they are due, whatever came before.",
     f"At most {lending.BOUND:g} times are allowed. The borrower has to have more answered where it may borrow: otherwise "
     "nothing was lent, and the lender's latency proves nothing.",
-    "A single request after idling may be late by as much as the lender's `lend`.",
+    "A single request after idling may be late by as much as the lender lends for (its key lend).",
 )
 _TONES: dict[Word, str] = {"isolated": "good", "leaks": "bad", "not exercised": "mute", "too noisy": "mute"}
 

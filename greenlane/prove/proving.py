@@ -143,7 +143,13 @@ def _driven(asked: Run, found: Progress, served: Mapping[str, frozenset[int]]) -
     finally:
         threads = watch.stop()
     owner = {unit: f"of {each.tenant}" for each in found.located if each.unit == "core" for unit in each.units}
-    return [confinement.judged(each, threads.get(each.tenant, {}), owner) for each in found.located]
+    mixed = {name for name, pids in served.items() for other, others in served.items() if name != other and pids & others}
+    return [
+        confinement.unseen(each, "its process serves other tenants as well, whose threads look alike")
+        if each.tenant in mixed
+        else confinement.judged(each, threads.get(each.tenant, {}), owner)
+        for each in found.located
+    ]
 
 
 def _cores(located: Sequence[Located], tenant: Surveyed) -> tuple[int, ...] | None:

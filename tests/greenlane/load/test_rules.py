@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from greenlane.load.figures import Samples
 from greenlane.load.intervals import UNKNOWN, Interval, blocks, growth
-from greenlane.load.rules import BUSY, ENOUGH, NO_GROWTH, SOME, SURE, WORDS, Growth, decide, quantile_for, rule, worst
+from greenlane.load.rules import BUSY, ENOUGH, NO_GROWTH, OTHERS, SOME, SURE, WORDS, Growth, decide, quantile_for, rule, worst
 
 RATE, SECONDS, ROUNDS = 250.0, 0.5, 4
 MORE_ALONE = 3
@@ -118,3 +118,12 @@ def test_the_worst_of_several_is_one_of_them_and_isolated_only_if_all_are(words:
     assert found in words
     assert (found == "isolated") == all(each == "isolated" for each in words)
     assert worst([]) == "not exercised"
+
+
+def test_what_other_programs_may_have_caused_is_not_called_a_leak() -> None:
+    slower = Growth(0.99, Interval(2, 1.9, 2.1), Interval(2, 1.9, 2.1))
+    for failed in ((0, 3, 0), (0, 0, 0)):
+        assert decide(slower, slower, failed, 1.0, OTHERS, 1.3).word == "leaks"
+        found = decide(slower, slower, failed, 1.0, 2 * OTHERS, 1.3)
+        assert found.word == "too noisy"
+        assert "stop them" in found.why
