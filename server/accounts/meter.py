@@ -6,7 +6,10 @@ Works of one stream do not overlap: a work begins at the later of its launch and
 from ctypes import Array, addressof, c_uint64
 from typing import NamedTuple, Protocol
 
-from .usage import Usage
+from .usage import NS, Usage
+
+LONG = NS
+"""Nanoseconds. The time of shorter works is known when they end."""
 
 
 class Place(NamedTuple):
@@ -91,7 +94,7 @@ class Meter:
         return found
 
     def usages(self, now: int) -> list[Usage]:
-        """What was used so far, by model, with what the running work has used until `now`. One thread at a time.
+        """What was used so far, by model; a work that has been running for LONG counts until `now`. One thread at a time.
 
         The worker removes a work from `running` before it adds it, so that none is counted twice.
         """
@@ -99,8 +102,8 @@ class Meter:
         running = self.running
         used: dict[str, Usage] = {}
         for counter, ns, works in taken:
-            if running and running[0] is counter:
-                ns += max(0, now - running[1])
+            if running and running[0] is counter and now - running[1] > LONG:
+                ns += now - running[1]
             before = used.get(counter.model) or Usage(counter.model, 0, 0, {})
             borrowed = dict(before.borrowed)
             for owner, units in counter.place.lent:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from server.accounts.account import Account
 from server.accounts.energy import IdlePower, divide
 from server.accounts.history import History
-from server.accounts.meter import Meter, Place
+from server.accounts.meter import LONG, Meter, Place
 from server.accounts.usage import NS, Report, TenantUsages, Totals
 
 UNITS = 16
@@ -65,7 +65,7 @@ class Server(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from(TENANTS))
     def report(self, tenant: str) -> None:
         usages = self.meters[tenant].usages(self.now)
-        self.account.report(tenant, "0", Report(self.epochs[tenant], [TenantUsages(tenant, usages)]))
+        self.account.report(TENANTS.index(tenant), "0", Report(self.epochs[tenant], [TenantUsages(tenant, usages)]))
         self.reported[tenant] += self.pending.pop(tenant, 0)
         for (borrower, owner), amount in list(self.pending_lent.items()):
             if borrower == tenant:
@@ -81,7 +81,7 @@ class Server(RuleBasedStateMachine):
         for key in [key for key in self.pending_lent if key[0] == tenant]:
             del self.pending_lent[key]
         self.report(tenant)
-        self.account.report(tenant, "0", late)
+        self.account.report(TENANTS.index(tenant), "0", late)
 
     @invariant()
     def it_adds_up(self) -> None:
@@ -111,7 +111,8 @@ def test_a_running_work_is_counted_as_it_goes_and_never_twice() -> None:
     meter = Meter()
     counter = meter.counter("mob/1#1", Place(4))
     meter.running = counter, 1000
-    assert [(each.used, each.works) for each in meter.usages(1500)] == [(2000, 0)]
+    assert [(each.used, each.works) for each in meter.usages(1000 + LONG)] == [(0, 0)]
+    assert [(each.used, each.works) for each in meter.usages(1500 + LONG)] == [(2000 + 4 * LONG, 0)]
     meter.running = None
     counter.add(700)
     assert [(each.used, each.works) for each in meter.usages(9000)] == [(2800, 1)]
@@ -147,14 +148,14 @@ def test_a_shrunk_estimate_of_a_running_work_takes_nothing_back() -> None:
     account.hold("0", "SM", 4, {"acme": 4}, 0)
     counter = meter.counter("mob/1#1", Place(4))
     meter.running = counter, 0
-    account.report("p", "0", Report(1, [TenantUsages("acme", meter.usages(100))]))
+    account.report(7, "0", Report(1, [TenantUsages("acme", meter.usages(2 * LONG))]))
     meter.running = None
-    counter.add(90)
-    account.report("p", "0", Report(1, [TenantUsages("acme", meter.usages(100))]))
-    assert account.totals(100, 0).devices["0"].tenants["acme"].used == 400
+    counter.add(2 * LONG - 10)
+    account.report(7, "0", Report(1, [TenantUsages("acme", meter.usages(0))]))
+    assert account.totals(100, 0).devices["0"].tenants["acme"].used == 8 * LONG
     counter.add(20)
-    account.report("p", "0", Report(1, [TenantUsages("acme", meter.usages(200))]))
-    assert account.totals(200, 0).devices["0"].tenants["acme"].used == 440
+    account.report(7, "0", Report(1, [TenantUsages("acme", meter.usages(0))]))
+    assert account.totals(200, 0).devices["0"].tenants["acme"].used == 8 * LONG + 40
 
 
 def test_energy_is_divided_by_use_and_idle_power_is_separate() -> None:
@@ -164,7 +165,7 @@ def test_energy_is_divided_by_use_and_idle_power_is_separate() -> None:
     account.measure("0", 500 + 60_000_000, NS)  # A second in which nothing ran: 60 W.
     acme.counter("mob/1#1", Place(2)).add(NS // 2)
     globex.counter("enc/1#1", Place(2)).add(NS // 4)
-    account.report("p", "0", Report(1, [TenantUsages("acme", acme.usages(0)), TenantUsages("globex", globex.usages(0))]))
+    account.report(7, "0", Report(1, [TenantUsages("acme", acme.usages(0)), TenantUsages("globex", globex.usages(0))]))
     account.measure("0", 500 + 60_000_000 + 90_000_001, 2 * NS)
     found = account.totals(2 * NS, 0).devices["0"]
     assert (found.energy, found.idle_energy) == (150_000_001, 120_000_000)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from engines import Room
-from server.accounts.meter import Counter, Meter, Place
+from server.accounts.meter import LONG, Counter, Meter, Place
 from server.link.messages import Ticket
 from server.workers.metering import Metering
 from server.workers.session import InFlight
@@ -56,9 +56,9 @@ def test_a_running_work_counts_before_it_ends() -> None:
     metering = Metering(meter, HOME, hosted=True)
     each = flight(0, metering.counter(Timed(), "m/1#1"))
     metering.begin(each, 100)
-    assert used(meter, 150) == [(0, 4 * 50, {})]
-    metering.end(each, 160, -1)
-    assert used(meter, 999) == [(1, 4 * 60, {})]
+    assert used(meter, 150 + LONG) == [(0, 4 * (50 + LONG), {})]
+    metering.end(each, 160 + LONG, -1)
+    assert used(meter, 999 + LONG) == [(1, 4 * (60 + LONG), {})]
 
 
 def test_wide_works_borrow() -> None:
@@ -120,9 +120,10 @@ def test_a_work_that_fails_counts_for_what_it_ran() -> None:
 def test_runs_on_the_event_loop_count() -> None:
     with benched(kind=LoopBench) as bench:
         bench.serve()
-        bench.prove(1)
         before = counted(bench)
-        assert bench.run(2)
+        while not bench.run(1):  # Until the model is known to be short.
+            bench.send(1)
+            before = counted(bench)
         after = counted(bench)
         assert after[0] == before[0] + 1
         assert after[1] > before[1]
