@@ -389,9 +389,8 @@ class RemoteRuntime:
         if self._plans:
             with suppress(RequestError):
                 await self.stretch(self._plans)
-        if self._rungs:
-            with suppress(RequestError):
-                await self.hold(self._rungs)
+        if self._rungs:  # Not waited for: connections wait for the end of this.
+            channel.call(messages.HoldRungs(self._rungs), list[RungState]).add_done_callback(_ignore)
 
     def _suspend(self, reason: str) -> None:
         for frontend in self.frontends.values():
@@ -417,3 +416,9 @@ class RemoteRuntime:
         if self._mover is None or self._mover is not self._channel:
             raise Unavailable(f"{self.label} has ended during a move, and is being started again")
         return await self._call(message, result)
+
+
+def _ignore(answer: "asyncio.Future[Any]") -> None:
+    """Nothing waits for this answer; what went wrong is in the process's log."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,137 @@
+"""The autopilot and ladders in a whole server: a load that comes and goes moves granules and back, a dry run moves none."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.config.schema import TenantConfig
+from server.control.autopilot import Pace
+from server.control.pilot import Mode, Pilot
+
+from .harness import Served, configuration, serving
+from .processes import running
+from .virtual import VirtualDevice
+from .wire import SMALL, until
+
+PACE = Pace(period=0.1, window=0.4, patience=2, calm=5, bar=30.0, after_operator=30.0)
+"""As the server's, but fifty times as fast."""
+TENANTS = (
+    TenantConfig(name="acme", granules=1, models=("identity",), target_p99=0.0001, ladder=(1, 2)),
+    TenantConfig(name="globex", granules=3, models=("identity",), min_granules=2, ladder=(2, 3)),
+)
+"""acme misses its target with any request, so that nothing depends on how fast this machine is."""
+
+
+@asynccontextmanager
+async def asked(served: Served) -> AsyncIterator[None]:
+    """acme is asked back to back."""
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=served.url, headers={"X-Tenant": "acme"}) as client:
+            while True:
+                assert (await client.post("/v2/models/identity/infer", json=SMALL)).status_code == 200
+
+    asking = asyncio.create_task(ask())
+    yield
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+
+
+async def fly(served: Served, mode: Mode) -> None:
+    """Start an autopilot with this pace in place of the server's, which is off."""
+
+    async def start() -> None:
+        served.controller.pilot = Pilot(served.controller, mode, PACE)
+        served.controller.pilot.start()
+
+    await asyncio.to_thread(served.call, start())
+
+
+def counts(served: Served) -> dict[str, int]:
+    return {name: len(granules.granules) for device in served.controller.devices for name, granules in device.held.items()}
+
+
+async def reached(served: Served, wanted: dict[str, int]) -> None:
+    async with asyncio.timeout(30):
+        while counts(served) != wanted:
+            await asyncio.sleep(0.05)
+
+
+async def admin(served: Served, path: str, body: object = None) -> Any:
+    async with httpx.AsyncClient(base_url=served.url) as client:
+        answer = await (client.get(path) if body is None else client.put(path, json=body))
+        assert answer.status_code == 200
+        return answer.json()
+
+
+async def moves(served: Served) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await admin(served, "/admin/moves"))["moves"]
+    return found
+
+
+async def test_a_load_that_comes_and_goes_moves_a_core_and_back_by_ladder(standard: Path) -> None:
+    with serving(configuration(standard, *TENANTS), VirtualDevice(4)) as served:
+        until(lambda: set(served.controller.ladders.states) == {"acme", "globex"})
+        await fly(served, "on")
+        await asyncio.sleep(3 * PACE.window)
+        assert await moves(served) == []
+        async with asked(served):
+            await reached(served, {"acme": 2, "globex": 2})
+        await reached(served, {"acme": 1, "globex": 3})
+        back, gave = await moves(served)
+        assert (gave["by"], gave["outcome"], gave["before"]) == ("autopilot", "moved", {"acme": 1, "globex": 3})
+        assert gave["reason"].startswith("1 core from globex (no requests) to acme (p99 ")
+        assert all(paused["ladder"] for paused in gave["paused"].values())
+        assert back["reason"] == "1 core back from acme (no requests) to globex, which has 2 of its own 3"
+        assert back["at"] - gave["at"] > PACE.window + PACE.calm * PACE.period / 2, "not too early"
+
+
+async def test_a_dry_run_only_explains_and_an_operator_pauses_it(standard: Path) -> None:
+    with serving(configuration(standard, *TENANTS), VirtualDevice(4)) as served:
+        await fly(served, "dry-run")
+        async with asked(served):
+            async with asyncio.timeout(30):
+                while not await moves(served):
+                    await asyncio.sleep(0.05)
+            (proposed,) = await moves(served)
+            assert (proposed["outcome"], proposed["paused"]) == ("proposed", {})
+            assert counts(served) == {"acme": 1, "globex": 3}
+        seen = await admin(served, "/admin/autopilot")
+        assert (seen["mode"], seen["paused_for_seconds"]) == ("dry-run", 0.0)
+        assert seen["tenants"]["acme"] | {"measured": None} == {
+            "granules": 1,
+            "own_granules": 1,
+            "min_granules": 1,
+            "target_ms": 0.1,
+            "measured": None,
+        }
+        await admin(served, "/admin/partitions", {"globex": 2})
+        assert (await admin(served, "/admin/autopilot"))["paused_for_seconds"] > 0
+
+
+def test_a_process_that_is_killed_has_its_ladder_again(tmp_path: Path, standard: Path) -> None:
+    """The tenant's own process on a core of this machine, as users run it; a move is asked for while there is none."""
+    config = tmp_path / "greenlane.toml"
+    config.write_text(
+        f'[server]\nport = 0\ndrain_grace = "0s"\n[models]\nrepository = "{standard}"\n'
+        '[tenants.acme]\ncores = 1\nmodels = ["identity"]\nladder = [1, 2]\n'
+    )
+    with running(config) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        server.wait_for_log("acme can switch to granules [0, 1]: 1 model ready")
+        server.kill("acme")
+        moved = client.put("/admin/partitions", json={"acme": 2}).status_code
+        until(lambda: client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "acme"}).status_code == 200)
+        if moved == 503:  # It had not been replaced yet, and nothing has changed.
+            assert client.get("/admin/moves").json()["moves"][0]["outcome"] == "refused"
+            until(lambda: client.put("/admin/partitions", json={"acme": 2}).status_code == 200)
+        until(lambda: client.put("/admin/partitions", json={"acme": 1}).status_code == 200)
+        until(lambda: "ladder" in client.get("/admin/partitions").json()["partitions"]["acme"])
+        server.wait_for_log("acme can switch to granules [0, 1]: 1 model ready", 2)
+        assert client.put("/admin/partitions", json={"acme": 2}).status_code == 200
+        assert client.get("/admin/moves").json()["moves"][0]["paused"]["acme"]["ladder"]

@@ -1,0 +1,89 @@
+"""Ladders on a real GPU: a move between rungs only switches, every answer is right, and what it costs.
+
+`pytest -q -s tests/gpu/test_ladder.py` prints the figures. Written against the simulation; not run on a GPU yet.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from .networks import add, plan
+from .process import PATIENCE
+from .test_two_devices import NETWORKS, Asking, Served, serving
+
+pytestmark = pytest.mark.gpu
+MOVES = 40
+TENANTS = """
+[tenants.acme]
+granules = 4
+ladder = [4, 8]
+models = ["*"]
+[tenants.globex]
+granules = 8
+ladder = [4, 8]
+models = ["*"]
+"""
+SHARES = {"acme": 8, "globex": 4}, {"acme": 4, "globex": 8}
+EXTRA = 1.0
+"""Milliseconds by which a mover's worst answer may exceed the worst without a move: its longest work is in both."""
+
+
+@pytest.fixture(scope="module")
+def server(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root: Path = tmp_path_factory.mktemp("ladder") / "models"
+    for name, network in NETWORKS.items():
+        plan(add(root, name), network())
+    with serving(root, tmp_path_factory.mktemp("server"), '[device]\nbackend = "cuda"', TENANTS) as served:
+        yield served
+
+
+def ready(server: Served) -> dict[str, list[dict[str, Any]]]:
+    """The rungs of both tenants, once all models are ready on them."""
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        found = {name: each.get("ladder", []) for name, each in server.admin("GET", "partitions")["partitions"].items()}
+        if all(len(rungs) == 1 and rungs[0]["models"] == len(NETWORKS) for rungs in found.values()):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no rungs: {found}\n{server.log}")
+
+
+def test_a_move_between_rungs_only_switches_and_costs_its_movers_no_more_than_their_work(server: Served) -> None:
+    print(f"\nrungs: {ready(server)}")
+    with Asking(server.port, "acme") as acme, Asking(server.port, "globex") as globex:
+        acme.more(2_000)
+        calm = {asking: max(asking.took[100:]) for asking in (acme, globex)}
+        before = {asking: len(asking.took) for asking in (acme, globex)}
+        for number in range(MOVES):
+            server.admin("PUT", "partitions", SHARES[number % 2])
+            ready(server)
+            acme.more(50)
+        worst = {asking: max(asking.took[before[asking] :]) for asking in (acme, globex)}
+    assert acme.wrong == globex.wrong == []
+    moves = server.admin("GET", "moves")["moves"]
+    pauses = [paused for move in moves for paused in move["paused"].values()]
+    assert len(pauses) == 2 * MOVES
+    assert all(paused["ladder"] for paused in pauses)
+    prepared = median(move["prepared_ms"] for move in moves)
+    paused = [each["ms"] for each in pauses]
+    print(f"prepared in {prepared:.2f} ms; paused for {median(paused):.3f} ms, {max(paused):.3f} ms at most")
+    print(f"worst answer without moves {list(calm.values())}, with {list(worst.values())} ms")
+    assert prepared < 5.0
+    for asking, most in worst.items():
+        assert most <= calm[asking] + EXTRA
+
+
+def test_another_share_is_an_ordinary_move_and_the_rungs_are_made_again(server: Served) -> None:
+    with Asking(server.port, "acme") as acme:
+        server.admin("PUT", "partitions", {"acme": 5, "globex": 7})
+        (move, *_) = server.admin("GET", "moves")["moves"]
+        assert not any(paused["ladder"] for paused in move["paused"].values())
+        acme.more(50)
+        server.admin("PUT", "partitions", {"acme": 4, "globex": 8})
+        acme.more(50)
+    assert acme.wrong == []
+    ready(server)
