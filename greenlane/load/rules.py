@@ -129,7 +129,8 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
     """The verdict; `failed` are the requests that failed alone, beside the aggressor and in the control."""
     alone, beside, control = failed
     if alone:
-        return Ruling("not exercised", f"{alone} requests of the victim failed without any aggressor")
+        why = f"{alone} requests of the victim failed without any aggressor"
+        return felt(why, others) if others > OTHERS else Ruling("not exercised", why)
     if beside:
         return felt(f"{beside} requests of the victim failed beside the aggressor, and none alone", others)
     if math.isnan(held.tail.value) or math.isnan(shared.tail.value):

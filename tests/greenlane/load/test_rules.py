@@ -104,6 +104,7 @@ def test_isolated_needs_a_control_that_leaks_and_an_interval_below_the_bound(
 def test_failures_alone_prove_nothing_and_those_of_the_control_are_its_leak() -> None:
     steady = Growth(0.99, Interval(1, 0.9, 1.1), Interval(1, 0.9, 1.1))
     assert decide(steady, steady, (1, 5, 5), 1.0, 0.0, 1.3).word == "not exercised"
+    assert decide(steady, steady, (1, 0, 0), 1.0, 2 * OTHERS, 1.3).word == "too noisy"
     assert decide(steady, steady, (0, 0, 5), 1.0, 0.0, 1.3).word == "isolated"
     assert decide(NO_GROWTH, NO_GROWTH, (0, 0, 0), 1.0, 0.0, 1.3).word == "too noisy"
 
