@@ -12,7 +12,7 @@ capture too (seen on an H100: cudaError 900 in ~ICudaEngine).
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from threading import RLock
 from typing import Any
@@ -80,23 +80,28 @@ def joining_capture() -> Iterator[None]:
 
 
 @contextmanager
-def holding_execution_lock(lock: RLock) -> Iterator[None]:
-    """Hold the execution lock and an executor's `lock`.
+def holding_execution_lock(find_locks: Callable[[], Iterable[RLock]]) -> Iterator[None]:
+    """Hold the execution lock and those executors' locks that `find_locks` returns while the execution lock is held.
 
-    Problem: a thread of the executor may hold `lock` and wait for the execution lock, or the other way round.
-    Solution: take the execution lock first, wait for `lock` briefly, and otherwise release both and try again.
+    Problem: a thread of an executor may hold its lock and wait for the execution lock, or the other way round.
+    Solution: take the execution lock first, wait for each other one briefly, and otherwise release all and try again.
     """
     while True:
-        EXECUTION_LOCK.acquire()
-        if lock.acquire(timeout=_LOCK_TIMEOUT):
-            break
-        EXECUTION_LOCK.release()
+        with ExitStack() as held:
+            held.enter_context(EXECUTION_LOCK)
+            if all(_acquire(lock, held) for lock in find_locks()):
+                held = held.pop_all()
+                break
         time.sleep(_LOCK_TIMEOUT)
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
-        EXECUTION_LOCK.release()
+
+
+def _acquire(lock: RLock, held: ExitStack) -> bool:
+    acquired = lock.acquire(timeout=_LOCK_TIMEOUT)
+    if acquired:
+        held.callback(lock.release)
+    return acquired
 
 
 def is_capturing() -> bool:

@@ -38,6 +38,7 @@ from .plan import LoadedPlan
 from .recipes import Recipes
 from .resources import ExecutorResources
 from .shapes import Fit, Prepared, ReadyShapes
+from .sharing import Sharer
 from .staging import Staging
 from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
 
@@ -117,7 +118,8 @@ class TensorRTExecutor:
         self.alternate_of: Instance | None = None
         """The instance of the executor that it was made an alternate of."""
         clock = [closer(self._clock, partition.stream)] if self._clock else []
-        owned = (*clock, resources.order, *resources.events, *resources.aux_streams, self._staging)
+        membership = instance.sharers.join(Sharer(self._lock, partition.stream, resources.order, self._recipes.revoke))
+        owned = (membership, *clock, resources.order, *resources.events, *resources.aux_streams, self._staging)
         name = f"<TensorRTExecutor {engine.path.name}>"
         self._finalizer = Finalizer(name, engine.pool, instance, partition, owned, self._shapes)
         engine.pool.add(self._finalizer)

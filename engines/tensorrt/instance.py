@@ -24,6 +24,7 @@ from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
 from .outputs import DataDependentOutputs
 from .plan import LoadedPlan
+from .sharing import Sharers
 from .work import failing
 
 
@@ -58,6 +59,8 @@ class Instance:
         self._buffers = buffers
         self._kernels = kernels
         self._release = close
+        self.sharers = Sharers()
+        """Its executors."""
         self._users = 0
         self.times_itself = True in copies and not self.data_dependent and uses_sms(loaded.settings.copies, sum(self.sizes))
         """Whether every inference is between copies by the SMs, which can take its time."""

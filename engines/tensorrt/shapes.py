@@ -22,7 +22,7 @@ from partitions.cuda.device import CudaPartition, SideStream
 from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import best_profile, padded
 from ..signature import Shape
-from .capture import Graph, capture, holding_execution_lock, joining_capture
+from .capture import Graph, capture, joining_capture
 from .context import Context
 from .copies import Copies, Span, uses_sms
 from .graph_mode import Override, refusal
@@ -388,10 +388,10 @@ class ReadyShapes:
     def _execute_in_order(self, context: Context, shapes: Shapes) -> None:
         """Run shapes once whose kernels are compiled, so that they can be captured.
 
-        On the partition's stream, as graphs of the context may be in flight there and use its memory. The tenant waits while
-        this is submitted.
+        On the partition's stream, and in order with those of alternates, as graphs of the context may be in flight there and
+        use its memory. The tenant waits while this is submitted.
         """
-        with holding_execution_lock(self._lock):
+        with self._instance.sharers.between(self._lock):
             context.use_streams(self._aux_streams)
             context.set_shapes(shapes)
             context.set_addresses(self._instance.addresses)

@@ -66,13 +66,13 @@ class StreamOrder:
             if handle == partition_handle:
                 yield self._partition_stream
             elif self._shares_green_context(handle):
-                self._order(partition_handle, handle)
+                self.order(partition_handle, handle)
                 yield Stream.from_handle(handle)
-                self._order(handle, partition_handle)
+                self.order(handle, partition_handle)
             else:
-                self._order(handle, partition_handle)
+                self.order(handle, partition_handle)
                 yield self._partition_stream
-                self._order(partition_handle, handle)
+                self.order(partition_handle, handle)
 
     def close(self) -> None:
         """Free the event."""
@@ -108,7 +108,7 @@ class StreamOrder:
         """Whether the stream's work runs on the partition's SMs, which are those of its green context."""
         return _green_context(handle) == _green_context(int(self._partition_stream.handle))
 
-    def _order(self, earlier: int, later: int) -> None:
+    def order(self, earlier: int, later: int) -> None:
         """Make work that is submitted to `later` from now on wait for the work that is on `earlier` now."""
         handle_return(driver.cuEventRecord(self._event.handle, earlier))
         handle_return(driver.cuStreamWaitEvent(later, self._event.handle, 0))

@@ -31,6 +31,7 @@ OURS += tuple(
         "plan",
         "address_cache",
         "resources",
+        "sharing",
         "executor",
         "shapes",
         "staging",

@@ -95,6 +95,43 @@ def test_shapes_that_one_has_prepared_are_captured_by_the_other_and_not_compiled
     home.close()
 
 
+@pytest.mark.parametrize("first", ["home", "wide"])
+def test_preparing_one_is_ordered_with_what_the_other_has_in_flight_and_launches_later(
+    bench: Bench, wide: Any, first: str
+) -> None:
+    """New shapes run once on the memory that all use. The simulation objects to a context that runs on two streams at once."""
+    home = bench.bind()
+    other = home.alternate(wide)
+    one, two = (home, other) if first == "home" else (other, home)
+    prepare(one)
+    revoked: list[int] = []
+    one._recipes.revoke_by(lambda: revoked.append(1))
+    data = [rows(5, seed) for seed in range(3)]
+    works = [one.enqueue(bench.pinned(each), bench.room()) for each in data]
+    two.preparing(((6, 3),)).result(30)
+    assert revoked == [1]
+    works.append(one.enqueue(bench.pinned(rows(2)), bench.room()))
+    for each, work in zip([*data, rows(2)], works, strict=True):
+        assert array(work.wait()[0]).tolist() == affine(each).tolist()
+    assert_right(two, rows(6))
+    other.close()
+    home.close()
+
+
+def test_an_executor_that_is_enqueued_to_while_the_other_prepares_goes_on(bench: Bench, wide: Any) -> None:
+    """Each wants the lock of the other, or the one for captures."""
+    home = bench.bind()
+    other: Any = home.alternate(wide)
+    future = other.preparing(FIVE)
+    for seed in range(30):
+        assert_right(home, rows(2 + seed % 6, seed))
+    future.result(30)
+    for executor in (other, home):
+        assert_right(executor, rows(5))
+    other.close()
+    home.close()
+
+
 def test_with_graphs_of_the_library_s_own_an_alternate_has_an_instance_of_its_own_and_says_so(bench: Bench, wide: Any) -> None:
     home = bench.bind(copies="engine")
     other = home.alternate(wide)
