@@ -14,11 +14,11 @@ usage: greenlane [COMMAND] [OPTIONS]
 commands:
   serve                serve a configuration; this is the default, so that `greenlane --config FILE` does it
   check FILE           load what a configuration names, print what would be served, and everything wrong with it
-  top [URL]            show what each tenant of a running server has and uses, live
+  curve MODEL          measure a model on shares of the device, and find the smallest that keeps a target
   prove                find out in a minute whether the tenants of a configuration are isolated on this machine
+  top [URL]            show what each tenant of a running server has and uses, live
   build MODEL.onnx     build an engine file for a GPU ahead of time
   inspect FILE.plan    print what an engine file takes, gives and was built from
-  curve MODEL          measure a model on shares of the device, and find the smallest that keeps a target
 
 options:
   -h, --help           print this; `greenlane COMMAND --help` explains one command
@@ -33,7 +33,7 @@ then your own:
   greenlane --config greenlane.toml
 """
 
-COMMANDS = ("serve", "check", "prove", "build", "inspect", "curve", "top")
+COMMANDS = ("serve", "check", "curve", "prove", "top", "build", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
