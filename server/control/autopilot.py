@@ -24,15 +24,17 @@ _LOAD_GROWN, _HELPED = 1.2, 0.9
 class Goal:
     """What a tenant is to keep: a p99 in seconds, if any, and the fewest granules that it may have.
 
-    With a ladder, its share changes between these widths only.
+    With a ladder, its share changes between these widths only. `most` is the most granules that it may have.
     """
 
     target: float | None
     least: int
     ladder: tuple[int, ...] = ()
+    most: int | None = None
 
     def widths(self, above: int, most: int) -> Iterator[int]:
         """Its possible shares above the first number and up to the second, ascending."""
+        most = most if self.most is None else min(most, self.most)
         allowed = self.ladder or range(self.least, most + 1)
         return (width for width in allowed if max(above + 1, self.least) <= width <= most)
 
@@ -151,6 +153,9 @@ class Autopilot:
             self._gained.pop(name)
         if self._bars.holds(name, now):
             self.notes.append(f"{name} misses its target ({what}), and more {self._unit}s did not help")
+            return None
+        if not any(self.goals[name].widths(view.held[name], view.total)):
+            self.notes.append(f"{name} misses its target ({what}), and has the most that it may have: {view.held[name]}")
             return None
         below = view.held[name] < self.own[name]
         givers = [giver for giver in self.goals if giver != name and not self._bars.holds((giver, name), now)]

@@ -163,8 +163,9 @@ class Pilot:
         tenant = self._controller.config.tenants[name]
         if tenant.target_p99 is None and tenant.min_granules is None:
             return None
-        ladder = tenant.rungs(device.info.unit, device.info.granules)
-        return Goal(tenant.target_p99, tenant.min_granules or 1, ladder)
+        unit, sizes = device.info.unit, device.info.granules
+        most = None if tenant.burst is None else tenant.most(unit, sizes)
+        return Goal(tenant.target_p99, tenant.min_granules or 1, tenant.rungs(unit, sizes), most)
 
     def _propose(self, step: Step, held: Mapping[str, int], now: float) -> None:
         """Say what would be moved, from the same tenant to the same once in a while."""

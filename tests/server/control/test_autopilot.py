@@ -102,6 +102,15 @@ def test_shares_of_a_ladder_change_between_its_widths() -> None:
     assert step.counts == {"acme": 8, "globex": 8}
 
 
+def test_no_tenant_is_given_more_than_its_burst() -> None:
+    step = pilot({**GOALS, "acme": Goal(0.005, 1, most=3)}).decide(0.0, 6, OWN, {"acme": LATE, "globex": EASY})
+    assert step
+    assert step.counts == {"acme": 3, "globex": 3}
+    late = pilot({**GOALS, "acme": Goal(0.005, 1, most=2)})
+    assert late.decide(0.0, 6, OWN, {"acme": LATE, "globex": EASY}) is None
+    assert late.notes == ["acme misses its target (p99 12 ms of 5 ms, queue 6 ms), and has the most that it may have: 2"]
+
+
 def test_an_own_share_is_given_back_to_who_needs_it_also_if_the_other_does() -> None:
     held = {"acme": 1, "globex": 5}
     step = pilot().decide(0.0, 6, held, {"acme": LATE, "globex": need(0.6, 0.006, 0.0049)})
