@@ -1,0 +1,116 @@
+"""Lending between tenants on cores, in both forms: processes that are killed, models that come and go, and what is shown."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .harness import cores
+from .processes import Load, Running, client, configure, running, running_device
+from .wire import answered, infer, spin, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+TENANTS = """
+[tenants.acme]
+granules = 1
+burst = 2
+models = ["identity", "spin"]
+[tenants.globex]
+granules = 1
+lend = "1s"
+models = ["identity"]
+"""
+TURNS = 20_000
+"""Of a loop that does not run on the event loop."""
+
+
+@pytest.fixture(scope="module", params=["tenants' processes", "device process"])
+def server(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Running]:
+    start = running_device if request.param == "device process" else running
+    with start(configure(tmp_path_factory.mktemp("lending") / "greenlane.toml", standard, TENANTS)) as server:
+        yield server
+
+
+@pytest.fixture
+def acme(server: Running) -> Iterator[httpx.Client]:
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: answered(http) == 200)
+        until(lambda: wide(http).get("granules") == [0, 1])
+        yield http
+
+
+def wide(http: httpx.Client) -> dict[str, Any]:
+    """What is shown of acme's wide partition."""
+    found: dict[str, Any] = http.get("/admin/partitions").json()["partitions"]["acme"].get("wide", {})
+    return found
+
+
+def launch(http: httpx.Client) -> None:
+    """Have acme run inferences until one went wide."""
+    before = wide(http)["launches"]
+
+    def launched() -> bool:
+        assert infer(http, "spin", spin(TURNS)).status_code == 200
+        return bool(wide(http)["launches"] > before)
+
+    until(launched)
+
+
+def test_a_tenant_with_a_burst_borrows_from_one_that_lends(server: Running, acme: httpx.Client) -> None:
+    assert wide(acme)["borrowed"] == [{"owner": "globex", "granules": [1]}]
+    assert wide(acme)["problems"] == []
+    launch(acme)
+    metrics = acme.get("/metrics").text
+    assert 'greenlane_lends{tenant="globex"} 1.0' in metrics
+    assert 'greenlane_wide_launches_total{tenant="acme"} ' in metrics
+    assert "wide" not in acme.get("/admin/partitions").json()["partitions"]["globex"]
+
+
+def test_killing_the_owners_process_disturbs_no_borrower(server: Running, acme: httpx.Client) -> None:
+    with Load(server, "identity", **{"X-Tenant": "acme"}) as load:
+        os.kill(server.pid("globex"), signal.SIGKILL)
+        with client(server, **{"X-Tenant": "globex"}) as globex:
+            until(lambda: answered(globex) == 200)
+        load.more()
+    assert load.wrong == []
+    assert wide(acme)["granules"] == [0, 1]
+
+
+def test_a_borrower_whose_process_was_killed_borrows_again(server: Running, acme: httpx.Client) -> None:
+    """In one form its HTTP process, in the other that with its models, too."""
+    with Load(server, "identity", **{"X-Tenant": "globex"}) as load:
+        os.kill(server.pid("acme"), signal.SIGKILL)
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            until(lambda: answered(http) == 200)
+            until(lambda: wide(http).get("granules") == [0, 1])
+            load.more()
+    assert load.wrong == []
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        launch(http)
+
+
+def test_models_that_are_loaded_again_are_served_on_both_partitions(server: Running, acme: httpx.Client) -> None:
+    assert acme.post("/v2/repository/models/spin/unload").status_code == 200
+    assert acme.post("/v2/repository/models/spin/load").status_code == 200
+    assert wide(acme)["problems"] == []
+    launch(acme)
+
+
+def test_more_than_the_burst_is_409_with_the_numbers(server: Running, acme: httpx.Client) -> None:
+    answer = acme.put("/admin/partitions", json={"acme": 3})
+    assert answer.status_code == 409
+    assert answer.json()["error"].startswith("acme: 3 granules, but tenants.acme.burst allows 2 at most")
+
+
+def test_when_the_process_with_its_models_is_replaced_a_tenant_borrows_again(server: Running, acme: httpx.Client) -> None:
+    has_device = any("greenlane dev" in one.name for one in server.family())
+    os.kill(server.pid("dev 0" if has_device else "acme"), signal.SIGKILL)
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: answered(http) == 200)
+        until(lambda: wide(http).get("granules") == [0, 1])
+        launch(http)
