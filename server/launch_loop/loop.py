@@ -30,7 +30,7 @@ MOST_DECLINED = 256
 """Models and shapes remembered as not launchable."""
 _PATIENCE = 16
 """Works that the worker runs itself until the executor on the wide partition has what launching takes, too."""
-_FIRST_WAIT = 10_000_000_000
+_FIRST_WAIT = 1_000_000_000
 """RETRY in stretching.h."""
 
 

@@ -7,8 +7,8 @@
 
 #define MOST_OWNERS 256 /* of which each HTTP process is one */
 #define SETTLED 100000000ll
-#define RETRY 10000000000ll
-#define LONGEST_RETRY 320000000000ll
+#define RETRY 1000000000ll
+#define LONGEST_RETRY 256000000000ll
 
 enum { OPEN, ENDED, LENDS }; /* words of an owner's page; see server/link/activity.py */
 

@@ -12,8 +12,8 @@ The launch loop decides by the same rules (launch_loop/stretching.h); a test com
 from typing import Final
 
 SETTLED: Final = 100_000_000
-RETRY: Final = 10_000_000_000
-LONGEST_RETRY: Final = 320_000_000_000
+RETRY: Final = 1_000_000_000
+LONGEST_RETRY: Final = 256_000_000_000
 
 
 class Times:

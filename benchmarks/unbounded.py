@@ -1,0 +1,34 @@
+"""`python -m benchmarks.unbounded`: the server, where lending has no bound, to show what the bound is for.
+
+A borrower runs everything on its wide partition, whatever the owner does, and its threads on lent cores have the usual
+priority. Every process imports this module, so it changes all of them. Not for serving.
+"""
+
+import os
+import sys
+from typing import Any
+
+from server import __main__ as command
+from server.workers import borrowing
+
+
+def _always(*arguments: Any) -> bool:
+    """In place of `goes_wide`: unless something is in flight."""
+    in_flight: bool = arguments[5]
+    return not in_flight
+
+
+def _refuse(*_: Any) -> None:
+    raise PermissionError("not tried, for the comparison")
+
+
+def _remove_the_bound(module: Any) -> None:
+    module.goes_wide = _always
+    module.rested_since = lambda _: 0
+    os.sched_setscheduler = _refuse
+
+
+_remove_the_bound(borrowing)
+
+if __name__ == "__main__":
+    sys.exit(command.main())
