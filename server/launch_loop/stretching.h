@@ -53,7 +53,7 @@ static inline int64_t known(const Times *t, int64_t now) { return t->retry_at &&
 
 static inline int64_t towards(int64_t before, int64_t took) {
     if (!before) return took;
-    return took > before ? before + (took - before) / 4 : before - (before - took) / 8;
+    return took > before ? before + (took - before) / 8 : before - (before - took) / 8;
 }
 
 static inline void learn_home(Times *t, int64_t took) {

@@ -113,8 +113,7 @@ class Borrowing:
         if rested_since(self.words) < 0 or self._ends() != self._ended_before:
             self.statistics.returns += 1
         elif done.failure is None:
-            now = time.monotonic_ns()
-            self._of(key).learn_wide(now - flight.launched, self.limit, now)
+            self._of(key).learn_wide(done.ended - flight.launched, self.limit, done.ended)
         self._leave()
 
     def narrow(self) -> "Future[None]":

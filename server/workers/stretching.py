@@ -63,7 +63,7 @@ def goes_wide(times: Times, now: int, limit: int, home: int, wide: int, in_fligh
 
 
 def _towards(known: int, took: int) -> int:
-    """The new estimate: it rises faster than it falls, so that it is rather too long than too short."""
+    """The new estimate: an eighth of the way to what was seen, so that one long work is no reason to change anything."""
     if not known:
         return took
-    return known + (took - known) // 4 if took > known else known - (known - took) // 8
+    return known + (took - known) // 8 if took > known else known - (known - took) // 8

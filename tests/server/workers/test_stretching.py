@@ -62,7 +62,7 @@ def test_one_long_work_among_short_ones_is_no_reason_to_stop() -> None:
     state = times(home=LIMIT, wide=LIMIT // 4)
     state.learn_wide(2 * LIMIT, LIMIT, 0)
     assert goes_wide(state, 0, LIMIT, *SIZES, False, 0)
-    for _ in range(4):
+    for _ in range(8):
         state.learn_wide(2 * LIMIT, LIMIT, 0)
     assert not goes_wide(state, 0, LIMIT, *SIZES, False, 0)
 
