@@ -6,10 +6,7 @@ Works of one stream do not overlap: a work begins at the later of its launch and
 from ctypes import Array, addressof, c_uint64
 from typing import NamedTuple, Protocol
 
-from .usage import NS, Usage
-
-LONG = NS
-"""Nanoseconds. The time of shorter works is known when they end."""
+from .usage import Usage
 
 
 class Place(NamedTuple):
@@ -73,13 +70,9 @@ class Counter:
 
 
 class Meter:
-    """One tenant's counters in one process; it stays when a worker is replaced by one on another partition.
-
-    `running` is the work that is being waited for: its counter, and when it began on the clock of `time.monotonic_ns`.
-    """
+    """One tenant's counters in one process; it stays when a worker is replaced by one on another partition."""
 
     def __init__(self) -> None:
-        self.running: tuple[Counter, int] | None = None
         self._counters: dict[tuple[str, Place], Counter] = {}
 
     def __repr__(self) -> str:
@@ -93,17 +86,11 @@ class Meter:
             found = self._counters.setdefault((model, place), Counter(model, place))
         return found
 
-    def usages(self, now: int) -> list[Usage]:
-        """What was used so far, by model; a work that has been running for LONG counts until `now`. One thread at a time.
-
-        The worker removes a work from `running` before it adds it, so that none is counted twice.
-        """
+    def usages(self) -> list[Usage]:
+        """What works that have ended used so far, by model. One thread at a time."""
         taken = [(each, *each.read()) for each in list(self._counters.values())]
-        running = self.running
         used: dict[str, Usage] = {}
         for counter, ns, works in taken:
-            if running and running[0] is counter and now - running[1] > LONG:
-                ns += now - running[1]
             before = used.get(counter.model) or Usage(counter.model, 0, 0, {})
             borrowed = dict(before.borrowed)
             for owner, units in counter.place.lent:

@@ -243,8 +243,7 @@ class Runtime:
             for key in list(worker.executors):
                 self._meters[name].counter(key, Place(worker.partition.size))
         energy = await asyncio.to_thread(self.device.energy) if self._lifecycle.state != "closed" else None
-        now = time.monotonic_ns()
-        used = [TenantUsages(name, meter.usages(now)) for name, meter in self._meters.items()]
+        used = [TenantUsages(name, meter.usages()) for name, meter in self._meters.items()]
         return Report(self._epoch, used, energy)
 
     async def probe(self) -> dict[str, frozenset[int]]:

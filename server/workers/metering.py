@@ -35,17 +35,13 @@ class Metering:
 
     def begin(self, flight: InFlight, now: int) -> None:
         """A thread begins to wait for the oldest work."""
-        since = now if self._hosted else max(flight.launched, self._last_end)
-        self._since = since
-        if flight.counter is not None:
-            self._meter.running = flight.counter, since
+        self._since = now if self._hosted else max(flight.launched, self._last_end)
 
     def end(self, flight: InFlight, ended: int, most: int) -> None:
         """That work has ended, or failed. It has run for at most so many nanoseconds, if that is known, else less than 0."""
         self._last_end = ended
         if flight.counter is not None:
             took = ended - self._since
-            self._meter.running = None
             flight.counter.add(took if most < 0 or took < most else most)
 
     def _find(self, executor: Any, model: ModelKey, place: Place) -> Counter | None:

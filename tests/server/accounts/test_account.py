@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from server.accounts.account import Account
 from server.accounts.energy import IdlePower, divide
 from server.accounts.history import History
-from server.accounts.meter import LONG, Meter, Place
-from server.accounts.usage import NS, Report, TenantUsages, Totals
+from server.accounts.meter import Meter, Place
+from server.accounts.usage import NS, Report, TenantUsages, Totals, Usage
 
 UNITS = 16
 TENANTS = ("acme", "globex", "initech")
@@ -64,7 +64,7 @@ class Server(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(TENANTS))
     def report(self, tenant: str) -> None:
-        usages = self.meters[tenant].usages(self.now)
+        usages = self.meters[tenant].usages()
         self.account.report(TENANTS.index(tenant), "0", Report(self.epochs[tenant], [TenantUsages(tenant, usages)]))
         self.reported[tenant] += self.pending.pop(tenant, 0)
         for (borrower, owner), amount in list(self.pending_lent.items()):
@@ -75,7 +75,7 @@ class Server(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from(TENANTS))
     def crash(self, tenant: str) -> None:
         """What it had not reported is lost; nothing else is. A late report of it changes nothing."""
-        late = Report(self.epochs[tenant], [TenantUsages(tenant, self.meters[tenant].usages(self.now))])
+        late = Report(self.epochs[tenant], [TenantUsages(tenant, self.meters[tenant].usages())])
         self.meters[tenant], self.epochs[tenant] = Meter(), self.epochs[tenant] + 1
         self.pending.pop(tenant, None)
         for key in [key for key in self.pending_lent if key[0] == tenant]:
@@ -107,22 +107,11 @@ TestServer = Server.TestCase
 TestServer.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_running_work_is_counted_as_it_goes_and_never_twice() -> None:
-    meter = Meter()
-    counter = meter.counter("mob/1#1", Place(4))
-    meter.running = counter, 1000
-    assert [(each.used, each.works) for each in meter.usages(1000 + LONG)] == [(0, 0)]
-    assert [(each.used, each.works) for each in meter.usages(1500 + LONG)] == [(2000 + 4 * LONG, 0)]
-    meter.running = None
-    counter.add(700)
-    assert [(each.used, each.works) for each in meter.usages(9000)] == [(2800, 1)]
-
-
 def test_reloads_of_a_model_are_one_row_and_its_versions_are_several() -> None:
     meter = Meter()
     for key in ("mob/1#1", "mob/1#2", "mob/2#3"):
         meter.counter(key, Place(2)).add(10)
-    assert [(each.model, each.used) for each in meter.usages(0)] == [("mob/1", 40), ("mob/2", 20)]
+    assert [(each.model, each.used) for each in meter.usages()] == [("mob/1", 40), ("mob/2", 20)]
 
 
 def test_what_the_launch_loop_adds_counts_too() -> None:
@@ -142,20 +131,13 @@ def test_what_the_device_measured_stays_when_an_executor_is_closed() -> None:
     assert counter.device_times == [second]
 
 
-def test_a_shrunk_estimate_of_a_running_work_takes_nothing_back() -> None:
-    """A device's own time may be less than the host thought while the work ran."""
-    account, meter = Account(), Meter()
+def test_a_count_that_falls_takes_nothing_back() -> None:
+    """As one of a device may, for which the executor was closed after an error."""
+    account = Account()
     account.hold("0", "SM", 4, {"acme": 4}, 0)
-    counter = meter.counter("mob/1#1", Place(4))
-    meter.running = counter, 0
-    account.report(7, "0", Report(1, [TenantUsages("acme", meter.usages(2 * LONG))]))
-    meter.running = None
-    counter.add(2 * LONG - 10)
-    account.report(7, "0", Report(1, [TenantUsages("acme", meter.usages(0))]))
-    assert account.totals(100, 0).devices["0"].tenants["acme"].used == 8 * LONG
-    counter.add(20)
-    account.report(7, "0", Report(1, [TenantUsages("acme", meter.usages(0))]))
-    assert account.totals(200, 0).devices["0"].tenants["acme"].used == 8 * LONG + 40
+    for used in (400, 360, 440):
+        account.report(7, "0", Report(1, [TenantUsages("acme", [Usage("mob/1", 1, used, {})])]))
+    assert account.totals(100, 0).devices["0"].tenants["acme"].used == 440
 
 
 def test_energy_is_divided_by_use_and_idle_power_is_separate() -> None:
@@ -165,7 +147,7 @@ def test_energy_is_divided_by_use_and_idle_power_is_separate() -> None:
     account.measure("0", 500 + 60_000_000, NS)  # A second in which nothing ran: 60 W.
     acme.counter("mob/1#1", Place(2)).add(NS // 2)
     globex.counter("enc/1#1", Place(2)).add(NS // 4)
-    account.report(7, "0", Report(1, [TenantUsages("acme", acme.usages(0)), TenantUsages("globex", globex.usages(0))]))
+    account.report(7, "0", Report(1, [TenantUsages("acme", acme.usages()), TenantUsages("globex", globex.usages())]))
     account.measure("0", 500 + 60_000_000 + 90_000_001, 2 * NS)
     found = account.totals(2 * NS, 0).devices["0"]
     assert (found.energy, found.idle_energy) == (150_000_001, 120_000_000)
