@@ -242,7 +242,7 @@ class Piloted(Schema):
     """A tenant as the autopilot sees it. Without `target_p99` and `min_granules` it changes nothing for the tenant."""
 
     granules: int
-    own_granules: int | None = Field(description="Its own by the configuration or an operator; null while it is off.")
+    own_granules: int | None = Field(description="Its own by the configuration or an operator; null before it was first on.")
     min_granules: int | None
     target_ms: float | None
     measured: Measured | None = Field(description="null while it is off, and for some seconds after each move.")

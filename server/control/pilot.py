@@ -87,6 +87,9 @@ class Pilot:
             log.info("the autopilot is %s now, it was %s", mode, self.mode)
             self.mode = mode
             self._forget()
+            self.needs = {}
+            for autopilot in self._autopilots.values():
+                autopilot.notes = []
             self.close()
             self._running = None
             self.start()
@@ -152,7 +155,7 @@ class Pilot:
             goals = {name: goal for name in held if (goal := self.goal(name, device))}
             unit = device.info.unit if set(device.info.granules) == {1} else "granule"
             found = self._autopilots[device.name] = Autopilot(goals, held, unit, self.pace)
-        if before != held:
+        if before is not None and before != held:
             self._forget(held)
         self._held[device.name] = held
         self._operator_seen[device.name] = last

@@ -191,6 +191,8 @@ async def test_it_is_switched_while_it_runs() -> None:
     assert site.asked == []
     await site.run(250)
     assert site.asked
+    assert site.pilot.needs
     site.pilot.set_mode("off")
+    assert (site.pilot.needs, site.pilot.notes, site.pilot.own("acme")) == ({}, [], 2)
     running: Any = site.pilot._running
     assert running is None
