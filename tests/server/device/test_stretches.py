@@ -263,3 +263,18 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
         ("greenlane_wide_launches_total", "acme"): 1,
         ("greenlane_wide_returns_total", "acme"): 0,
     }
+
+
+async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_back_to_it(site: Site) -> None:
+    key = site.tenant("acme").catalog.find("b").key
+    await go_wide(site)
+    before = borrowing(site).executors[key]
+    pager = site.runtime._models.pager
+    async with pager.locks["acme"]:
+        assert await pager._page_out("acme", key)
+    assert before.closed  # type: ignore[attr-defined]
+    assert key not in borrowing(site).executors
+    await site.infer("acme")
+    async with pager.locks["acme"]:
+        assert key in borrowing(site).executors
+    await go_wide(site)
