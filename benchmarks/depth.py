@@ -25,7 +25,7 @@ import uvloop
 from engines import Engine, RuntimeSettings, load_engine
 from greenlane.options import count, positive
 from partitions import Device, DeviceLost, Partition, open_device
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import RequestError
 from server.launch_loop.library import SWITCH
 from server.link.messages import Done

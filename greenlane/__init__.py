@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     )
     from server.app import Application
     from server.config.file import load as load_config
-    from server.config.schema import Config, ConfigError
+    from server.config.schema import Config
+    from server.config.section import ConfigError
 
     __version__: str
 
@@ -92,7 +93,7 @@ _OF_PARTITIONS = (
 _OF_SERVER = {
     "Application": ("server.app", "Application"),
     "Config": ("server.config.schema", "Config"),
-    "ConfigError": ("server.config.schema", "ConfigError"),
+    "ConfigError": ("server.config.section", "ConfigError"),
     "load_config": ("server.config.file", "load"),
 }
 

@@ -24,7 +24,8 @@ from partitions import PartitionError
 from .app import Application, configuration, log_compilation, on_host_cores, open_configured
 from .check import check
 from .command_line import Options, parse
-from .config.schema import Config, ConfigError
+from .config.schema import Config
+from .config.section import ConfigError
 from .host import logs
 from .http.connection import HttpConnection
 from .processes.listen import CannotListen, listen, reserve, url

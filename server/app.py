@@ -27,7 +27,8 @@ from .admin.lifecycle import ROUTERS, ServerEnd
 from .admin.models import LocalModelControl
 from .api import cors, docs, framework, metadata, model_control
 from .config.file import load
-from .config.schema import Config, ConfigError
+from .config.schema import Config
+from .config.section import ConfigError
 from .control.controller import Controller
 from .device.model_loader import Read
 from .device.runtime import Runtime

@@ -18,8 +18,10 @@ from engines.memory import added
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .config.file import salvage
-from .config.schema import Config, ConfigError, ModelOptions, TenantConfig
+from .config.schema import Config, ModelOptions
+from .config.section import ConfigError
 from .config.tables import KeyPath, dotted, nearest
+from .config.tenant import TenantConfig
 from .device.budget import Claim, missing, refusal
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel

@@ -17,7 +17,10 @@ from engines.model_files.onnx_writer import FLOAT, STRING, floats, int64s, model
 from partitions import open_device
 from partitions.installing import install_command
 
-from .config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from .config.schema import Config, DeviceConfig, ModelsConfig
+from .config.section import ConfigError
+from .config.server import ServerConfig
+from .config.tenant import TenantConfig
 
 log = logging.getLogger("greenlane.demo")
 

@@ -7,7 +7,9 @@ import logging
 import sys
 from collections.abc import Iterator
 
-from .config.schema import Config, ConfigError, ServerConfig
+from .config.schema import Config
+from .config.section import ConfigError
+from .config.server import ServerConfig
 from .config.tables import dotted
 from .http.uvicorn_protocol import install
 

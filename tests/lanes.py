@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import RequestError
 from server.link import ring as links
 from server.link.messages import Done, ModelKey

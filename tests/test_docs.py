@@ -10,7 +10,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 HOME = re.compile(r"https://github\.com/greenlane-server/greenlane/(?:blob|tree)/main/(.*)")
 """README.md is the package's description elsewhere too, so its links are absolute."""
 FOLDERS = "benchmarks|deploy|docs|engines|examples|greenlane|partitions|scripts|server|tests"
-SETTINGS = (ROOT / "server" / "config" / "schema.py").read_text()
+SETTINGS = "".join(path.read_text() for path in (ROOT / "server" / "config").glob("*.py"))
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -16,7 +16,7 @@ from engines import EngineError
 from greenlane.load.machine import describe
 from greenlane.report.pictures import NoPictures, require
 from partitions import PartitionError
-from server.config.schema import ConfigError
+from server.config.section import ConfigError
 
 from . import subject, text
 from .curve import Curve, Impossible, check_seconds, points, shares

@@ -8,8 +8,9 @@ from typing import Any
 from greenlane.load.machine import describe
 from partitions import Device
 from server.app import configuration, open_configured
-from server.config.schema import Config, TenantConfig
+from server.config.schema import Config
 from server.config.tables import dotted, nearest
+from server.config.tenant import TenantConfig
 from server.device.cache_paths import open_builds
 from server.device.model_loader import ModelLoader, open_model_loader
 

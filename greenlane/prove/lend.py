@@ -15,7 +15,7 @@ from greenlane.load.processes import Job, LoadProcessFailed, begun
 from greenlane.load.rules import Ruling
 from greenlane.load.schedule import poisson
 from server.config import file
-from server.config.schema import ConfigError
+from server.config.section import ConfigError
 
 from . import confinement
 from .access import Access

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..control.stretch import WideState
 from ..tenants.frontend import Report
 

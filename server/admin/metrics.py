@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Responses, errors, operation_id
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
 from ..control.stretch import WideState

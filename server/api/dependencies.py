@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..errors import Unauthorized
 from ..http import strict
 from ..tenants.auth import digest

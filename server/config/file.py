@@ -10,8 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from .rules import Problem, problems_between, problems_within
-from .schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, Section, ServerConfig, TenantConfig
+from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
+from .section import ConfigError, Section
+from .server import ServerConfig
 from .tables import KeyPath, dotted, near_to, nearest
+from .tenant import TenantConfig
 from .values import form_of, shown
 
 Table = Mapping[str, Any]

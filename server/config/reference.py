@@ -14,7 +14,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from .file import keys
-from .schema import SHARES, Config, DeviceConfig, ModelOptions, ModelsConfig, Section, ServerConfig, TenantConfig
+from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
+from .section import Section
+from .server import ServerConfig
+from .tenant import SHARES, TenantConfig
 from .values import Cores, Digest, Duration, Form, Names, Origins, Size, form_of
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +109,7 @@ def _markdown() -> str:
 _HEAD = """\
 # Configuration
 
-<!-- Written by `python -m server.config.reference` from server/config/schema.py: change that, not this. -->
+<!-- Written by `python -m server.config.reference` from the models in server/config: change those, not this. -->
 
 Greenlane reads one TOML file: `greenlane --config FILE`, or the file that `GREENLANE_CONFIG` names. Without one it serves
 the demo. `greenlane check FILE` prints what a file would serve and everything that is wrong with it, all at once.

@@ -8,8 +8,9 @@ from typing import Any
 from partitions.installing import install_command
 from partitions.plan import ranges
 
-from .schema import SHARES, ServerConfig, below_share, share_problem
+from .server import ServerConfig
 from .tables import KeyPath, dotted, nearest
+from .tenant import SHARES, below_share, share_problem
 from .values import core_numbers, shown
 
 Problem = tuple[KeyPath, str]

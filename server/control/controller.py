@@ -11,7 +11,8 @@ from partitions import Misplaced, Move
 from partitions.plan import Granules
 from partitions.probe import overlaps
 
-from ..config.schema import Config, TenantConfig
+from ..config.schema import Config
+from ..config.tenant import TenantConfig
 from ..errors import BadRequest, NotFound, Unavailable
 from ..protocol.json_document import show
 from ..tenants.frontend import ManagedFrontend, Report, State

@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 from partitions import Move, PartitionError
 
-from ..config.schema import Config, TenantConfig
+from ..config.schema import Config
+from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from ..tenants.frontend import Report
 from .autopilot import Autopilot, Goal, Pace, Step

@@ -7,8 +7,8 @@ when another one loads or unloads the same model. So the sum over all tenants ma
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..config.schema import TenantConfig
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _MOST_NAMED = 5

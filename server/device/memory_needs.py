@@ -5,8 +5,8 @@ from dataclasses import replace
 from engines import Signature, TensorSpec
 from engines.signature import align
 
-from ..config.schema import TenantConfig
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 from ..link.blocks import largest_block
 from ..tenants.catalog import IndexEntry
 from .loaded_model import LoadedModel

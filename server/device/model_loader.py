@@ -29,7 +29,8 @@ from engines import (
 from engines.settings import Sample
 from partitions import Device, Partition
 
-from ..config.schema import Config, ServerConfig
+from ..config.schema import Config
+from ..config.server import ServerConfig
 from ..protocol.classification import Labels
 from ..repository.description import describe
 from ..repository.ensemble import (

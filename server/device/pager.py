@@ -21,7 +21,7 @@ from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 from partitions import PartitionError
 
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..control.descriptions import TenantMemory
 from ..errors import RequestError, Unavailable
 from ..link.messages import ModelKey

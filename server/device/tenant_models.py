@@ -13,7 +13,7 @@ from engines import Executor
 from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..control.descriptions import Execution
 from ..errors import BadRequest, NotFound, Unavailable
 from ..tenants.catalog import IndexEntry

@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from ..config.schema import ConfigError, ServerConfig
+from ..config.section import ConfigError
+from ..config.server import ServerConfig
 from ..config.tables import dotted
 from ..errors import WrongMethod
 from ..tenants.service import SPARE_SLOTS, Service

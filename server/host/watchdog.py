@@ -23,7 +23,7 @@ from contextlib import suppress
 
 from engines.search_path import search_path
 
-from ..config.schema import ServerConfig
+from ..config.server import ServerConfig
 from .backoff import Backoff
 from .exit_codes import NEEDS_RESTART
 from .signals import blocked_in_children

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 
-from ..config.schema import Config, ConfigError, TenantConfig
+from ..config.schema import Config
+from ..config.section import ConfigError
 from ..config.tables import KeyPath, dotted
+from ..config.tenant import TenantConfig
 from .affinity import MAX_CORES
 
 MOST_AUTO = 4

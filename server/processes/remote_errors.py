@@ -4,7 +4,7 @@ from typing import Final
 
 from partitions import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
 
-from ..config.schema import ConfigError
+from ..config.section import ConfigError
 from ..errors import BadRequest, Conflict, Failed, NotFound, QueueFull, Unavailable
 
 KINDS: Final = {

@@ -10,7 +10,7 @@ from contextlib import suppress
 from mmap import PAGESIZE
 from typing import Any
 
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..errors import Conflict, Unavailable
 from ..link import ring as links
 from ..link.messages import ModelKey

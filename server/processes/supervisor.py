@@ -13,7 +13,8 @@ from typing import Any
 
 from partitions import PartitionError
 
-from ..config.schema import Config, ConfigError
+from ..config.schema import Config
+from ..config.section import ConfigError
 from ..errors import RequestError
 from ..host.backoff import Backoff
 from ..host.watch import interval

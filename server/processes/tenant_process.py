@@ -12,7 +12,8 @@ import uvloop
 
 from partitions import Device, PartitionError
 
-from ..config.schema import Config, TenantConfig
+from ..config.schema import Config
+from ..config.tenant import TenantConfig
 from ..host.malloc import keep_large_blocks
 from ..link import ring as links
 from ..single_process import SWITCH_INTERVAL

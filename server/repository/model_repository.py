@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..config.schema import ModelOptions, TenantConfig
+from ..config.schema import ModelOptions
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 from ..protocol.json_document import short
 from .model_config import ConfigRefused, ModelConfig, from_json, parse
 from .model_settings import StatedSettings, from_options

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from ..config.schema import TenantConfig
+from ..config.tenant import TenantConfig
 from ..errors import Unauthorized
 
 

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from ..config.schema import Config, TenantConfig
+from ..config.schema import Config
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 from ..errors import Conflict, Misdirected
 from ..link import ring as links
 from ..link.messages import ModelKey

@@ -9,7 +9,7 @@ from functools import partial
 from partitions import Device, PartitionError
 from partitions.base import Closing
 
-from ..config.schema import ConfigError
+from ..config.section import ConfigError
 from ..config.tables import dotted
 from ..errors import Conflict
 from ..tenants.frontend import Frontend

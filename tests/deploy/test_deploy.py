@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from server.config.file import keys, load
-from server.config.schema import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import DeviceConfig, ModelOptions, ModelsConfig
+from server.config.section import ConfigError
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.repository.model_settings import default_settings, from_options, resolve_settings
 
 ROOT = Path(__file__).parents[2]

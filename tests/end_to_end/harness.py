@@ -15,7 +15,9 @@ import uvicorn
 
 from partitions import Device
 from server.app import Application, open_configured
-from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
 from server.http.connection import HttpConnection

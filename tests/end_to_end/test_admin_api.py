@@ -15,7 +15,7 @@ from fastapi import Request
 from server.api import dependencies
 from server.app import Application
 from server.app import configuration as demo
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import Unauthorized
 
 from .harness import Served, configuration, cores, serving

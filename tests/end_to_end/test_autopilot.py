@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.control.autopilot import Pace
 from server.control.pilot import Mode, Pilot
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.bare import session
 from benchmarks.models import build, model_path
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .repository import SPIN, write

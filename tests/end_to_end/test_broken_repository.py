@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, serving

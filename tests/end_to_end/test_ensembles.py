@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from tests.engines.small import model
 from tests.simulation import Gpu, installed
 from tests.simulation.plans import make_plan

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.http import generate
 from tests import models
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from greenlane.load.server_process import alive
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from .harness import configuration, cores, serving
 from .processes import Load, Running, client, configure, running

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.link.messages import Done, Ticket
 from server.link.ring import Link
 

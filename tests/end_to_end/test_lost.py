@@ -10,7 +10,7 @@ import pytest
 
 from engines import DATATYPES, Engine, Signature, TensorSpec
 from partitions import DeviceLost
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.device import model_loader as libraries
 from server.host.exit_codes import NEEDS_RESTART
 from tests.fakes import FakeDevice, FakeEngine, Script

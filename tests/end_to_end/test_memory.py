@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from partitions.cpu import CpuDevice
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.device import reclaim
 from server.link.slots import SMALLEST
 from server.scheduling.slot_pool import SlotStatistics

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .repository import ODD_NAME

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .repository import ODD_NAME

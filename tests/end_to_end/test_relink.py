@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from partitions.cpu import open_cpu
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
 from server.processes import spawn

@@ -17,7 +17,7 @@ import pytest
 
 from engines.onnxruntime.engine import OnnxExecutor
 from partitions.cpu import CpuPartition
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .virtual import VirtualDevice

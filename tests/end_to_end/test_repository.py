@@ -12,7 +12,8 @@ import aiohttp
 import httpx
 import pytest
 
-from server.config.schema import ModelOptions, TenantConfig
+from server.config.schema import ModelOptions
+from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, serving

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, cores, serving
 

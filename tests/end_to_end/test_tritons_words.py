@@ -12,7 +12,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, serving

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.host.malloc import SPARE
 from server.tenants import uploads as uploads_module
 from server.tenants.auth import digest

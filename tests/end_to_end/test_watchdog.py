@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two c
 
 BUSY = """
 import asyncio, json, threading
-from server.config.schema import ServerConfig
+from server.config.server import ServerConfig
 from server.host.watchdog import Watchdog
 
 def deep(left):

@@ -19,7 +19,9 @@ import pytest
 
 from engines import load_engine
 from engines.memory import added
-from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from tests.end_to_end.harness import Served, serving
 
 from .bench import expected

@@ -10,7 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from tests.end_to_end.harness import Served, serving
 
 from .bench import expected

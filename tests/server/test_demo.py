@@ -12,7 +12,7 @@ import pytest
 from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server import demo
-from server.config.schema import ConfigError
+from server.config.section import ConfigError
 from server.repository.model_config import apply
 from server.repository.model_repository import Repository
 

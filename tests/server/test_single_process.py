@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server.config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.section import ConfigError
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.single_process import prepare
 
 ACME = TenantConfig(name="acme", granules=1, models=("*",))

@@ -7,7 +7,8 @@ import pytest
 from fastapi import Response
 
 from server.api import framework, metadata, model_control
-from server.config.schema import Config, ModelsConfig, TenantConfig
+from server.config.schema import Config, ModelsConfig
+from server.config.tenant import TenantConfig
 from server.tenants.auth import Tenancy
 from server.tenants.service import Service, open_tenant
 from tests.memory import linked

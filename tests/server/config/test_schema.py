@@ -7,7 +7,10 @@ from pydantic import ValidationError
 
 from server.config import rules
 from server.config.file import load, salvage
-from server.config.schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.config.section import ConfigError
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.processes import spawn
 
 KEY_A, KEY_B = "aa" * 32, "bb" * 32

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import Field, create_model
 
 from server.config.file import read
-from server.config.schema import Section
+from server.config.section import Section
 from server.config.values import (
     Batches,
     Cores,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from partitions import DoesNotFit, Move
-from server.config.schema import Config, ModelsConfig, TenantConfig
+from server.config.schema import Config, ModelsConfig
+from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, PartitionInfo
 from server.control.moves import By, MoveLog

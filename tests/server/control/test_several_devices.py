@@ -8,7 +8,8 @@ import pytest
 
 from partitions import DoesNotFit, PartitionError
 from partitions.plan import Granules
-from server.config.schema import Config, DeviceConfig, ModelsConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Pause
 from server.control.device_runtime import DeviceRuntime

@@ -1,6 +1,6 @@
 """A tenant's budget: the arithmetic and its words."""
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.device.budget import Claim, missing, refusal, sized
 
 GIB = 1 << 30

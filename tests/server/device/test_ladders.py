@@ -10,7 +10,7 @@ import pytest
 from engines import ModelRefused
 from partitions import PartitionError
 from partitions.plan import Granules
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.control.moves import MoveRecord
 from tests.server.device.test_runtime import Site, add_model, serving
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from engines import Engine, RuntimeSettings, load_engine
-from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import TenantMemory
 from server.device.runtime import Runtime

@@ -19,7 +19,10 @@ from engines import DATATYPES, Engine, RuntimeSettings, Signature, TensorSpec
 from engines.base import COUNTS
 from partitions import DeviceLost, Misplaced, PartitionError
 from server.admin.metrics import COUNTED, ServerCollector
-from server.config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.section import ConfigError
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
 from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable

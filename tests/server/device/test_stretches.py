@@ -11,7 +11,7 @@ import pytest
 from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import DoesNotFit, PartitionError
 from server.admin.metrics import ServerCollector
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import Conflict
 from server.workers.borrowing import Borrowing
 from tests.fakes import FakePartition

@@ -16,7 +16,10 @@ from tritonclient.utils import InferenceServerException
 
 from engines import DATATYPES, Signature, TensorSpec
 from greenlane.load.server_process import free_port
-from server.config.schema import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, ModelsConfig
+from server.config.section import ConfigError
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.grpc import front
 from server.grpc.server import STOP_SECONDS, GrpcServer
 from server.link import ring as links

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, QueueFull, TooLarge, Unavailable
 from server.http import generate
 from server.http.exchange import Call

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import (
     BadRequest,
     ClientGone,

@@ -13,7 +13,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import Unavailable
 from server.http.connection import HttpConnection
 from server.http.infer import Infer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, NotFound, QueueFull, TooLarge, Unavailable
 from server.inference.inference import Inference
 from server.link import activity

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.processes import handoff
 from server.processes.dispatcher import MAX_PIECES, MAX_QUEUED, Dispatcher, HandoffQueue
 from server.processes.handoff import Handoff

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from server.config.schema import Config, ConfigError, ModelsConfig, TenantConfig
+from server.config.schema import Config, ModelsConfig
+from server.config.section import ConfigError
+from server.config.tenant import TenantConfig
 from server.processes.process_counts import count
 
 

@@ -11,7 +11,8 @@ import pytest
 from fastapi import APIRouter, Request
 
 from server.api import framework, model_control
-from server.config.schema import Config, ModelOptions, ModelsConfig, TenantConfig
+from server.config.schema import Config, ModelOptions, ModelsConfig
+from server.config.tenant import TenantConfig
 from server.errors import Unavailable
 from server.http.exchange import Reply
 from server.processes import proxy

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import Conflict, Failed
 from server.link import ring as links
 from server.link.messages import Ticket

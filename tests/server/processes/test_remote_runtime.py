@@ -9,7 +9,7 @@ import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes import descriptors
 from server.processes import device_messages as messages

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.processes import descriptors
 from server.processes import device_messages as messages
 from server.processes.descriptors import DescriptorSender

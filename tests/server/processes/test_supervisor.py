@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from server.config.schema import Config, ModelsConfig, TenantConfig
+from server.config.schema import Config, ModelsConfig
+from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.errors import Failed
 from server.host.backoff import Backoff

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.config.schema import TenantConfig
+from server.config.tenant import TenantConfig
 from server.errors import Unauthorized
 from server.tenants.auth import Tenancy, digest
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, ModelsConfig
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
 from server.errors import Conflict, Misdirected, QueueFull, Unauthorized, Unavailable, answer
 from server.http.infer import Infer
 from server.link.messages import Done, Extent, Failure

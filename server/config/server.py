@@ -1,0 +1,124 @@
+"""The table `[server]`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from .section import Section
+from .values import (
+    Digest,
+    Duration,
+    Hosts,
+    KeepAlive,
+    Location,
+    Origins,
+    Size,
+    Text,
+)
+
+
+class ServerConfig(Section, frozen=True):
+    """HTTP: addresses, limits, processes and how the server ends."""
+
+    host: Text = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 takes any that is free.")
+    max_body: Size = Field(
+        default=64 * 2**20,
+        description="Largest request body or gRPC message, also after gzip or deflate is unpacked. Larger ones are refused "
+        "with 413.",
+    )
+    max_json_tensor: Size = Field(
+        default=2**20,
+        description="Most JSON in one request, or over gRPC all but its raw tensors; more is refused with 413. Send large "
+        "tensors in binary form.",
+    )
+    max_string_elements: int = Field(
+        default=2**18,
+        ge=1,
+        description="Most elements of all BYTES tensors of one request; more are refused with 413. However short, each takes a "
+        "microsecond and 100 bytes or more on a CPU, and a little of the interpreter (GIL) that all tenants' workers share.",
+    )
+    nonfinite_json: Literal["literal", "null"] = Field(
+        default="literal",
+        description='NaN and infinity in JSON answers: "literal" writes NaN, Infinity and -Infinity as Triton does, which JSON '
+        'does not have and strict parsers refuse; "null" writes null. Binary tensors keep them as they are.',
+    )
+    admin_key_sha256: Digest | None = Field(
+        default=None,
+        repr=False,
+        examples=["0" * 64],
+        description="Digest of the admin key: `printf %s KEY | sha256sum`. Without it the admin API answers on the loopback "
+        "interface only, and refuses web pages and requests that show that they came through a proxy. Not every proxy shows "
+        "that, so set a key behind one.",
+    )
+    allowed_hosts: Hosts = Field(
+        default=(),
+        description="More names under which the admin API answers without a key. Addresses, localhost and the machine's own "
+        "name always work.",
+    )
+    default_tenant: Text | None = Field(
+        default=None, examples=["acme"], description="Tenant of requests that name none. Without it they are refused with 401."
+    )
+    fronts: Literal["per-tenant", "inline"] = Field(
+        default="per-tenant",
+        description='Where HTTP is handled: "per-tenant" in one process for each tenant, "inline" in the device\'s process.',
+    )
+    front_cores: Literal["auto", "any"] = Field(
+        default="auto",
+        description='On a GPU, "auto" pins each HTTP process to up to two cores, the device\'s process to others; "any" none.',
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level to log.")
+    keep_alive: KeepAlive = Field(
+        default=75.0,
+        description="How long an idle connection is kept; 5 s at most if no request on it named a tenant. Set it above the "
+        "idle timeout of clients' pools and proxies, or they send requests into closed connections.",
+    )
+    cors_origins: Origins = Field(
+        default=(),
+        description='Origins of web pages that may call /v2, such as `["https://app.example"]`, or `["*"]`. Never /admin, '
+        "/metrics, or loading and unloading of models.",
+    )
+    strict_readiness: bool = Field(
+        default=False,
+        description="With true the server is not ready while any model of any tenant could not be loaded, as Triton's default "
+        "is. One tenant's broken model then takes the whole server out of a load balancer.",
+    )
+    usage_dir: Location | None = Field(
+        default=None,
+        examples=["usage"],
+        description="Directory for what tenants were granted and used, relative to the configuration file: a CSV file for each "
+        "day (UTC), with rows each minute. Without it only GET /admin/usage and /metrics have it.",
+    )
+    drain_grace: Duration = Field(
+        default=1.0, description="Time from not ready to refusing requests at shutdown, for load balancers to notice."
+    )
+    drain_timeout: Duration = Field(
+        default=10.0,
+        description="Time after `drain_grace` by which the process ends. Half of it is for requests in flight, which are then "
+        "stopped with 503.",
+    )
+    autopilot: Literal["off", "dry-run", "on"] = Field(
+        default="off",
+        description='"on" moves granules between tenants with `target_p99` or `min_granules` while they are served: from those '
+        'that keep their target with fewer to those that miss it. "dry-run" only says what it would move. GET /admin/moves has '
+        "every move with its reason; PUT /admin/autopilot switches it.",
+    )
+    max_execution: Duration = Field(
+        default=300.0,
+        description='Longest run of one inference on the device, for tenants that set no other; "0s": no limit. On a CPU it '
+        "is stopped with 504. On a GPU it cannot be stopped: its tenant is refused with 503 until it ends.",
+    )
+    max_pause: Duration = Field(
+        default=5.0,
+        description="Longest time for which a repartition may keep the tenants it moves waiting. If an inference takes longer, "
+        "the repartition is refused with 409 and the tenant's name, and nothing changes.",
+    )
+    watchdog: Duration = Field(
+        default=20.0,
+        description="Longest time for which the event loop of the device's process may be blocked, not counting time in which "
+        'the process or the machine is stopped; "0s": no limit. Then the process logs its stacks and exits with status 70, to '
+        "be restarted; after a quarter of the time it is not ready. A device process that stays stopped for so long is killed "
+        "and replaced. An HTTP process that does not answer for 3 s, even if stopped, is too, not counting waits for a core or "
+        'a disk; "0s" turns this off too. The watchdog reserves SIGUSR1.',
+    )

@@ -1,0 +1,239 @@
+"""The tables `[tenants.NAME]`, and the keys of a share of the device."""
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
+
+from .section import ConfigError, Section
+from .tables import dotted
+from .values import (
+    Cores,
+    DeviceName,
+    Digests,
+    Duration,
+    HttpProcesses,
+    Latency,
+    Lent,
+    Memory,
+    Names,
+    Size,
+    Widths,
+)
+
+SHARES = ("granules", "cores", "sms")
+"""The keys of a tenant's share of the device."""
+
+_SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
+
+
+class TenantConfig(Section, frozen=True):
+    """A tenant: its share of the device (one of `granules`, `cores` and `sms`), limits and rights."""
+
+    name: str = Field(exclude=True)
+    device: DeviceName | None = Field(
+        default=None,
+        examples=["0"],
+        description='Which device the tenant is on, by its name in `[devices.NAME]`; the only one is called "0" in `[device]`. '
+        "Required where there are several.",
+    )
+    granules: int | None = Field(
+        default=None, ge=1, examples=[6], description="Share of the device in the granules of GET /admin/device."
+    )
+    cores: int | None = Field(default=None, ge=1, examples=[2], description="Share of a CPU in cores.")
+    sms: int | None = Field(
+        default=None, ge=1, examples=[16], description="Share of a GPU in SMs, a multiple of its granules'."
+    )
+    burst: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[16],
+        description="Most that the tenant may use while others that `lend` are idle, its share included, counted like it "
+        "in granules, cores or SMs. Without it the tenant never uses more than its share.",
+    )
+    lend: Lent = Field(
+        default=0.0,
+        description="Whether tenants with a `burst` may use this tenant's share while it has no request open, and for how long "
+        "at most by one inference: that is how late its next request may be. true: 1ms.",
+    )
+    min_granules: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[2],
+        description="The fewest granules that the autopilot leaves the tenant; 1 for one with a `target_p99`. Without either "
+        "key it never changes the tenant's share. An operator may give it fewer.",
+    )
+    ladder: Widths | None = Field(
+        default=None,
+        examples=[[4, 8, 16]],
+        description="Shares between which the tenant can change in microseconds, counted as its share is: its models are made "
+        "ready for each of them in the background, which takes device memory on a GPU for graphs, and on a CPU for whole "
+        "sessions. The autopilot changes its share between these only.",
+    )
+    models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
+    queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
+    in_flight: int = Field(
+        default=2,
+        ge=1,
+        description="Runs handed to the partition at a time: one runs, the others follow on its stream. The server hands over "
+        "more while runs take well under 0.1 ms, but then no batch ahead of another. On a CPU nothing is handed over ahead.",
+    )
+    max_execution: Duration | None = Field(
+        default=None, examples=["5min"], description="Replaces `server.max_execution` for this tenant."
+    )
+    memory: Memory = Field(
+        default=512 * 2**20,
+        description="Shared memory for tensors of requests and answers, from when a body is complete until its answer is "
+        "written; bodies that are still arriving may take as much again, elsewhere once a complete request needs their place. "
+        "On a GPU all of it is page-locked at the start. A request that can never fit is refused with 413, one that does not "
+        "fit now with 429; an eighth is kept for requests of up to 1 MiB.",
+    )
+    device_memory: Size | None = Field(
+        default=None,
+        ge=1,
+        examples=["20GiB"],
+        description="The most of the device's memory that the tenant's models may take: weights, execution contexts and "
+        "tensors on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is refused when it is "
+        "loaded, with the arithmetic. One that other tenants use too counts in full for each. Without it there is no limit.",
+    )
+    paging: bool = Field(
+        default=False,
+        description="Whether idle models are paged out when another one needs room within `device_memory`, the least recently "
+        "used first, and brought back by their next request, which waits for that. Off by default: such a request takes as "
+        "long as a load, and a model that is not there is refused when it is loaded and not at some later time.",
+    )
+    keys_sha256: Digests = Field(
+        default=(),
+        repr=False,
+        description="Digests of the tenant's keys. Without any, every request that names the tenant is served.",
+    )
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        examples=[8001],
+        description="A second port, which leads straight to this tenant's HTTP process, for firewalls. Requests there name "
+        "the tenant by key, X-Tenant or `default_tenant`; those of other tenants are refused with 421.",
+    )
+    grpc_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        examples=[8101],
+        description="A port on which this tenant is served over gRPC, for which `greenlane[grpc]` has to be installed. Calls "
+        "name the tenant by the same rules as requests over HTTP, in metadata; those of other tenants are refused.",
+    )
+    http_processes: HttpProcesses = Field(
+        default=1,
+        examples=[4],
+        description="GPU only: how many processes handle the tenant's HTTP. They share its queue, limits and memory. Several "
+        'help a tenant whose requests are large or many. "auto" is as many as there are pairs of cores for HTTP, by the '
+        "tenant's share, 4 at most. On a CPU the tenant's one process has its models too.",
+    )
+    front_cores: Cores | None = Field(
+        default=None,
+        examples=["0-1"],
+        description="Cores of the tenant's HTTP process. Without it `server.front_cores` decides, and on a CPU it runs on the "
+        "tenant's own cores. Cores of another tenant's partition delay that tenant: `check` and the log warn of it.",
+    )
+
+    target_p99: Latency | None = Field(
+        default=None,
+        examples=["5ms"],
+        description="The p99 latency that the tenant is to keep. `greenlane curve --all` finds the share that keeps it, and "
+        "GET /admin/advice compares it with what is measured. No request is refused for it.",
+    )
+    target_rate: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[800],
+        description="Requests a second, all models together, at which `greenlane curve --all` measures `target_p99`.",
+    )
+
+    def may_call(self, model: str) -> bool:
+        """Whether this tenant sees the model of this name."""
+        return model in self.models or "*" in self.models
+
+    def share(self, unit: str, sizes: Sequence[int]) -> int:
+        """How many granules this tenant gets on a device whose granules have these sizes in `unit`s (`core` or `SM`).
+
+        Raises ConfigError if the device counts in other units, or the share is no whole number of granules.
+        """
+        key, asked = self._asked()
+        if key != "granules" and key != _SHARE_OF_UNIT.get(unit):
+            instead = _SHARE_OF_UNIT.get(unit, "granules")
+            raise self._problem(f"this device is shared out in {unit}s; use '{instead}' instead", key)
+        return self._granules(key, key, asked, sizes)
+
+    def most(self, unit: str, sizes: Sequence[int]) -> int:
+        """How many granules this tenant may use on such a device while others are idle: its share, if it has no `burst`.
+
+        Raises ConfigError as `share` does, and for a burst below the share or above the device.
+        """
+        share = self.share(unit, sizes)
+        if self.burst is None:
+            return share
+        key, asked = self._asked()
+        if self.burst < asked:
+            raise self._problem(below_share(self.burst, key, asked), "burst")
+        most = self._granules("burst", key, self.burst, sizes)
+        if most > len(sizes):
+            there = len(sizes) if key == "granules" else sum(sizes)
+            units = "granules" if key == "granules" else f"{unit}s"
+            raise self._problem(f"{self.burst} is above the device, which has {there} {units}", "burst")
+        return most
+
+    def _granules(self, key: str, unit: str, asked: int, sizes: Sequence[int]) -> int:
+        """The granules of what this key asks for in granules, cores or SMs. Raises ConfigError."""
+        if unit == "granules":
+            return asked
+        if asked % sizes[0]:
+            multiples = ", ".join(str(sizes[0] * count) for count in range(1, len(sizes) + 1))
+            raise self._problem(f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}", key)
+        return asked // sizes[0]
+
+    def rungs(self, unit: str, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The ladder's widths in granules of such a device, ascending; none without a ladder.
+
+        Raises ConfigError for one that is no whole number of granules, or above the device, or if the models may be paged out.
+        """
+        key, _ = self._asked()
+        if self.ladder and self.device_memory is not None:
+            raise self._problem(
+                "models that may be paged out (device_memory) are not held ready; leave one of the two out", "ladder"
+            )
+        found = tuple(self._granules("ladder", key, width, sizes) for width in self.ladder or ())
+        if found and found[-1] > len(sizes) and self.ladder:
+            raise self._problem(f"{self.ladder[-1]} is {found[-1]} granules, but the device has {len(sizes)}", "ladder")
+        return found
+
+    def check_least(self, share: int) -> None:
+        """Raise ConfigError for a minimum above the tenant's own share in granules."""
+        if self.min_granules is not None and self.min_granules > share:
+            raise self._problem(f"{self.min_granules} is above the tenant's own share of {share} granules", "min_granules")
+
+    def term(self, count: int) -> str:
+        """The share as the file gives it, followed by its granules where that is another number."""
+        key, asked = self._asked()
+        return f"{dotted(('tenants', self.name, key))} {asked}{f' ({count} granules)' if count != asked else ''}"
+
+    def _asked(self) -> tuple[str, int]:
+        shares = {key: value for key in SHARES if (value := getattr(self, key)) is not None}
+        if problem := share_problem(shares):
+            raise self._problem(problem)
+        return next(iter(shares.items()))
+
+    def _problem(self, text: str, *key: str) -> ConfigError:
+        return ConfigError([f"{dotted(('tenants', self.name, *key))}: {text}"])
+
+
+def below_share(burst: int, key: str, share: int) -> str:
+    """The problem with a burst that is below the share, which this key has."""
+    return f"{burst} is below {key}, which is {share}; it is the most that the tenant may use, its share included"
+
+
+def share_problem(given: Iterable[str]) -> str | None:
+    """The problem with a tenant that has these keys, which should hold exactly one of SHARES."""
+    shares = [key for key in SHARES if key in given]
+    if len(shares) > 1:
+        return f"{' and '.join(shares)} given; a share is only one of them"
+    return None if shares else f"no share of the device; expected one of {', '.join(SHARES)}"
