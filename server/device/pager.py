@@ -44,7 +44,7 @@ RETRY = 0.02
 """Seconds between two looks for one."""
 
 
-class OverBudget(RequestError):
+class OverBudget(Unavailable):
     """A model does not fit the tenant's budget; the text has the arithmetic."""
 
 

@@ -46,14 +46,16 @@ def test_the_example_has_every_key() -> None:
 
 def test_commented_out_keys_show_their_defaults(tmp_path: Path) -> None:
     config = load(write(tmp_path, EVERYTHING))
-    _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256")
+    _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256", "usage_dir")
     _is_default(config.device, DeviceConfig(), "cores")
     options = config.models.options["resnet50"]
     held = resolve_settings(from_options(options, ()), default_settings(config.device), lambda _: {})
     _is_default(held.settings, default_settings(config.device), "profile", "build_profiles", "weight_streaming_budget", "loop")
     assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
-    without_default = "device burst min_granules device_memory port grpc_port front_cores max_execution target_p99 target_rate"
+    without_default = (
+        "device burst ladder min_granules device_memory port grpc_port front_cores max_execution target_p99 target_rate"
+    )
     _is_default(config.tenants["acme"], plain, *without_default.split())
 
 
