@@ -140,6 +140,7 @@ class _Check:
             self._check_names(known)
         self._check_default()
         self._check_memory()
+        self._check_lending()
         return known
 
     def _url(self) -> str:
@@ -212,6 +213,18 @@ class _Check:
             instead = f"use {free}" if free else "leave it out"
             text = f"{default!r} has keys, so requests without one are 401 all the same; {instead}"
             self._suspicious(("server", "default_tenant"), text)
+
+    def _check_lending(self) -> None:
+        """Check that who may borrow has a lender, and that who lends has a borrower."""
+        tenants = self._config.tenants
+        for name, tenant in tenants.items():
+            others = [other for other in tenants.values() if other is not tenant and other.device == tenant.device]
+            if tenant.burst is not None and not any(other.lend for other in others):
+                text = "no other tenant of its device lends, so it has no effect; set `lend = true` for those that may lend"
+                self._suspicious(("tenants", name, "burst"), text)
+            if tenant.lend and not any(other.burst is not None for other in others):
+                text = "no other tenant of its device has a `burst`, so nothing is lent; set it for those that may borrow"
+                self._suspicious(("tenants", name, "lend"), text)
 
     def _check_memory(self) -> None:
         """Check that the machine has the memory of all tenants together, which is allocated at the start on a GPU."""

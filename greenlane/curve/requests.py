@@ -90,14 +90,19 @@ def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, S
     return shapes
 
 
+_ANY_SIZE = 64
+"""The size in the example of --shape, for a dimension that may have any."""
+
+
 def _shape(name: str, spec: TensorSpec, batch: int) -> Shape:
     if spec.default is not None:
         return spec.default.shape
     if any(isinstance(dim, str) for dim in spec.dims[1:]):
-        sizes = [str(dim) if isinstance(dim, int) else "N" for dim in spec.dims]
+        rest = [dim if isinstance(dim, int) else _ANY_SIZE for dim in spec.dims[1:]]
+        example = "x".join(map(str, [spec.dims[0] if isinstance(spec.dims[0], int) else batch, *rest]))
         raise ModelRefused(
             f"model {name}: sizes of its input {spec.name} {dims_text(spec.dims)} vary; say which to measure, "
-            f"as in --shape {spec.name}:{'x'.join(sizes)}"
+            f"as in --shape {spec.name}:{example}"
         )
     return tuple(batch if isinstance(dim, str) else dim for dim in spec.dims)
 

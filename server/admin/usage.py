@@ -5,7 +5,7 @@ import math
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from ..accounts.usage import NS, DeviceTotals, ModelTotals, TenantTotals
 from ..api.dependencies import RequireAdmin
@@ -29,6 +29,7 @@ router = APIRouter(
 @router.get("/usage", response_model=schemas.Usage)
 async def usage(
     controller: ControllerDep,
+    request: Request,
     since: Annotated[
         str,
         Query(
@@ -42,10 +43,12 @@ async def usage(
     Granted and free are together all of the device; used, idle and lent are what was granted; what all borrowed is what all
     lent.
     """
+    if unknown := sorted(set(request.query_params) - {"since"}):
+        raise BadRequest(f"{show(unknown[0])}: there is no such parameter; expected since, or none")
     accountant = controller.accountant
     now, memories = await asyncio.gather(accountant.collect(), controller.memory())
     memory = {each.tenant: each.used for each in memories}
-    begin = accountant.before(_time(since, now.wall)) if since else None
+    begin = accountant.before(_time(since, now.wall)) if "since" in request.query_params else None
     added = now.less(begin) if begin else now
     span = now.at - begin.at if begin else max((each.elapsed for each in now.devices.values()), default=0)
     devices = [_device(name, each) for name, each in added.devices.items()]

@@ -217,6 +217,24 @@ def test_a_problem_of_several_tenants_is_reported_once(checked: Checked) -> None
     assert ignored in checked.err
 
 
+@pytest.mark.parametrize(
+    ("key", "other", "said"),
+    [
+        ("burst = 2", "", "tenants.globex.burst: no other tenant"),
+        ("lend = true", "", "tenants.globex.lend: no other tenant"),
+        ("burst = 2", "lend = true", ""),
+    ],
+)
+def test_a_burst_without_a_lender_and_the_reverse_are_possible_mistakes(
+    checked: Checked, key: str, other: str, said: str
+) -> None:
+    tenant = '[tenants.{}]\ngranules = 1\nmodels = ["*"]\n{}\n'
+    checked.check(more=tenant.format("globex", key) + tenant.format("initech", other), device=lambda _: FakeDevice())
+    found = "\n".join(checked.err)
+    assert said in found
+    assert ("no other tenant" in found) == bool(said)
+
+
 def test_directories_that_are_no_versions_are_no_failure(checked: Checked) -> None:
     for name in ("configs", "warmup", "01", "notes"):
         (checked.folder / "models" / "rows" / name).mkdir()
