@@ -207,7 +207,8 @@ def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference
 
 def test_an_inference_over_max_execution_is_stopped_with_504(standard: Path, tmp_path: Path) -> None:
     config = configured(tmp_path, standard, 'max_execution = "1s"')
-    with running(config) as server, client(server) as admin, endless(server, admin) as connection:
+    with running(config) as server, Connection(server) as connection:
+        connection.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
         answer = connection.answer()
         text = "the inference was stopped after 1 s, its limit (tenants.acme.max_execution)"
         assert (answer.status, answer.json["error"]) == (504, text)
