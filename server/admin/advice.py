@@ -5,11 +5,9 @@ import time
 from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
-from ..api.dependencies import RequireAdmin
 from ..api.framework import json_response
-from ..api.openapi import errors, operation_id
 from ..control import advice as advising
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
@@ -17,15 +15,9 @@ from ..control.need import Counted, Need, counted, need
 from ..errors import Unavailable
 from ..protocol.json_document import Object
 from . import schemas
-from .dependencies import ControllerDep
+from .dependencies import ControllerDep, admin_router
 
-router = APIRouter(
-    prefix="/admin",
-    tags=["Administration"],
-    dependencies=[RequireAdmin],
-    responses=errors(400, 401, 503),
-    generate_unique_id_function=operation_id,
-)
+router = admin_router()
 
 _STEP = 0.25
 """Seconds between two looks at whether the server ends meanwhile."""

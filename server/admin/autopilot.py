@@ -1,11 +1,11 @@
 """Administration of the autopilot: what was moved and why, what tenants need, and switching it."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from ..api.body import read_object
-from ..api.dependencies import RequireAdmin, ServiceDep
+from ..api.dependencies import ServiceDep
 from ..api.framework import json_response
-from ..api.openapi import errors, operation_id, request_body
+from ..api.openapi import errors, request_body
 from ..control.controller import Controller
 from ..control.moves import MoveRecord
 from ..control.need import Need
@@ -13,15 +13,9 @@ from ..control.pilot import MODES, Mode
 from ..errors import BadRequest
 from ..protocol.json_document import Object, show
 from . import schemas
-from .dependencies import ControllerDep
+from .dependencies import ControllerDep, admin_router
 
-router = APIRouter(
-    prefix="/admin",
-    tags=["Autopilot"],
-    dependencies=[RequireAdmin],
-    responses=errors(400, 401, 503),
-    generate_unique_id_function=operation_id,
-)
+router = admin_router("Autopilot")
 
 
 @router.get("/moves", response_model=schemas.Moves)

@@ -2,24 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..api.dependencies import RequireAdmin
 from ..api.framework import json_response
-from ..api.openapi import errors, operation_id
 from ..control.descriptions import TenantMemory
 from ..protocol.json_document import Object
 from . import schemas
-from .dependencies import ControllerDep
+from .dependencies import ControllerDep, admin_router
 
-router = APIRouter(
-    prefix="/admin",
-    tags=["Administration"],
-    dependencies=[RequireAdmin],
-    responses=errors(400, 401, 503),
-    generate_unique_id_function=operation_id,
-)
+router = admin_router()
 
 
 @router.get("/memory", response_model=schemas.Memory)

@@ -4,14 +4,14 @@ import asyncio
 import json
 from typing import Annotated
 
-from fastapi import APIRouter, BackgroundTasks, Path, Query, Request, Response
+from fastapi import BackgroundTasks, Path, Query, Request, Response
 
 from partitions.probe import overlaps
 
 from ..api.body import read_object
-from ..api.dependencies import RequireAdmin, ServiceDep
+from ..api.dependencies import ServiceDep
 from ..api.framework import json_response
-from ..api.openapi import errors, operation_id, request_body
+from ..api.openapi import errors, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.descriptions import RungState
@@ -19,15 +19,9 @@ from ..control.stretch import WideState
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
 from . import schemas
-from .dependencies import ControllerDep
+from .dependencies import ControllerDep, admin_router
 
-router = APIRouter(
-    prefix="/admin",
-    tags=["Administration"],
-    dependencies=[RequireAdmin],
-    responses=errors(400, 401, 503),
-    generate_unique_id_function=operation_id,
-)
+router = admin_router()
 
 
 @router.get("/device", response_model=schemas.Device)

@@ -5,25 +5,17 @@ import math
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from ..accounts.usage import NS, DeviceTotals, ModelTotals, TenantTotals
-from ..api.dependencies import RequireAdmin
 from ..api.framework import json_response
-from ..api.openapi import errors, operation_id
 from ..control.controller import Controller
 from ..errors import BadRequest
 from ..protocol.json_document import Object, show
 from . import schemas
-from .dependencies import ControllerDep
+from .dependencies import ControllerDep, admin_router
 
-router = APIRouter(
-    prefix="/admin",
-    tags=["Administration"],
-    dependencies=[RequireAdmin],
-    responses=errors(400, 401, 503),
-    generate_unique_id_function=operation_id,
-)
+router = admin_router()
 
 
 @router.get("/usage", response_model=schemas.Usage)
