@@ -155,8 +155,8 @@ class Controller:
         """Give these tenants these numbers of granules while all are served; the other tenants keep theirs.
 
         New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
-        their work in flight has ended, switch, and go on. Tenants of several devices move all or none: each device prepares and
-        halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an unknown tenant or a count below 1,
+        their work in flight has ended, switch, and go on. Where several processes have tenants that move, they move all or
+        none: each process prepares and halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an unknown tenant or a count below 1,
         Conflict naming a tenant whose work takes longer than `max_pause`. After an error the old partitions stay.
         """
         self._check_counts(counts)
@@ -199,10 +199,12 @@ class Controller:
                 raise Misplaced("; ".join(f"{a} and {b} both ran on {sorted(units)}" for a, b, units in shared))
             record.prepared = time.monotonic() - began
             await self.wide.narrow(moves)
-            await _all(runtime.halt() for _, runtime in moving)
+            alone = len(moving) == 1
+            if not alone:
+                await _all(runtime.halt() for _, runtime in moving)
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
                 self.accountant.follow(device, device.own(after))
-            for pauses in await _all(runtime.commit() for _, runtime in moving):
+            for pauses in await _all(runtime.switch() if alone else runtime.commit() for _, runtime in moving):
                 record.pauses |= pauses
             for device, _ in moves:
                 device.hold(device.own(after))

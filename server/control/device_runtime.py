@@ -56,6 +56,13 @@ class DeviceRuntime(Protocol):
         Returns how long each was paused, where that is known.
         """
 
+    async def switch(self) -> dict[str, Pause]:
+        """`halt` and `commit` at once, for a move that no other runtime takes part in: the pause is shorter by a message.
+
+        Raises Conflict as `halt` does; after any other error the tenants have their old partitions too, if only in a process
+        that replaces the one that failed.
+        """
+
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones."""
 

@@ -146,6 +146,10 @@ class Runtime:
     async def commit(self) -> dict[str, Pause]:
         return await self._moves.commit()
 
+    async def switch(self) -> dict[str, Pause]:
+        await self._moves.halt()
+        return await self._moves.commit()
+
     async def discard(self) -> None:
         await self._moves.discard()
 
@@ -217,8 +221,7 @@ class Runtime:
         """Give tenants their first partitions."""
         try:
             await self._moves.prepare(granules)
-            await self._moves.halt()
-            await self._moves.commit()
+            await self.switch()
         except BaseException:
             await self._moves.discard()
             raise

@@ -182,6 +182,10 @@ class CommitMove(Message):
     """Serve the tenants that are paused from their new partitions. Answered with each one's `Pause`."""
 
 
+class SwitchMove(Message):
+    """`HaltMove` and `CommitMove` at once. Answered as `CommitMove` is."""
+
+
 class DiscardMove(Message):
     """End the move without a change."""
 

@@ -16,7 +16,7 @@ from partitions.plan import Granules
 from ..accounts.usage import Report
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
-from ..errors import RequestError, Unavailable
+from ..errors import Conflict, RequestError, Unavailable
 from ..link.ring import Descriptors
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
@@ -172,6 +172,20 @@ class RemoteRuntime:
                 log.error("%s is started again, as its tenants have other granules now: %s", self.label, error)
                 self._channel.close()
             return {}
+
+    async def switch(self) -> dict[str, Pause]:
+        try:
+            pauses: dict[str, Pause] = await self._call_mover(messages.SwitchMove(), dict[str, Pause])
+        except Conflict:
+            raise
+        except (RequestError, PartitionError) as error:
+            if self._channel:  # It may have other granules than its tenants.
+                log.error("%s is started again, as a move failed: %s", self.label, error)
+                self._channel.close()
+            raise
+        self._granules |= self._moving
+        self._plans = {}
+        return pauses
 
     async def discard(self) -> None:
         with suppress(Unavailable):

@@ -53,6 +53,7 @@ class RuntimeServer:
             messages.PrepareMove: lambda message: self.opened.prepare(message.granules),
             messages.HaltMove: lambda _: self.opened.halt(),
             messages.CommitMove: lambda _: self.opened.commit(),
+            messages.SwitchMove: lambda _: self.opened.switch(),
             messages.DiscardMove: lambda _: self.opened.discard(),
             messages.NarrowTenants: lambda message: self.opened.narrow(message.tenants),
             messages.StretchTenants: self._stretch,

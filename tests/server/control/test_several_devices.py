@@ -49,6 +49,10 @@ class FakeRuntime:
         self._do("commit")
         return {}
 
+    async def switch(self) -> dict[str, Pause]:
+        self._do("switch")
+        return {}
+
     async def discard(self) -> None:
         self._do("discard")
 
@@ -106,7 +110,7 @@ async def test_devices_that_are_not_concerned_are_not_asked() -> None:
     site = await Site().start()
     move = await site.controller.repartition({"globex": 3})
     assert move.movers == ("globex",)
-    assert site.steps == ["prepare 1", "halt 1", "commit 1"]
+    assert site.steps == ["prepare 1", "switch 1"], "one message, so that the pause is short"
 
 
 async def test_every_device_prepares_and_halts_before_one_commits() -> None:

@@ -10,6 +10,7 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable
 from server.config.tenant import TenantConfig
+from server.control.descriptions import Pause
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes import descriptors
 from server.processes import device_messages as messages
@@ -32,6 +33,7 @@ CALLS = (
     messages.WaitUntilLoaded,
     messages.HaltMove,
     messages.CommitMove,
+    messages.SwitchMove,
     messages.DiscardMove,
     messages.LoadModel,
     messages.UnloadModel,
@@ -244,6 +246,46 @@ async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRu
     second = Process()
     await second.start(runtime)
     assert second.heard[1] == messages.StartTenants({"acme": (1,)})
+    second.close()
+
+
+async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    process.answers[messages.SwitchMove] = {"acme": Pause(0.001, True)}
+    await runtime.prepare({"acme": (1,)})
+    assert await runtime.switch() == {"acme": Pause(0.001, True)}
+    await process.end(runtime)
+    second = Process()
+    await second.start(runtime)
+    assert second.heard[1] == messages.StartTenants({"acme": (1,)})
+    second.close()
+
+
+async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    process.answers[messages.SwitchMove] = Conflict("tenant acme: an inference has been running for 5 s")
+    await runtime.prepare({"acme": (1,)})
+    with pytest.raises(Conflict, match="tenant acme"):
+        await runtime.switch()
+    assert not process.supervisors.closed.is_set()
+    await process.end(runtime)
+    second = Process()
+    await second.start(runtime)
+    assert second.heard[1] == messages.StartTenants({"acme": (0,)})
+    second.close()
+
+
+async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_granules(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    process.answers[messages.SwitchMove] = Failed("a partition cannot be closed")
+    await runtime.prepare({"acme": (1,)})
+    with pytest.raises(Failed, match="a partition cannot be closed"):
+        await runtime.switch()
+    await asyncio.wait_for(process.supervisors.closed.wait(), 10)
+    await process.end(runtime)
+    second = Process()
+    await second.start(runtime)
+    assert second.heard[1] == messages.StartTenants({"acme": (0,)})
     second.close()
 
 
