@@ -1,50 +1,88 @@
-"""`python -m benchmarks.lending`: what lending gives a borrower and costs its owner, over HTTP, on two cores.
+"""`python -m benchmarks.lending`: what lending gives a borrower and costs its owner, over HTTP, on two cores or on a GPU.
 
-acme has one core and a burst of two, and asks for a batch model on one connection, back to back. globex has the other core,
-lends it, and is asked by an open loop, at several loads. Servers without lending, with it, and with lending that has no bound
-(`benchmarks.unbounded`) run at the same time, and each round asks one of them after the other, so that what else the machine
-does meets all of them alike. Prints ratios over the server without lending: medians of rounds, and of pooled latencies.
+acme has half of the device and a burst of the whole, and asks for batches on a few connections, back to back. globex has the
+other half, lends it, and is asked by an open loop, at several loads. Servers without lending, with it, and with lending that
+has no bound (`benchmarks.unbounded`) run at the same time, and each round asks one of them after the other, so that what else
+the machine does meets all of them alike; on a GPU also one of a single tenant that has the whole device, which says what the
+borrower could have at most. Prints ratios over the server without lending: medians of rounds, and of pooled latencies.
 """
 
 import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from greenlane.load import machine
 from greenlane.load.figures import percentile
-from greenlane.load.jobs import ClosedLoop, OpenLoop, Seen, Tally
+from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Seen, Tally
 from greenlane.load.processes import run
 from greenlane.load.schedule import poisson
 from greenlane.load.server_process import server_process
+from server.launch_loop.library import SWITCH
 
-from .asks import binary
-from .subjects import write
+from . import nets, subjects
+from .asks import binary, inference
 
-BATCH, QUICK = "conv", "mlp"
 CASES = {"rigid": "server", "lent": "server", "unbounded": "benchmarks.unbounded"}
-_CONFIG = """
-[server]
-port = 0
-[device]
-backend = "cpu"
-cores = "{cores}"
-[models]
-repository = "{root}"
-[tenants.acme]
-cores = 1
-models = ["{batch}"]
-{burst}
-[tenants.globex]
-cores = 1
-models = ["{quick}"]
-{lend}
-"""
+WHOLE = "whole device"
+
+
+class Pair(NamedTuple):
+    """What the borrower asks for, and what the owner is asked for; `name` is for people."""
+
+    name: str
+    borrowed: Ask
+    owned: Ask
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A device, the granules of each tenant's half, and the models."""
+
+    device: str
+    half: int
+    lend: str
+    pairs: Sequence[Pair]
+    connections: int = 1
+    """Of the borrower."""
+    settings: str = ""
+    """Further lines of the borrower's section."""
+
+    def config(self, case: str, root: Path, lend: str) -> str:
+        """The configuration file of a case."""
+        lends = case not in ("rigid", WHOLE)
+        lines = ["[server]", "port = 0", 'max_body = "64MiB"', self.device, "[models]", f'repository = "{root}"']
+        lines += ["[tenants.acme]", f"granules = {self.half * (1 + (case == WHOLE))}", 'models = ["*"]', self.settings]
+        lines += [f"burst = {2 * self.half}"] if lends else []
+        if case != WHOLE:
+            lines += ["[tenants.globex]", f"granules = {self.half}", 'models = ["*"]', *([f'lend = "{lend}"'] if lends else [])]
+        return "\n".join(lines)
+
+
+def on_cores(cores: str, root: Path) -> Setting:
+    """Two cores of the CPU, and the models in `root`."""
+    subjects.write(root, {"conv", "mlp"}, plans=False)
+    pair = Pair("conv beside mlp", binary("conv", "acme"), binary("mlp", "globex"))
+    return Setting(f'[device]\nbackend = "cpu"\ncores = "{cores}"', 1, "100ms", [pair])
+
+
+def on_gpu(granules: int, root: Path) -> Setting:
+    """The first `granules` of a GPU: batches of eight beside single requests of long works, and of short ones."""
+    nets.write_all(root, "cuda")
+    kinds = nets.NETS["cuda"]
+
+    def ask(model: str, tenant: str, rows: int) -> Ask:
+        return inference(model, tenant, kinds[model].draw(rows, 1))
+
+    names = (("enc", "enc"), ("mob", "mob"), ("enc", "tiny"))
+    pairs = [Pair(f"{one} b8 beside {other}", ask(one, "acme", 8), ask(other, "globex", 1)) for one, other in names]
+    return Setting('[device]\nbackend = "cuda"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
 
 
 class Round(NamedTuple):
@@ -55,87 +93,114 @@ class Round(NamedTuple):
 
 
 @contextmanager
-def serving(case: str, folder: Path, root: Path, cores: str, lend: str) -> Iterator[int]:
+def serving(case: str, folder: Path, text: str) -> Iterator[int]:
     """The port of a server of this case."""
-    text = _CONFIG.format(
-        cores=cores,
-        root=root,
-        batch=BATCH,
-        quick=QUICK,
-        burst="" if case == "rigid" else "burst = 2",
-        lend="" if case == "rigid" else f'lend = "{lend}"',
-    )
     config = folder / f"{case}.toml"
     config.write_text(text)
-    with server_process([sys.executable, "-m", CASES[case]], {"GREENLANE_CONFIG": str(config)}) as process:
+    command = [sys.executable, "-m", CASES.get(case, "server")]
+    # Without the launch loop, which decides in C.
+    unbounded = {SWITCH: "0"} if case == "unbounded" else {}
+    with server_process(command, {"GREENLANE_CONFIG": str(config), **unbounded}) as process:
         yield process.port
 
 
-def ask(port: int, rate: float, seconds: float, seed: int) -> Round:
-    """One round. A rate of 0 leaves the owner idle."""
-    batch = ClosedLoop(name="acme", port=port, asks=(binary(BATCH, "acme"),), connections=1, behaviour="flood", seconds=seconds)
-    arrivals = poisson(rate, seconds, seed) if rate else []
-    quick = OpenLoop(port=port, ask=binary(QUICK, "globex"), arrivals=arrivals, connections=1, most=32)
-    _, results = run([batch, quick] if rate else [batch])
-    tally, seen = results[0], results[1] if rate else Seen()
-    assert isinstance(tally, Tally)
-    assert isinstance(seen, Seen)
-    return Round(tally.answers / seconds, [each / 1e3 for each in seen.samples.latency])
+@dataclass(frozen=True)
+class Asking:
+    """Asks the servers of a setting for one pair."""
+
+    pair: Pair
+    connections: int
+
+    def round(self, port: int, rate: float, seconds: float, seed: int) -> Round:
+        """One round. A rate of 0 leaves the owner idle."""
+        batch = self._borrower(port, seconds)
+        arrivals = poisson(rate, seconds, seed) if rate else []
+        quick = OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=32)
+        _, results = run([batch, quick] if rate else [batch])
+        tally, seen = results[0], results[1] if rate else Seen()
+        assert isinstance(tally, Tally)
+        assert isinstance(seen, Seen)
+        if tally.statuses.keys() != {200} or seen.failures:
+            raise RuntimeError(f"{self.pair.name}: answers {tally.statuses}; failures {seen.failures}")
+        return Round(tally.answers / seconds, [each / 1e3 for each in seen.samples.latency])
+
+    def late(self, port: int, times: int) -> list[float]:
+        """Milliseconds that the owner's first request after a second of idling takes, while the borrower asks."""
+        batch = self._borrower(port, times + 0.5)
+        arrivals = [1.0 + index for index in range(times)]
+        _, results = run([batch, OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=4)])
+        assert isinstance(results[1], Seen)
+        return [each / 1e3 for each in results[1].samples.latency]
+
+    def alone(self, port: int) -> list[float]:
+        """Milliseconds that requests of the owner take on a server that does nothing else, in ascending order."""
+        arrivals = [0.02 * index for index in range(100)]
+        (seen,) = run([OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=4)])[1]
+        assert isinstance(seen, Seen)
+        return sorted(each / 1e3 for each in seen.samples.latency)
+
+    def _borrower(self, port: int, seconds: float) -> ClosedLoop:
+        return ClosedLoop(
+            name="acme",
+            port=port,
+            asks=(self.pair.borrowed,),
+            connections=self.connections,
+            behaviour="flood",
+            seconds=seconds,
+        )
 
 
-def late(port: int, times: int) -> list[float]:
-    """Milliseconds that the owner's first request after a second of idling takes, while the borrower asks."""
-    batch = ClosedLoop(
-        name="acme", port=port, asks=(binary(BATCH, "acme"),), connections=1, behaviour="flood", seconds=times + 0.5
-    )
-    arrivals = [1.0 + index for index in range(times)]
-    _, results = run([batch, OpenLoop(port=port, ask=binary(QUICK, "globex"), arrivals=arrivals, connections=1, most=4)])
-    assert isinstance(results[1], Seen)
-    return [each / 1e3 for each in results[1].samples.latency]
-
-
-def alone(port: int) -> float:
-    """Milliseconds that a request of the owner takes on a server that does nothing else."""
-    loop = OpenLoop(
-        port=port, ask=binary(QUICK, "globex"), arrivals=[0.02 * index for index in range(100)], connections=1, most=4
-    )
-    (seen,) = run([loop])[1]
-    assert isinstance(seen, Seen)
-    return percentile(sorted(seen.samples.latency), 0.5) / 1e3
+def measure(asking: Asking, ports: Mapping[str, int], loads: Sequence[float], rounds: int, seconds: float, firsts: int) -> None:
+    """Print the figures of one pair."""
+    print(f"\n{asking.pair.name}")
+    for port in ports.values():
+        asking.round(port, 0, 1.0, 0)  # What works take is learnt.
+    shared = {case: port for case, port in ports.items() if case != WHOLE}
+    for case, port in shared.items():
+        quiet = asking.alone(port)
+        print(f"nobody borrows,{case:>10}: owner's p50 {percentile(quiet, 0.5):.2f} ms")
+    capacity = 1000 / median(percentile(asking.alone(ports["rigid"]), 0.5) for _ in range(3))
+    for load in loads:
+        asked = shared if load else ports
+        found: dict[str, list[Round]] = {case: [] for case in asked}
+        for number in range(rounds):
+            for case, port in asked.items():
+                found[case].append(asking.round(port, load * capacity, seconds, number))
+        for case in asked:
+            print(f"owner at {load:4.0%}, {case:>12}: {_said(found[case], found['rigid'])}", flush=True)
+    latencies = {case: sorted(asking.late(port, firsts)) for case, port in shared.items()} if firsts else {}
+    for case, ordered in latencies.items():
+        print(f"first request after a second, {case:>10}: p50 {percentile(ordered, 0.5):.2f} ms, longest {ordered[-1]:.2f} ms")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--cores", default="0-1")
-    options.add_argument("--lend", default="100ms", help="the owner's `lend`")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--cores", default="0-1", help="of the CPU")
+    options.add_argument("--granules", type=int, default=16, help="of the GPU; default: 16, as an H100 has them")
+    options.add_argument("--lend", help="the owner's `lend`; default: 100ms on cores, 1ms on a GPU")
     options.add_argument("--loads", type=float, nargs="*", default=[0.0, 0.1, 0.3, 0.6], help="of the owner's capacity")
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--seconds", type=float, default=3.0, help="of a round")
+    options.add_argument("--firsts", type=int, default=32, help="first requests after a second of idling")
+    options.add_argument("--pairs", type=int, nargs="*", help="which pairs, from 0; default: all")
+    options.add_argument("--repository", type=Path, help="where models are made, or are already; default: a temporary folder")
     chosen = options.parse_args()
     print(*(f"{key}: {value}" for key, value in machine.describe(machine.command("benchmarks.lending")).items()), sep="\n")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write(folder / "models", {BATCH, QUICK}, plans=False)
-        serve = [stack.enter_context(serving(case, folder, folder / "models", chosen.cores, chosen.lend)) for case in CASES]
-        ports = dict(zip(CASES, serve, strict=True))
+        root = chosen.repository or folder / "models"
+        setting = on_cores(chosen.cores, root) if chosen.device == "cpu" else on_gpu(chosen.granules, root)
+        cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
+        ports = {}
+        for case in cases:
+            text = setting.config(case, root, chosen.lend or setting.lend)
+            ports[case] = stack.enter_context(serving(case, folder, text))
         time.sleep(2)  # Wide partitions are made once all models are loaded.
-        for port in ports.values():
-            ask(port, 0, 2.0, 0)  # What works take is learnt.
-        capacity = 1000 / median(alone(ports["rigid"]) for _ in range(3))
-        print(f"owner alone: {1000 / capacity:.2f} ms a request")
-        for load in chosen.loads:
-            rounds: dict[str, list[Round]] = {case: [] for case in CASES}
-            for number in range(chosen.rounds):
-                for case, port in ports.items():
-                    rounds[case].append(ask(port, load * capacity, chosen.seconds, number))
-            for case in CASES:
-                print(f"owner at {load:4.0%}, {case:9}: {_said(rounds[case], rounds['rigid'])}")
-        firsts = {case: late(port, 4 * chosen.rounds) for case, port in ports.items()}
-        for case, latencies in firsts.items():
-            ordered = sorted(latencies)
-            print(
-                f"first request after a second, {case:9}: p50 {percentile(ordered, 0.5):.2f} ms, longest {ordered[-1]:.2f} ms"
-            )
+        for number, pair in enumerate(setting.pairs):
+            if chosen.pairs is None or number in chosen.pairs:
+                asking = Asking(pair, setting.connections)
+                measure(asking, ports, chosen.loads, chosen.rounds, chosen.seconds, chosen.firsts)
 
 
 def _said(rounds: Sequence[Round], rigid: Sequence[Round]) -> str:

@@ -34,8 +34,7 @@ def executor(device: Device, tmp_path: Path) -> Any:
 
 def inputs(executor: Any) -> Any:
     network = executor.test_network
-    shapes = executor.engine.loaded.warm_up_shapes(0)[0]
-    return tensors(executor.engine, network, feed(network, shapes, 0))
+    return tensors(executor.engine, network, feed(network, network.tries[0], 0))
 
 
 def test_the_timer_agrees_with_the_host_so_that_it_is_used(executor: Any) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ pytestmark = pytest.mark.gpu
 
 BESIDE = 64 * MIB
 """How much more the driver may give than the arithmetic says: graphs, kernels, events, and whole pages for small buffers."""
+POOLED = 4 * MIB
+"""How much less: small buffers come from pages that were taken before."""
 COUNT = 20
 SECONDS = 20.0
 
@@ -40,20 +42,22 @@ SECONDS = 20.0
 @pytest.mark.parametrize("network", [mlp(), resnet(), encoder()], ids=["mlp", "resnet", "encoder"])
 def test_the_arithmetic_is_what_the_driver_gave(device: Any, tmp_path: Path, figures: Figures, network: Network) -> None:
     path = plan(add(tmp_path, "model"), network)
-    with closing(device.carve([0])) as partition:
-        with closing(load_engine(path, device)) as engine, closing(engine.bind(partition)):
-            pass  # Libraries and kernels take memory the first time.
+    with ExitStack() as made:
+        partition = made.enter_context(closing(device.carve([0])))
+
+        def load() -> tuple[Any, Any]:
+            engine = made.enter_context(closing(load_engine(path, device)))
+            return engine, made.enter_context(closing(engine.bind(partition)))
+
+        load()  # Libraries and kernels take memory the first time, and the driver keeps what is freed: this one stays open.
         before = free_memory(device)
-        with closing(load_engine(path, device)) as engine:
-            said, estimate = dict(engine.memory), dict(engine.executor_memory)
-            with closing(engine.bind(partition)) as executor:
-                said = added([said, executor.memory])
-                took = before - free_memory(device)
-                figures.setdefault("budget", {})[path.parent.name + str(len(network.onnx))] = {
-                    "said": said, "estimate": estimate, "driver": took,
-                }  # fmt: skip
-                assert -MIB <= took - sum(said.values()) <= BESIDE
-                assert sum(estimate.values()) <= sum(executor.memory.values())
+        engine, executor = load()
+        took = before - free_memory(device)
+        said, estimate = added([engine.memory, executor.memory]), dict(engine.executor_memory)
+    name = path.parent.name + str(len(network.onnx))
+    figures.setdefault("budget", {})[name] = {"said": said, "estimate": estimate, "driver": took}
+    assert -POOLED <= took - sum(said.values()) <= BESIDE
+    assert sum(estimate.values()) <= sum(executor.memory.values())
 
 
 @pytest.fixture(scope="module")
