@@ -156,8 +156,9 @@ class Controller:
 
         New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
         their work in flight has ended, switch, and go on. Where several processes have tenants that move, they move all or
-        none: each process prepares and halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an unknown tenant or a count below 1,
-        Conflict naming a tenant whose work takes longer than `max_pause`. After an error the old partitions stay.
+        none: each process prepares and halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an
+        unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the
+        old partitions stay.
         """
         self._check_counts(counts)
         async with self._repartitioning:
