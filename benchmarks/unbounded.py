@@ -10,12 +10,13 @@ from typing import Any
 
 from server import __main__ as command
 from server.workers import borrowing
+from server.workers.stretching import IN_FLIGHT, WIDE
 
 
-def _always(*arguments: Any) -> bool:
-    """In place of `goes_wide`: unless something is in flight."""
+def _always(*arguments: Any) -> int:
+    """In place of `decide`: unless something is in flight."""
     in_flight: bool = arguments[5]
-    return not in_flight
+    return IN_FLIGHT if in_flight else WIDE
 
 
 def _refuse(*_: Any) -> None:
@@ -23,7 +24,7 @@ def _refuse(*_: Any) -> None:
 
 
 def _remove_the_bound(module: Any) -> None:
-    module.goes_wide = _always
+    module.decide = _always
     module.rested_since = lambda _: 0
     os.sched_setscheduler = _refuse
 

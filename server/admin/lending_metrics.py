@@ -26,7 +26,14 @@ def families(reports: Sequence[tuple[TenantConfig, Report]], states: Sequence[Wi
         returns = CounterMetricFamily(
             "greenlane_wide_returns", "Those of them during which an owner had a request again", labels=["tenant"]
         )
+        home = CounterMetricFamily(
+            "greenlane_home_launches",
+            "Inferences of a tenant with a wide partition that stayed on its own granules, by why",
+            labels=["tenant", "reason"],
+        )
         for state in states:
+            for reason, count in state.home_launches.items():
+                home.add_metric([state.tenant, reason], count)
             launches.add_metric([state.tenant], state.launches)
             returns.add_metric([state.tenant], state.returns)
-        yield from (launches, returns)
+        yield from (launches, returns, home)

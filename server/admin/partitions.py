@@ -183,5 +183,6 @@ def _rung(state: RungState) -> Object:
 
 def _wide(state: WideState) -> Object:
     borrowed = [{"owner": owner, "granules": list(granules)} for owner, granules in state.lent.items()]
-    counts = {"launches": state.launches, "returns": state.returns}
-    return {"granules": list(state.granules), "borrowed": borrowed, **counts, "problems": list(state.problems)}
+    counts = {"launches": state.launches, "returns": state.returns, "home_launches": dict(state.home_launches)}
+    named = {"too_long": list(state.too_long), "problems": list(state.problems)}
+    return {"granules": list(state.granules), "borrowed": borrowed, **counts, **named}

@@ -20,8 +20,9 @@ class Wide(NamedTuple):
 class WideState(NamedTuple):
     """A tenant's wide partition as its device side has it.
 
-    `launches` are works that ran there so far, and `returns` those of them during which an owner came back. `problems` say
-    what could not be made: the partition, or a model's executor there.
+    `launches` are works that ran there so far, and `returns` those of them during which an owner came back; `home_launches` are
+    works that could not, by why. `too_long` names models that never run there because their works are longer than owners allow.
+    `problems` say what could not be made: the partition, or a model's executor there.
     """
 
     tenant: str
@@ -29,6 +30,8 @@ class WideState(NamedTuple):
     lent: Mapping[str, Granules]
     launches: int
     returns: int
+    home_launches: Mapping[str, int]
+    too_long: tuple[str, ...]
     problems: tuple[str, ...]
 
 

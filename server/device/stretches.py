@@ -15,10 +15,14 @@ from ..errors import Conflict
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
 from ..workers.borrowing import Borrowing, BorrowingStatistics
+from ..workers.stretching import Measured
 from ..workers.worker import Worker
 from .paged_executor import PagedExecutor
 
 log = logging.getLogger("greenlane.lending")
+
+LOOK = 5.0
+"""Seconds between two looks at which models take too long to go wide."""
 
 
 class _Tenant:
@@ -29,6 +33,8 @@ class _Tenant:
         self.worker: Worker | None = None
         self.problem = ""
         self.refused: dict[ModelKey, str] = {}
+        self.too_long: dict[ModelKey, str] = {}
+        self.logged: set[ModelKey] = set()
         self.statistics = BorrowingStatistics()
 
 
@@ -56,6 +62,7 @@ class Stretches:
         self._numbers = numbers
         self._max_pause = max_pause
         self._tenants: dict[str, _Tenant] = {}
+        self._looking: asyncio.TimerHandle | None = None
         self.refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
         """Why a tenant's model may not take as much of the device's memory beside what the tenant has; "" if it may."""
 
@@ -110,7 +117,9 @@ class Stretches:
         self._tenants.pop(name, None)
 
     def close(self) -> None:
-        """Close the descriptors of the pages."""
+        """Look no more, and close the descriptors of the pages."""
+        if self._looking:
+            self._looking.cancel()
         for page in self._pages.values():
             os.close(page)
 
@@ -123,8 +132,22 @@ class Stretches:
                 granules = tuple(made.partition.granules) if made else ()
                 problems = (each.problem,) if each.problem else tuple(each.refused.values())
                 lent = each.plan.lent if made else {}
-                found.append(WideState(name, granules, lent, *each.statistics.totals(), problems))
+                counts = *each.statistics.totals(), each.statistics.why_home()
+                found.append(WideState(name, granules, lent, *counts, tuple(each.too_long.values()), problems))
         return found
+
+    def look(self) -> None:
+        """See which models never go wide as they take too long. `states` names them; those seen before are logged, once."""
+        for name, found in self._tenants.items():
+            before, found.too_long = found.too_long, {}
+            if not ((worker := self._workers.get(name)) and (made := worker.borrowing)):
+                continue
+            for each in worker.too_long():
+                found.too_long[each.model] = text = _too_long(each, *made.sizes, made.limit)
+                if each.model in before and each.model not in found.logged:
+                    found.logged.add(each.model)
+                    log.warning("tenant %s: model %s", name, text)
+        self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
 
     async def _follow(self, name: str, plan: Wide | None) -> None:
         worker, found = self._workers[name], self._tenants.setdefault(name, _Tenant())
@@ -147,6 +170,8 @@ class Stretches:
             return
         await asyncio.to_thread(worker.stretch, made)
         worker.widen()
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
         lent = "; ".join(f"{list(granules)} of {owner}" for owner, granules in plan.lent.items())
         log.info("tenant %s may borrow granules %s for up to %g ms a work", name, lent, plan.limit * 1e3)
 
@@ -198,6 +223,20 @@ class Stretches:
     def _borrowing(self, name: str) -> Borrowing | None:
         worker = self._workers.get(name)
         return worker.borrowing if worker else None
+
+
+def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
+    """Which model it is, both figures, and what to do."""
+    took = f"takes {_ms(measured.wide)} ms there" if measured.wide else ""
+    took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(measured.least(home, wide))} ms there at best"
+    return (
+        f"{measured.model.rpartition('#')[0]} does not run on granules of others: the shortest inference seen {took}, and "
+        f"they are lent for {_ms(limit)} ms. Have their owners lend for longer (`lend`), or limit its batches (`max_batch`)"
+    )
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{round(nanoseconds / 1e6, 2 if nanoseconds < 10**8 else 0):g}"
 
 
 async def _narrow(worker: Worker) -> None:

@@ -140,9 +140,13 @@ static Entry *find(Loop *l, const unsigned char *body, uint32_t length) {
 
 /* The partition that a work goes to. */
 static Entry *choose(Loop *l, Entry *entry, int64_t now) {
-    const Borrowing *b = l->borrowing;
-    if (!b || !entry->wide || in_flight(l)) return entry;
-    return goes_wide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b)) ? entry->wide : entry;
+    Borrowing *b = l->borrowing;
+    if (!b || !entry->wide) return entry;
+    int64_t since = in_flight(l) ? BUSY : rested_since(b); /* Pages of other processes are read only where they decide. */
+    int why = decide(entry->times, now, b->limit, b->home, b->wide, in_flight(l) != 0, since);
+    if (why == WENT_WIDE) return entry->wide;
+    b->stayed[why]++;
+    return entry;
 }
 
 static void begin_wide(Borrowing *b) {
@@ -293,8 +297,8 @@ int launch_loop_run(Loop *l) {
 }
 
 /* For the test that compares these rules with Python's. */
-int launch_loop_goes_wide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight, int64_t since) {
-    return goes_wide(t, now, limit, home, wide, in_flight, since);
+int launch_loop_decide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight, int64_t since) {
+    return decide(t, now, limit, home, wide, in_flight, since);
 }
 void launch_loop_learn_home(Times *t, int64_t took) { learn_home(t, took); }
 void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) { learn_wide(t, took, limit, now); }

@@ -11,6 +11,8 @@
 #define LONGEST_RETRY 256000000000ll
 
 enum { OPEN, ENDED, LENDS }; /* words of an owner's page; see server/link/activity.py */
+enum { WENT_WIDE, IN_FLIGHT, OWNER_BUSY, OWNER_STOPPED, NOT_MEASURED, TOO_LONG, NO_FASTER, DECISIONS };
+enum { BUSY = -1, STOPPED = -2 }; /* in place of when the owners began to rest */
 
 /* What works of one model and shapes take; 0 for what is not known. `wait` is RETRY at first. */
 typedef struct {
@@ -26,17 +28,19 @@ typedef struct {
 typedef struct {
     int64_t limit, home, wide;
     uint64_t launches, returns; /* works that went wide so far; those of them to which an owner came back */
+    uint64_t stayed[DECISIONS]; /* works that stayed at home, by why */
     uint64_t ended_before;      /* of the work in flight: the sum of the owners' ENDED when it was launched */
     uint32_t count;
     Owner owners[MOST_OWNERS];
 } Borrowing;
 
-/* When the last owner began to rest; -1 if one does not rest, or does not lend. */
+/* When the last owner began to rest; BUSY or STOPPED if one does not rest, or does not lend. */
 static inline int64_t rested_since(const Borrowing *b) {
     int64_t since = 0;
     for (uint32_t i = 0; i < b->count; i++) {
         volatile uint64_t *words = b->owners[i].words;
-        if (words[OPEN] || !words[LENDS]) return -1;
+        if (!words[LENDS]) return STOPPED;
+        if (words[OPEN]) return BUSY;
         if ((int64_t)words[ENDED] > since) since = (int64_t)words[ENDED];
     }
     return since;
@@ -73,13 +77,15 @@ static inline void learn_wide(Times *t, int64_t took, int64_t limit, int64_t now
     }
 }
 
-static inline int goes_wide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight,
-                            int64_t since) {
+static inline int decide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight, int64_t since) {
     int64_t took = known(t, now);
-    if (in_flight || since < 0) return 0;
-    if (took) return took <= limit && took < t->home;
-    if (t->home <= 0 || t->home * home > limit * wide) return 0;
-    return t->home <= limit || now - since >= SETTLED;
+    if (in_flight) return IN_FLIGHT;
+    if (since < 0) return since == BUSY ? OWNER_BUSY : OWNER_STOPPED;
+    if (took > limit) return TOO_LONG;
+    if (took) return took < t->home ? WENT_WIDE : NO_FASTER;
+    if (!t->home) return NOT_MEASURED;
+    if (t->home * home > limit * wide) return TOO_LONG;
+    return t->home <= limit || now - since >= SETTLED ? WENT_WIDE : NOT_MEASURED;
 }
 
 /* Say to every owner whether a work uses its granules. */

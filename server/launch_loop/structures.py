@@ -13,6 +13,8 @@ from ..link.ring import Link
 MOST_TENSORS = 32
 MOST_AHEAD = 16
 MOST_OWNERS = 256
+DECISIONS = 7
+"""What `decide` in stretching.h may return."""
 WOKEN, UNKNOWN, FAILED = 1, 2, 3
 """Why the loop returned."""
 
@@ -79,6 +81,7 @@ class Borrowing(ctypes.Structure):
         ("wide", c_int64),
         ("launches", c_uint64),
         ("returns", c_uint64),
+        ("stayed", c_uint64 * DECISIONS),
         ("ended_before", c_uint64),
         ("count", c_uint32),
         ("owners", Owner * MOST_OWNERS),

@@ -136,15 +136,17 @@ class WideStateFields(Fields):
     lent: dict[str, tuple[int, ...]]
     launches: int
     returns: int
+    home_launches: dict[str, int]
+    too_long: tuple[str, ...]
     problems: tuple[str, ...]
 
     @classmethod
     def of(cls, state: WideState) -> "WideStateFields":
-        tenant, granules, lent, launches, returns, problems = state
-        return cls(tenant, granules, dict(lent), launches, returns, problems)
+        tenant, granules, lent, launches, returns, home_launches, *named = state
+        return cls(tenant, granules, dict(lent), launches, returns, dict(home_launches), *named)
 
     def state(self) -> WideState:
-        return WideState(self.tenant, self.granules, self.lent, self.launches, self.returns, self.problems)
+        return WideState(*msgspec.structs.astuple(self))
 
 
 # From the supervisor. All are calls, except `StopLoading`, `Abandon`, `CancelTenantTicket` and `SetDeviceAffinity`.

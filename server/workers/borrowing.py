@@ -15,17 +15,21 @@ from ..launch_loop.structures import view_owners
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
 from .session import InFlight, Session
-from .stretching import Times, goes_wide
+from .stretching import BUSY, IN_FLIGHT, NOT_MEASURED, STOPPED, WHY_HOME, WIDE, Measured, Times, decide
 
 _MOST_TIMES = 512
 """Models and shapes whose times are remembered; beyond that all are forgotten."""
 
 
 class BorrowingStatistics:
-    """Of one borrower since its start: works launched wide, and those of them during which an owner came back."""
+    """Of one borrower since its start: works launched wide, those of them during which an owner came back, and works that
+    stayed at home.
+    """
 
     def __init__(self) -> None:
         self.launches = self.returns = 0
+        self.stayed: list[int] = [0] * (1 + len(WHY_HOME))
+        """By what `decide` returned."""
         self._shared: list[Shared] = []
 
     def __repr__(self) -> str:
@@ -33,13 +37,20 @@ class BorrowingStatistics:
 
     def add(self, shared: Shared) -> None:
         """A launch loop counts here, too; none counts any more where they did before."""
-        self.launches, self.returns = self.totals()
+        (self.launches, self.returns), self.stayed = self.totals(), self._stayed()
         self._shared = [shared]
 
     def totals(self) -> tuple[int, int]:
         """Launches and returns."""
         launches = self.launches + sum([int(each.launches) for each in self._shared])
         return launches, self.returns + sum([int(each.returns) for each in self._shared])
+
+    def why_home(self) -> dict[str, int]:
+        """Works that stayed at home, by why."""
+        return dict(zip(WHY_HOME, self._stayed()[1:], strict=True))
+
+    def _stayed(self) -> list[int]:
+        return [count + sum([int(each.stayed[why]) for each in self._shared]) for why, count in enumerate(self.stayed)]
 
 
 class Borrowing:
@@ -85,11 +96,15 @@ class Borrowing:
     def enqueue(self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight]) -> InFlight:
         """Put the work of a ticket on the stream of the one partition or the other. Raises what the executor raises."""
         executor: Any = self.executors.get(ticket.model)
-        if executor is None or self.suspended or not self._goes_wide(ticket, bool(in_flight)):
+        if executor is None or self.suspended or ticket.after:
+            return session.enqueue(home, ticket)
+        if (why := self._decide(ticket, bool(in_flight))) != WIDE:
+            self.statistics.stayed[why] += 1
             return session.enqueue(home, ticket)
         self.wide = True
         if self.suspended or not self._is_ready(executor, ticket):  # `narrow` may not have seen that a work would go wide.
             self._leave()
+            self.statistics.stayed[NOT_MEASURED] += 1
             return session.enqueue(home, ticket)
         for page in self.pages:
             page.own[0] = 1
@@ -136,13 +151,26 @@ class Borrowing:
             executor.close()
         self.partition.close()
 
-    def _goes_wide(self, ticket: Ticket, in_flight: bool) -> bool:
-        since = rested_since(self.words)
-        if in_flight or since < 0 or ticket.after:
-            return False
+    def too_long(self, others: Sequence[Measured] = ()) -> list[Measured]:
+        """Of each model whose works all take longer than the owners allow, the shortest. `others` are what a launch loop has
+        measured. Any thread.
+        """
+        home, wide = self.sizes
+        mine = [Measured(key[0], times.home, times.wide) for key, times in list(self._times.items())]
+        shortest: dict[ModelKey, Measured] = {}
+        for each in [*mine, *others]:
+            if each.home and each.model in self.executors:
+                best = shortest.get(each.model)
+                if best is None or each.least(home, wide) < best.least(home, wide):
+                    shortest[each.model] = each
+        return [each for each in shortest.values() if each.least(home, wide) > self.limit]
+
+    def _decide(self, ticket: Ticket, in_flight: bool) -> int:
+        if in_flight:
+            return IN_FLIGHT
         home, wide = self.sizes
         times = self._of((ticket.model, ticket.shapes))
-        return goes_wide(times, time.monotonic_ns(), self.limit, home, wide, in_flight, since)
+        return decide(times, time.monotonic_ns(), self.limit, home, wide, False, rested_since(self.words))
 
     def _is_ready(self, executor: Any, ticket: Ticket) -> bool:
         """Whether the executor need not prepare itself for the shapes, which it begins to do otherwise."""
@@ -179,11 +207,13 @@ class Borrowing:
 
 
 def rested_since(owners: Sequence[memoryview]) -> int:
-    """When the last of these owners' processes began to rest; -1 if one of them does not rest, or does not lend."""
+    """When the last of these owners' processes began to rest; BUSY or STOPPED if one does not rest, or does not lend."""
     since = 0
     for words in owners:
-        if words[OPEN] or not words[LENDS]:
-            return -1
+        if not words[LENDS]:
+            return STOPPED
+        if words[OPEN]:
+            return BUSY
         if words[ENDED] > since:
             since = words[ENDED]
     return since

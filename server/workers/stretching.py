@@ -6,14 +6,33 @@ the time at home is within that limit, and otherwise only if it could be with al
 and once all owners have rested for SETTLED; then the longest that an owner may wait is the time at home. A work that turns out
 to be too long, or no faster wide, is not tried again for RETRY, and for twice as long each further time.
 
-The launch loop decides by the same rules (launch_loop/stretching.h); a test compares both. All times are nanoseconds.
+The launch loop decides by the same rules (launch_loop/stretching.h); a test compares both. All times are nanoseconds. Why works
+stayed at home is counted, so that an operator sees what to change.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
+
+from ..link.messages import ModelKey
 
 SETTLED: Final = 100_000_000
 RETRY: Final = 1_000_000_000
 LONGEST_RETRY: Final = 256_000_000_000
+
+WIDE: Final = 0
+IN_FLIGHT: Final = 1
+OWNER_BUSY: Final = 2
+OWNER_STOPPED: Final = 3
+NOT_MEASURED: Final = 4
+TOO_LONG: Final = 5
+NO_FASTER: Final = 6
+"""What `decide` returns: that a work goes wide, or why it stays at home. OWNER_STOPPED: an owner lends nothing for now.
+NOT_MEASURED: what the work takes at home or wide is not known, or no longer, and the owners have not rested for long enough to
+try."""
+WHY_HOME: Final = ("in_flight", "owner_busy", "owner_stopped", "not_measured", "too_long", "no_faster")
+"""The names of those after WIDE, in order, in the admin API and in metrics."""
+BUSY: Final = -1
+STOPPED: Final = -2
+"""In place of when the owners began to rest: one has a request open; one lends nothing for now."""
 
 
 class Times:
@@ -47,19 +66,37 @@ class Times:
             self.retry_at, self.wait = now + self.wait, min(2 * self.wait, LONGEST_RETRY)
 
 
-def goes_wide(times: Times, now: int, limit: int, home: int, wide: int, in_flight: bool, rested_since: int) -> bool:
-    """Whether a work with these times goes wide now.
+class Measured(NamedTuple):
+    """What works of one model and shapes took at home and wide, as of late; 0 if that is not known."""
+
+    model: ModelKey
+    home: int
+    wide: int
+
+    def least(self, home: int, wide: int) -> int:
+        """The shortest that one may take wide: what it took there, or what it would if all units there helped."""
+        return self.wide or self.home * home // wide
+
+
+def decide(times: Times, now: int, limit: int, home: int, wide: int, in_flight: bool, rested_since: int) -> int:
+    """Whether a work with these times goes wide now: WIDE, or why not.
 
     `limit` is the longest that the owners allow; `home` and `wide` are the units of both partitions; `rested_since` is when the
-    last of the owners began to rest, -1 if one of them does not rest or does not lend.
+    last of the owners began to rest, or BUSY or STOPPED.
     """
-    if in_flight or rested_since < 0:
-        return False
+    if in_flight:
+        return IN_FLIGHT
+    if rested_since < 0:
+        return OWNER_BUSY if rested_since == BUSY else OWNER_STOPPED
     if known := times.known(now):
-        return known <= limit and known < times.home
-    if not 0 < times.home * home <= limit * wide:
-        return False
-    return times.home <= limit or now - rested_since >= SETTLED
+        if known > limit:
+            return TOO_LONG
+        return WIDE if known < times.home else NO_FASTER
+    if not times.home:
+        return NOT_MEASURED
+    if times.home * home > limit * wide:
+        return TOO_LONG
+    return WIDE if times.home <= limit or now - rested_since >= SETTLED else NOT_MEASURED
 
 
 def _towards(known: int, took: int) -> int:

@@ -32,6 +32,7 @@ from .gil_priority import GilPriorities
 from .loop_runs import LoopRuns
 from .metering import Metering
 from .session import Endpoint, InFlight, Session
+from .stretching import Measured
 
 log = logging.getLogger("greenlane.worker")
 
@@ -105,6 +106,13 @@ class Worker:
             if (session := self._session) and session.loop:
                 session.loop.borrow(borrowing.shared)
                 session.loop.wake()
+
+    def too_long(self) -> list[Measured]:
+        """As `Borrowing.too_long`, with what the launch loop has measured. Any thread."""
+        if (borrowing := self.borrowing) is None:
+            return []
+        session = self._session
+        return borrowing.too_long([Measured(*each) for each in session.loop.times()] if session and session.loop else [])
 
     def revoke(self) -> None:
         """Have the launch loop forget all that it knows, and stay on the home partition until `widen`. Blocks until it has."""

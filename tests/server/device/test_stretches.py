@@ -232,6 +232,30 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
     assert await site.runtime.stretches() == []
 
 
+async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    await site.infer("acme", "a")
+    await go_wide(site, "b")
+    (times,) = [times for (key, _), times in borrowing(site)._times.items() if key.startswith("a/")]
+    times.home = 19 * 10**9
+    why = (
+        "a/1 does not run on granules of others: the shortest inference seen takes 19000 ms on its share, so 7600 ms there "
+        "at best, and they are lent for 500 ms. Have their owners lend for longer (`lend`), or limit its batches (`max_batch`)"
+    )
+    for looks in range(1, 4):
+        site.runtime._stretches.look()
+        assert caplog.text.count(f"tenant acme: model {why}") == (looks > 1), "once, and only if it still is when looked again"
+        (state,) = await site.controller.wide.states()
+        assert state.too_long == (why,)
+    times.wide = 10**9
+    site.runtime._stretches.look()
+    (state,) = await site.controller.wide.states()
+    assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
+    times.wide = 10**8
+    site.runtime._stretches.look()
+    (state,) = await site.controller.wide.states()
+    assert state.too_long == ()
+
+
 async def test_closing_waits_for_a_wide_work(site: Site) -> None:
     await go_wide(site)
     gate = site.script.hold("run")
@@ -250,16 +274,18 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
     lender.guard.stops = 3
     collector = ServerCollector(site.controller, await site.controller.reports(), [], (), await site.controller.wide.states())
     found = {
-        (sample.name, sample.labels["tenant"]): sample.value
+        (sample.name, *sample.labels.values()): sample.value
         for family in collector.collect()
-        if family.name.startswith(("greenlane_lend", "greenlane_wide"))
+        if family.name.startswith(("greenlane_lend", "greenlane_wide", "greenlane_home"))
         for sample in family.samples
+        if sample.value or "home" not in family.name
     }
     assert found == {
         ("greenlane_lends", "globex"): 1,
         ("greenlane_lends", "initech"): 1,
         ("greenlane_lending_stops_total", "globex"): 3,
         ("greenlane_lending_stops_total", "initech"): 0,
+        ("greenlane_home_launches_total", "acme", "not_measured"): 1,
         ("greenlane_wide_launches_total", "acme"): 1,
         ("greenlane_wide_returns_total", "acme"): 0,
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partitions import DeviceLost
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Times as SharedTimes
-from server.workers.stretching import RETRY, Times, goes_wide
+from server.workers.stretching import BUSY, RETRY, STOPPED, WHY_HOME, Times, decide
 from tests.launchable import LaunchableExecutor, needs_a_compiler
 from tests.server.workers.test_borrowing import Borrower
 from tests.server.workers.test_worker import PATIENCE, benched
@@ -29,7 +29,7 @@ SMALL = st.integers(0, 5_000_000)
     st.integers(1, 132),
     NS,
     st.booleans(),
-    st.one_of(st.just(-1), NS),
+    st.one_of(st.sampled_from([BUSY, STOPPED]), NS),
 )
 def test_c_and_python_decide_and_learn_the_same(
     seen: list[tuple[bool, int, int]], limit: int, home: int, wide: int, now: int, in_flight: bool, since: int
@@ -46,8 +46,8 @@ def test_c_and_python_decide_and_learn_the_same(
             library.launch_loop_learn_home(address, took)
         assert (ours.home, ours.wide, ours.retry_at, ours.wait) == (theirs.home, theirs.wide, theirs.retry_at, theirs.wait)
         for at in (now, ended, ours.retry_at):
-            said = library.launch_loop_goes_wide(address, at, limit, home, wide, in_flight, since)
-            assert goes_wide(ours, at, limit, home, wide, in_flight, since) == bool(said)
+            said = library.launch_loop_decide(address, at, limit, home, wide, in_flight, since)
+            assert decide(ours, at, limit, home, wide, in_flight, since) == said
 
 
 class Looping(Borrower):
@@ -97,6 +97,32 @@ def test_the_loop_goes_wide_while_the_owners_rest(bench: Looping) -> None:
     assert bench.worker.borrowing
     assert bench.worker.borrowing.statistics.totals()[0] >= 20
     assert bench.script.reached["enqueue"] <= 2, "the loop ran them"
+
+
+def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> None:
+    assert bench.worker.borrowing
+    session, statistics = bench.worker._session, bench.worker.borrowing.statistics
+    assert session
+    assert session.loop
+    before, enqueued = statistics.why_home(), bench.script.reached["enqueue"]
+    bench.owners[0].activity.begin()
+    for number in range(3):
+        bench.run(number)
+    bench.owners[0].activity.set_lends(False)
+    for number in range(2):
+        bench.run(number)
+    bench.owners[0].activity.set_lends(True)
+    bench.owners[0].activity.end()
+    session.loop._times[0].wide = bench.worker.borrowing.limit + 1
+    bench.run(1)
+    assert bench.script.reached["enqueue"] == enqueued, "the loop ran them"
+    more = dict.fromkeys(WHY_HOME, 0) | {"owner_busy": 3, "owner_stopped": 2, "too_long": 1}
+    assert statistics.why_home() == {why: before[why] + more[why] for why in WHY_HOME}
+    assert [each.model for each in bench.worker.too_long()] == []  # The worker itself has seen a shorter one.
+    bench.worker.borrowing._times.clear()
+    ((model, home, wide),) = bench.worker.too_long()
+    assert (model, wide) == ("m/1#1", bench.worker.borrowing.limit + 1)
+    assert home > 0
 
 
 def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_owner(bench: Looping) -> None:

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 import pytest
 
 from partitions import DeviceLost
+from server.launch_loop.structures import view_owners
 from server.link import activity
 from server.link.activity import Activity, LenderPage
 from server.link.messages import Failure
 from server.workers.borrowing import Borrowing, BorrowingStatistics
+from server.workers.stretching import TOO_LONG
 from tests.server.workers.test_worker import NEVER, PATIENCE, Bench, benched
 
 LONG = 10**12
@@ -88,6 +90,8 @@ def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_owners_res
         bench.run(8)
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (3, 5)
         assert (borrowing.statistics.launches, borrowing.statistics.returns) == (5, 0)
+        home = {why: count for why, count in borrowing.statistics.why_home().items() if count}
+        assert home == {"not_measured": 1, "owner_busy": 1, "owner_stopped": 1}
 
 
 @pytest.mark.parametrize("hosted", [False, True])
@@ -118,6 +122,7 @@ def test_a_ticket_beside_works_at_home_stays_there() -> None:
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
         assert borrowing.statistics.launches == 0
+        assert borrowing.statistics.why_home()["in_flight"] == 1
 
 
 def test_a_work_that_an_owner_comes_back_to_is_counted_and_not_learnt_from() -> None:
@@ -141,6 +146,20 @@ def test_what_takes_longer_than_the_owners_allow_stays_home() -> None:
         for number in range(4):
             bench.run(number)
         assert borrowing.statistics.launches == 0
+        assert borrowing.statistics.why_home()["too_long"] == 3, "the first was not measured yet"
+        ((model, home, wide),) = bench.worker.too_long()
+        assert (model, wide) == ("m/1#1", 0)
+        assert home > 1
+
+
+def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
+    with borrower(limit=1) as (_, borrowing):
+        statistics = borrowing.statistics
+        for each in (borrowing.shared, view_owners(1, 1, 2, [])):
+            statistics.add(each)
+            each.stayed[TOO_LONG] += 2
+            statistics.stayed[TOO_LONG] += 1
+        assert statistics.why_home()["too_long"] == 6
 
 
 def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> None:

@@ -3,7 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.workers.stretching import LONGEST_RETRY, RETRY, SETTLED, Times, goes_wide
+from server.workers.stretching import (
+    BUSY,
+    IN_FLIGHT,
+    LONGEST_RETRY,
+    OWNER_BUSY,
+    OWNER_STOPPED,
+    RETRY,
+    SETTLED,
+    STOPPED,
+    TOO_LONG,
+    WIDE,
+    Times,
+    decide,
+)
 
 NS = st.integers(1, 10**9)
 LIMIT = 1_000_000
@@ -16,14 +29,24 @@ def times(home: int = 0, wide: int = 0, retry_at: int = 0) -> Times:
     return made
 
 
+def goes_wide(state: Times, now: int, limit: int, home: int, wide: int, in_flight: bool, since: int) -> bool:
+    return decide(state, now, limit, home, wide, in_flight, since) == WIDE
+
+
 STATES = st.builds(times, st.one_of(st.just(0), NS), st.one_of(st.just(0), NS), st.one_of(st.just(0), NS))
 
 
-@given(STATES, NS, NS, st.integers(1, 64), st.integers(1, 64), st.booleans(), st.integers(-1, 10**9))
+@given(STATES, NS, NS, st.integers(1, 64), st.integers(1, 64), st.booleans(), st.integers(STOPPED, 10**9))
 def test_nothing_goes_wide_beside_another_work_or_an_owner_or_for_longer_than_is_known_to_be_allowed(
     state: Times, now: int, limit: int, home: int, more: int, in_flight: bool, since: int
 ) -> None:
-    if goes_wide(state, now, limit, home, home + more, in_flight, since):
+    why = decide(state, now, limit, home, home + more, in_flight, since)
+    assert (why == IN_FLIGHT) == in_flight
+    assert (why == OWNER_BUSY) == (since == BUSY and not in_flight)
+    assert (why == OWNER_STOPPED) == (since == STOPPED and not in_flight)
+    if why == TOO_LONG:
+        assert state.known(now) > limit or state.home * home > limit * (home + more)
+    if why == WIDE:
         assert not in_flight
         assert since >= 0
         assert state.known(now) <= limit
