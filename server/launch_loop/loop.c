@@ -81,6 +81,7 @@ typedef struct {
     uint64_t rung;
     int64_t rung_at, last_end, last_took;
     int32_t unknown;
+    int32_t held; /* the next ticket waits until nothing is in flight, to go wide then */
 } Loop;
 
 static int waiting(const Loop *l) { return __atomic_load_n(l->link.total_put, __ATOMIC_ACQUIRE) != (uint32_t)l->read; }
@@ -95,7 +96,7 @@ static Flight *oldest(Loop *l) { return &l->flights[l->finished % MOST_AHEAD]; }
 
 /* Whether the next ticket may be started now. A work on the wide partition is alone in flight. */
 static int may_start(Loop *l) {
-    return goes_on(l) && in_flight(l) < MOST_AHEAD && !(in_flight(l) && oldest(l)->entry->is_wide);
+    return goes_on(l) && in_flight(l) < MOST_AHEAD && !(in_flight(l) && (l->held || oldest(l)->entry->is_wide));
 }
 
 static int64_t began(Loop *l) { return oldest(l)->began > l->last_end ? oldest(l)->began : l->last_end; }
@@ -138,13 +139,13 @@ static Entry *find(Loop *l, const unsigned char *body, uint32_t length) {
     return NULL;
 }
 
-/* The partition that a work goes to. */
+/* The partition that a work goes to. NULL if it goes wide once those in flight at home have ended: the HTTP side hands over the
+ * next ticket before the last work has ended, so otherwise nothing would ever go wide under load. */
 static Entry *choose(Loop *l, Entry *entry, int64_t now) {
     Borrowing *b = l->borrowing;
     if (!b || !entry->wide) return entry;
-    int64_t since = in_flight(l) ? BUSY : rested_since(b); /* Pages of other processes are read only where they decide. */
-    int why = decide(entry->times, now, b->limit, b->home, b->wide, in_flight(l) != 0, since);
-    if (why == WENT_WIDE) return entry->wide;
+    int why = decide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b));
+    if (why == WENT_WIDE) return in_flight(l) ? NULL : entry->wide;
     b->stayed[why]++;
     return entry;
 }
@@ -209,13 +210,18 @@ static void start(Loop *l) {
         l->unknown = 1;
         return;
     }
+    int cancelled = l->cancelled_serials[slot] == head.serial, expired = (double)now * 1e-9 > head.deadline;
+    if (!cancelled && !expired && !(entry = choose(l, entry, now))) {
+        l->held = 1;
+        return;
+    }
     l->read++;
-    if (l->cancelled_serials[slot] == head.serial)
+    if (cancelled)
         complete(l, slot, l->cancelled, l->cancelled_length, now, now);
-    else if ((double)now * 1e-9 > head.deadline)
+    else if (expired)
         complete(l, slot, l->expired, l->expired_length, now, now);
     else
-        launch(l, choose(l, entry, now), l->link.memory + head.start, slot, head.serial);
+        launch(l, entry, l->link.memory + head.start, slot, head.serial);
 }
 
 static void finish(Loop *l) {
@@ -232,6 +238,7 @@ static void finish(Loop *l) {
         entry->used[1]++;
     }
     l->finished++;
+    l->held = l->held && in_flight(l);
     publish_oldest(l);
     learn(l, entry, now);
     complete(l, flight->slot, entry->done, entry->done_length, since, now);
@@ -278,7 +285,7 @@ int launch_loop_run(Loop *l) {
     l->rung = l->put;
     l->launched = l->finished = l->oldest = 0;
     l->rung_at = l->last_end = l->last_took = 0;
-    l->error = l->refused = l->lost = l->unknown = 0;
+    l->error = l->refused = l->lost = l->unknown = l->held = 0;
     for (;;) {
         while (may_start(l) && waiting(l)) start(l);
         if (in_flight(l) && !l->lost) {

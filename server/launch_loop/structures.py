@@ -127,6 +127,7 @@ class Loop(ctypes.Structure):
         ("last_end", c_int64),
         ("last_took", c_int64),
         ("unknown", c_int32),
+        ("held", c_int32),
     )
 
 

@@ -1,6 +1,7 @@
 """How the launch loop chooses between both partitions, as Python does, and what it does with works over a fake driver."""
 
 import ctypes
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,15 @@ class Looping(Borrower):
         assert isinstance(home, LaunchableExecutor)
         assert isinstance(wide, LaunchableExecutor)
         return home.launched, wide.launched
+
+    def wait_until_held(self) -> None:
+        """Block until the loop has a ticket wait."""
+        session, until = self.worker._session, time.monotonic() + PATIENCE
+        assert session
+        assert session.loop
+        while not session.loop._loop.held:
+            assert time.monotonic() < until, "no ticket waits"
+            time.sleep(0)
 
     def learn(self) -> None:
         """Have the loop learn, and see a long work at home."""
@@ -135,6 +145,22 @@ def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_owner(bench: Looping)
     assert bench.launched() == (home, wide + 1)
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(bench: Looping) -> None:
+    bench.owners[0].activity.begin()
+    gate = bench.script.hold("run")
+    home, wide = bench.launched()
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    bench.owners[0].activity.end()
+    bench.put(bench.ticket(1, 1), bench.ticket(2, 2, deadline=0), bench.ticket(3, 3))
+    bench.wait_until_held()
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
+    assert bench.kind() == "expired"
+    assert bench.answer(bench.next()) == [3]
+    assert bench.launched() == (home + 1, wide + 2)
 
 
 def test_a_work_that_an_owner_comes_back_to_is_counted(bench: Looping) -> None:
