@@ -43,6 +43,7 @@ from .http.infer import Infer, Send
 from .http.paths import is_infer
 from .link import ring
 from .tenants.lending import lend, open_pages
+from .tenants.limits import limit
 from .tenants.service import Service, open_local
 
 log = logging.getLogger("greenlane")
@@ -198,6 +199,8 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
     pages = open_pages(config)
     for name, page in pages.items():
         lend(frontends[name].tenant, config, page)
+    for frontend in frontends.values():
+        limit(frontend.tenant, config)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])
     controller = Controller(config, frontends, service.set_state)
     runtime = Runtime(

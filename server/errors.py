@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from engines import EngineError, TensorMismatch
 from partitions import DoesNotFit, PartitionError
@@ -57,6 +58,15 @@ class UnsupportedEncoding(RequestError):
 
 class QueueFull(RequestError):
     """The tenant's queue is full."""
+
+
+class LimitExceeded(QueueFull):
+    """One of the tenant's limits, by its key in the configuration; the request is admitted in `retry_after` seconds."""
+
+    def __init__(self, text: str, limit: str, retry_after: float = 1.0) -> None:
+        super().__init__(text)
+        self.limit = limit
+        self.retry_after = retry_after
 
 
 class MemoryFull(QueueFull):
@@ -147,6 +157,8 @@ def answer(error: Exception, request_id: str) -> Answer:
         headers["connection"] = "close"
     if isinstance(error, WrongMethod):
         headers["allow"] = error.allowed
+    if isinstance(error, LimitExceeded):
+        headers["retry-after"] = str(max(1, ceil(error.retry_after)))
     text = str(error) if isinstance(error, RequestError | EngineError | PartitionError) else "internal error"
     if status == 500:
         text = f"{text} (request {request_id})"

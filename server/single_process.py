@@ -62,6 +62,10 @@ def _not_honoured(config: Config) -> Iterator[str]:
     if several := [name for name, tenant in config.tenants.items() if tenant.http_processes not in (1, "auto")]:
         keys = ", ".join(dotted(("tenants", name, "http_processes")) for name in several)
         yield f"{keys}: here all HTTP is in one process; python -m server starts several on a GPU"
+    if limited := [
+        dotted(("tenants", name, "max_connections")) for name, each in config.tenants.items() if each.max_connections
+    ]:
+        yield f"{', '.join(limited)}: connections belong to no tenant in one process; uvicorn's --limit-concurrency is for all"
     if server.keep_alive != default.keep_alive:
         yield "server.keep_alive: uvicorn closes idle connections after its --timeout-keep-alive, which is 5 s by default"
     if (server.host, server.port) != (default.host, default.port):

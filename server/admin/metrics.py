@@ -29,7 +29,7 @@ from ..control.descriptions import Execution, TenantMemory
 from ..control.stretch import WideState
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
-from . import lending_metrics, usage_metrics
+from . import lending_metrics, limit_metrics, usage_metrics
 from .dependencies import ControllerDep
 from .memory import families
 
@@ -162,6 +162,7 @@ class ServerCollector(Collector):
         yield from usage_metrics.families(self._controller)
         yield from families(self._memory)
         yield from lending_metrics.families(self._reports, self._wide)
+        yield limit_metrics.family(self._reports)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]

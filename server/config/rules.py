@@ -33,6 +33,9 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
                 yield path, problem
             else:
                 yield from _burst(path, table)
+            for burst, rate in (("burst_requests", "requests_per_second"), ("burst_bytes", "bytes_per_second")):
+                if burst in table and rate not in table:
+                    yield (*path, burst), f"given, but nothing is limited without {rate}; set that, or leave it out"
             if table.get("paging") is True and "device_memory" not in table:
                 yield (*path, "paging"), "true, but nothing is paged out without a device_memory; set that, or leave it out"
         case "devices", name if not _NAME.fullmatch(name):
@@ -100,7 +103,7 @@ def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Pr
         if "grpc_port" in tenant and find_spec("grpc") is None:
             command = install_command("grpc")
             yield ("tenants", name, "grpc_port"), f"gRPC is not installed; install it with `{command}`, or leave it out"
-        for key in ("port", "front_cores", "http_processes") if server.get("fronts") == "inline" else ():
+        for key in ("port", "front_cores", "http_processes", "max_connections") if server.get("fronts") == "inline" else ():
             if key in tenant:
                 yield ("tenants", name, key), _NO_PROCESS
 

@@ -20,6 +20,9 @@ from .values import (
     Widths,
 )
 
+MOST_RATE = 10**12
+"""Requests or bytes a second, or at once: no machine takes more, and token buckets count millionths of them in 64 bits."""
+
 SHARES = ("granules", "cores", "sms")
 """The keys of a tenant's share of the device."""
 
@@ -71,6 +74,52 @@ class TenantConfig(Section, frozen=True):
     )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
+    requests_per_second: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_RATE,
+        examples=[200],
+        description="Inference requests a second, all models and processes together; more are refused with 429 before their "
+        "bodies are read, and Retry-After says when the next one is admitted. Refused ones do not count. Without it there is "
+        "no limit.",
+    )
+    burst_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_RATE,
+        examples=[400],
+        description="Requests that may come at once after a pause; by default those of one second.",
+    )
+    bytes_per_second: Size | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_RATE,
+        examples=["100MB"],
+        description="Bytes of inference requests' bodies a second, as they arrive (compressed ones as sent); more are refused "
+        "with 429. Without it there is no limit.",
+    )
+    burst_bytes: Size | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_RATE,
+        examples=["200MB"],
+        description="Bytes that may come at once after a pause; a larger body is refused with 413. By default those of one "
+        "second, and at least `server.max_body`.",
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[256],
+        description="Connections that the tenant's clients may have open, and as many on its `grpc_port`; the first request on "
+        "any other is answered 429, and it is closed. Without it only the file descriptors of its process are a limit.",
+    )
+    max_large_bodies: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[8],
+        description="Request bodies of more than 1 MiB that may arrive at a time; another is refused with 429. Without it "
+        "`memory` is the only limit.",
+    )
     in_flight: int = Field(
         default=2,
         ge=1,

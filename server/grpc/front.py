@@ -1,12 +1,13 @@
 """What every call on a tenant's gRPC port passes: whose it is, its message, and how it is refused."""
 
 import asyncio
+from math import ceil
 from typing import Any, NoReturn
 
 import grpc
 from grpc.aio import EOF
 
-from ..errors import Ambiguous, BadRequest, Misdirected, TooSlow
+from ..errors import Ambiguous, BadRequest, LimitExceeded, Misdirected, TooSlow
 from ..inference.refusals import refuse
 from ..tenants.service import Service, Tenant
 
@@ -77,6 +78,8 @@ class Front:
     async def refuse(self, context: Any, error: Exception) -> NoReturn:
         """End a call with an error."""
         answer = refuse(error, self.name)
+        if isinstance(error, LimitExceeded):  # Clients with a retry policy wait for so many milliseconds.
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", str(ceil(1000 * error.retry_after))),))
         await context.abort(grpc.StatusCode[answer.code], shortened(answer.text))
         raise error
 

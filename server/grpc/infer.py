@@ -32,6 +32,7 @@ class Infer:
         """ModelInfer. A flood is refused before its tensors have arrived."""
         tenant = self._front.tenant(context)
         tenant.lane.check_room()
+        tenant.lane.check_limits()
         run = Run(tenant, self._front.service.limits)
         try:
             await run.begin(await self._front.read(context), context.time_remaining())

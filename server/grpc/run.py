@@ -62,7 +62,7 @@ class Run:
         size, message, long = len(data), parsed.message, parsed.long
         del data
         self.id, self.wants_empty_end = message.id, wants_empty_end(message)
-        inference = self._inference = self._kind(self._tenant, message.model_name, message.model_version or None)
+        inference = self._inference = self._kind(self._tenant, message.model_name, message.model_version or None, size)
         self._is_over = False
         body = TensorsBody(await self._document(parsed, size))
         del parsed, message

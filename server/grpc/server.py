@@ -47,7 +47,7 @@ class GrpcServer:
         """`shares_port`: other processes of the tenant may listen on the same port, and one may have it reserved."""
         config, front = service.config.tenants[name], Front(service, name)
         self._front, self._infer = front, Infer(front)
-        options = [*_options(service.config.server).items(), ("grpc.so_reuseport", int(shares_port))]
+        options = [*_options(service.config.server, config.max_connections).items(), ("grpc.so_reuseport", int(shares_port))]
         calls = config.queue + SPARE_SLOTS
         self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
         for service_name, methods in _methods(self._infer, Metadata(front)).items():
@@ -78,7 +78,7 @@ class GrpcServer:
         await self._server.stop(STOP_SECONDS)
 
 
-def _options(server: ServerConfig) -> dict[str, int]:
+def _options(server: ServerConfig, connections: int | None) -> dict[str, int]:
     """Limits, which gRPC enforces before a call reaches this code."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
@@ -86,7 +86,7 @@ def _options(server: ServerConfig) -> dict[str, int]:
         "grpc.max_send_message_length": -1,
         "grpc.max_metadata_size": _MAX_METADATA,
         "grpc.absolute_max_metadata_size": _MAX_METADATA,
-        "grpc.max_allowed_incoming_connections": max(1, min(MAX_CONNECTIONS, descriptors // 8)),
+        "grpc.max_allowed_incoming_connections": max(1, min(connections or MAX_CONNECTIONS, MAX_CONNECTIONS, descriptors // 8)),
         "grpc.max_connection_idle_ms": round(server.keep_alive * 1000),
         "grpc.server_handshake_timeout_ms": _HANDSHAKE_SECONDS * 1000,
         "grpc.default_compression_algorithm": 0,

@@ -90,6 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable = True
         self._closing = False  # No further request is answered.
         self._active = True  # Something arrived since `_close_if_idle` looked last.
+        self._surplus = False  # It was one more than its tenant may have.
         self._eof = False  # The client half-closed, and still gets its answers.
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -101,6 +102,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport
         self._writer.open(transport)
         self._connections.add(self)
+        self._surplus = self._connections.surplus
         self._idle_timer = self._loop.call_later(self._keep_alive, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -258,6 +260,8 @@ class HttpConnection(asyncio.Protocol):
         if self._hand_off and head.is_routable and self._hand_off(head, self._transport, self._buffer):
             self.abort()
             return False
+        if self._surplus and self._refuse_surplus(head):
+            return False
         if not head.is_direct:
             self._fall_back()
             return False
@@ -294,7 +298,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             if head.target is None:
                 head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant)
-            inference = HttpInference(head.target)
+            inference = HttpInference(head.target, head.length)
             inference.expect(head.length)
         except Exception as error:
             self._finish(head, refusal(error, head.target))
@@ -380,6 +384,15 @@ class HttpConnection(asyncio.Protocol):
         fallback.connection_made(self._transport)
         self._transport.set_protocol(fallback)
         fallback.data_received(data)
+
+    def _refuse_surplus(self, head: Head) -> bool:
+        """Answer the first request of a connection that is one more than its tenant may have, and close; False if it is not."""
+        self._surplus = self._connections.surplus
+        if self._surplus:
+            self._closing = True
+            self._writer.write(refusal(self._connections.refuse(), None), True, head.is_http_1_0)
+            self._close(max(0, len(head.data) + head.length - len(self._buffer)) if head.is_direct else MAX_HEADER_BYTES)
+        return self._surplus
 
     def _on_header_timeout(self) -> None:
         self._header_timer = None

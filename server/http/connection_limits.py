@@ -3,13 +3,18 @@
 A client that opens connections without completing a request must not lock others out. At the limit, connections that are
 still receiving a request are closed first, then idle ones, the oldest first in both cases. A connection whose request is being
 answered is never closed, nor is one of the youngest quarter: its first bytes may not have been read yet.
+
+A tenant's own limit (`max_connections`) closes none for another: the first request on each one beyond it is refused.
 """
 
 import resource
-from collections.abc import Iterator, MutableSet
+from collections.abc import Callable, Iterator, MutableSet
 from enum import IntEnum
 from itertools import islice
 from typing import Any, Protocol
+
+from ..errors import RequestError
+from ..link.occupancy import Occupancy
 
 MAX_SHARED_CONNECTIONS = 1024
 """Connections of a process that serves no single tenant: health checks and administrators need only a few."""
@@ -43,6 +48,9 @@ class Connections(MutableSet[Connection]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._all: dict[Connection, None] = {}
+        self._most: int | None = None
+        self._refuse: Callable[[int], RequestError] | None = None
+        self._occupancy: Occupancy | None = None
 
     def __repr__(self) -> str:
         return f"<Connections {len(self._all)} of {self._limit}>"
@@ -61,9 +69,37 @@ class Connections(MutableSet[Connection]):
         if len(self._all) >= self._limit:
             self._make_room()
         self._all[value] = None
+        self._tell()
 
     def discard(self, value: Connection) -> None:
         self._all.pop(value, None)
+        self._tell()
+
+    def allow(self, most: int | None, refuse: Callable[[int], RequestError], occupancy: Occupancy | None = None) -> None:
+        """Set how many its tenant may have open, in all of its processes if there is an `occupancy`; None for any number.
+
+        `refuse` is called with that number for each one that is refused, and makes the error.
+        """
+        self._most, self._refuse, self._occupancy = most, refuse, occupancy
+        self._tell()
+
+    @property
+    def surplus(self) -> bool:
+        """Whether more are open than the tenant may have."""
+        if self._most is None:
+            return False
+        elsewhere = self._occupancy.connections_elsewhere() if self._occupancy else 0
+        return len(self._all) + elsewhere > self._most
+
+    def refuse(self) -> RequestError:
+        """The error for a connection that is refused for that."""
+        assert self._refuse
+        assert self._most is not None
+        return self._refuse(self._most)
+
+    def _tell(self) -> None:
+        if self._occupancy is not None:
+            self._occupancy.set_connections(len(self._all))
 
     def _make_room(self) -> None:
         """Close up to a sixteenth of the limit, at least one if there is a candidate."""

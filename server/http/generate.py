@@ -38,13 +38,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Generation:
     """One request, from its head to the end of its answer. Belongs to the event loop, and there to one task.
 
-    The constructor raises as that of `Inference`. `receive` is ASGI's.
+    The constructor raises as that of `Inference`. `receive` is ASGI's, `length` what is announced of the body.
     """
 
-    def __init__(self, target: Target, receive: Receive) -> None:
+    def __init__(self, target: Target, receive: Receive, length: int = 0) -> None:
         self._target = target
         self._receive = receive
-        self._inference = InferenceInParts(target.tenant, target.name, target.version)
+        self._inference = InferenceInParts(target.tenant, target.name, target.version, length)
         self._request: InferRequest | None = None
         self._coming: asyncio.Future[Done] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -158,8 +158,9 @@ async def respond(
         target = resolve()
         if streams and http_version == "1.0":
             raise BadRequest("HTTP/1.0 has no chunks, in which events are sent; use HTTP/1.1, or generate for a single part")
-        generation = Generation(target, receive)
-        generation.expect(content_length(call.headers.get(b"content-length")))
+        length = content_length(call.headers.get(b"content-length"))
+        generation = Generation(target, receive, length)
+        generation.expect(length)
         generation.begin(await read_body(call, target))
         if not streams:
             return Reply(200, [(b"content-type", b"application/json")], await generation.only_part())

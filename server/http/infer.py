@@ -67,8 +67,9 @@ class Infer:
         target = None
         try:
             target = self.resolve(call.method, call.raw_path, call.headers)
-            inference = HttpInference(target)
-            inference.expect(content_length(call.headers.get(b"content-length")))
+            length = content_length(call.headers.get(b"content-length"))
+            inference = HttpInference(target, length)
+            inference.expect(length)
             outcome = await self._infer(inference, call, target)
             return await _compressed(outcome, call.headers)
         except ClientGone:
@@ -110,9 +111,12 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
 
 async def _read_body(call: Call, target: Target) -> bytes:
     """The whole body, decompressed. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
-    with target.tenant.uploads.expect(content_length(call.headers.get(b"content-length")), call.received) as upload:
+    announced = content_length(call.headers.get(b"content-length"))
+    with target.tenant.uploads.expect(announced, call.received) as upload:
         body = await call.body(target.max_body, upload.add_received)
         upload.complete()
+        if len(body) > announced:  # It came in chunks.
+            target.tenant.lane.charge(0, len(body))
         if (encoding := call.headers.get(b"content-encoding")) is not None:
             body = await compression.decompress(body, encoding.decode("latin-1").lower(), target.max_body, upload.reserve_more)
         return body

@@ -45,14 +45,14 @@ class HttpInference:
 
     `begin` is called once the body is complete, and ends with a call of `on_done`. Then the slot is released: by that time the
     tensors of the answer have to be written or copied. The constructor raises as that of `Inference`, so that a flood is
-    refused before its bodies are read.
+    refused before its bodies are read; `length` is what is announced of the body.
     """
 
     __slots__ = ("_inference", "_on_done", "_request", "_target")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, length: int = 0) -> None:
         self._target = target
-        self._inference = Inference(target.tenant, target.name, target.version)
+        self._inference = Inference(target.tenant, target.name, target.version, length)
         self._on_done: Callable[[Outcome], None] | None = None
 
     def expect(self, length: int) -> None:

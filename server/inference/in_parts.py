@@ -19,10 +19,10 @@ class InferenceInParts(Inference):
 
     __slots__ = ("_began", "_computed", "in_parts", "parts")
 
-    def __init__(self, tenant: Tenant, name: str, version: str | None) -> None:
+    def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0) -> None:
         self.in_parts = False
         self.parts = self._began = self._computed = 0
-        super().__init__(tenant, name, version)
+        super().__init__(tenant, name, version, nbytes)
 
     def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd) -> None:
         """As `Inference.submit`; `timeout` is for the whole answer."""

@@ -33,7 +33,8 @@ class Inference:
     """One inference. Belongs to the event loop; nothing here blocks or awaits.
 
     A front (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The constructor
-    raises NotFound or Unavailable for the model, and refuses as the tenant's queue does (QueueFull). Then the front
+    raises NotFound or Unavailable for the model, and refuses as the tenant's queue and its limits do (QueueFull, TooLarge);
+    `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. Then the front
     1. sets `arrived` when the request is complete,
     2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
@@ -45,7 +46,7 @@ class Inference:
     __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_timeout", "_version", "_visit",
                  "arrived", "served")  # fmt: skip
 
-    def __init__(self, tenant: Tenant, name: str, version: str | None) -> None:
+    def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0) -> None:
         self._tenant = tenant
         self._name = name
         self._version = version
@@ -55,7 +56,7 @@ class Inference:
         self._on_end: OnEnd | None = None
         self._visit = ENDED
         try:
-            self._visit = tenant.lane.admit()
+            self._visit = tenant.lane.admit(nbytes)
         except RequestError as error:
             self.count(error)
             raise

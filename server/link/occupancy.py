@@ -1,7 +1,8 @@
 """What the HTTP processes of one tenant occupy of what they share, in a page of shared memory that each of them maps.
 
 It says which process holds which piece of the tenant's tensor memory, how many bytes of arriving bodies each of them has, and
-whether the tenant's queue is full. Only a tenant with several HTTP processes has one.
+whether the tenant's queue is full; and it has what is left of the tenant's limits. Only a tenant with several HTTP processes
+has one.
 
 A piece is taken under a lock of the kernel (fcntl), which a process that ends gives up, and given back without it: each unit of
 memory has a byte, which is the number of the process that holds it, 0 for none. So what a process held when it ended can be
@@ -16,11 +17,15 @@ from ..errors import MemoryFull
 from .blocks import LARGE, UNIT, BlockAllocator
 
 _HEAD = mmap.PAGESIZE
-"""Bytes before the units' bytes: cells of 64 bits, the first says whether the queue is full, then one for each process."""
+"""Bytes before the units' bytes: cells of 64 bits. The first says whether the queue is full, then each process has one for its
+arriving bytes; from `_CONNECTIONS` and `_LARGE` on others of each process, and from `_BUCKETS` on token buckets."""
 LEAD = 1
 """The number of the lead, the process whose lane has the tenant's queue."""
 MOST_PROCESSES = 64
 """HTTP processes of one tenant, at most: more would help no machine that there is, and their numbers fit into a byte."""
+_CONNECTIONS = 128
+_LARGE = 256
+_BUCKETS = 384
 _ATTEMPTS = 200
 """Attempts to take the lock, about 0.1 ms. It is held for a few microseconds, longer only by a process that was stopped."""
 _ARRIVING_FRACTION = 2
@@ -39,7 +44,7 @@ class Occupancy:
         self.number = number
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, 0)
-        self._cells = memoryview(self._map)[: (1 + MOST_PROCESSES) * 8].cast("Q")
+        self._cells = memoryview(self._map)[:_HEAD].cast("Q")
 
     def __repr__(self) -> str:
         return f"<Occupancy of process {self.number}, {self.used()} bytes in use>"
@@ -59,7 +64,35 @@ class Occupancy:
 
     def arriving_elsewhere(self) -> int:
         """How many bytes of arriving bodies all other processes have."""
-        return sum(self._cells[1:].tolist()) - self._cells[self.number]
+        return sum(self._cells[1 : 1 + MOST_PROCESSES].tolist()) - self._cells[self.number]
+
+    def set_connections(self, count: int) -> None:
+        """Set how many connections this process has."""
+        self._cells[_CONNECTIONS + self.number] = count
+
+    def connections_elsewhere(self) -> int:
+        """How many connections all other processes have."""
+        own = self._cells[_CONNECTIONS + self.number]
+        return sum(self._cells[_CONNECTIONS + 1 : _CONNECTIONS + 1 + MOST_PROCESSES].tolist()) - own
+
+    def set_large_bodies(self, count: int) -> None:
+        """Set how many large bodies this process has."""
+        self._cells[_LARGE + self.number] = count
+
+    def large_bodies_elsewhere(self) -> int:
+        """How many large bodies all other processes have."""
+        own = self._cells[_LARGE + self.number]
+        return sum(self._cells[_LARGE + 1 : _LARGE + 1 + MOST_PROCESSES].tolist()) - own
+
+    def bucket(self, index: int) -> tuple[int, int]:
+        """What is in a token bucket, and since when (see `scheduling.limits`). Both are 0 at first: so it is full by now."""
+        at = _BUCKETS + 2 * index
+        return self._cells[at], self._cells[at + 1]
+
+    def set_bucket(self, index: int, level: int, since: int) -> None:
+        """Set that, with the lock held."""
+        at = _BUCKETS + 2 * index
+        self._cells[at], self._cells[at + 1] = level, since
 
     def used(self) -> int:
         """Bytes of tensor memory that all processes hold."""
@@ -74,7 +107,7 @@ class Occupancy:
         count = size // UNIT
         begin, end = _HEAD + low // UNIT, _HEAD + high // UNIT
         free = bytes(count)
-        if not self._lock():
+        if not self.lock():
             return -1
         try:
             found = _HEAD + hint // UNIT if hint >= 0 else -1
@@ -84,7 +117,7 @@ class Occupancy:
                 return -1
             self._map[found : found + count] = bytes([self.number]) * count
         finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+            self.unlock()
         return (found - _HEAD) * UNIT
 
     def give_back(self, start: int, size: int) -> None:
@@ -102,14 +135,14 @@ class Occupancy:
                 end += 1
             self._map[_HEAD + at : _HEAD + end] = bytes(end - at)
             at = units.find(held, end)
-        self._cells[number] = 0
+        self._cells[number] = self._cells[_CONNECTIONS + number] = self._cells[_LARGE + number] = 0
 
     def longest_free(self, low: int, high: int) -> int:
         """The largest piece that is free between these offsets, in bytes."""
         units = self._map[_HEAD + low // UNIT : _HEAD + high // UNIT]
         return max(map(len, units.translate(_HELD).split(b"\1"))) * UNIT
 
-    def _lock(self) -> bool:
+    def lock(self) -> bool:
         """Take the lock; False if another process holds it for very long."""
         for _ in range(_ATTEMPTS):
             try:
@@ -119,6 +152,10 @@ class Occupancy:
             else:
                 return True
         return False
+
+    def unlock(self) -> None:
+        """Give it back."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
 
 _HELD = bytes([0] + [1] * 255)

@@ -20,7 +20,7 @@ from ..api import cors, docs, framework, metadata, model_control
 from ..config.schema import Config
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
 from ..http.connection import HttpConnection
-from ..http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, descriptor_limit
+from ..http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
 from ..http.head import Head
 from ..http.infer import Infer
 from ..http.paths import is_infer
@@ -29,6 +29,7 @@ from ..link.occupancy import LEAD, Occupancy
 from ..link.ring import Descriptors
 from ..tenants.frontend import Report
 from ..tenants.lending import lend
+from ..tenants.limits import limit, too_many_connections
 from ..tenants.relay import Cancellations, Relay
 from ..tenants.service import Service, Tenant, last_uses, open_tenant, page_out, publish, report
 from . import handoff, messages, proxy, spawn
@@ -163,6 +164,7 @@ class HttpProcess:
             if (page := arguments.pages.get(self._tenant.name)) is not None:
                 lend(self._tenant, arguments.config, page, arguments.number)
             self._service = Service(arguments.config, [self._tenant])
+            self._limit(self._tenant, arguments.config)
             if self._occupancy:
                 self._service.totals = self._totals
             self._spawn(self._trim_memory(self._tenant))
@@ -177,6 +179,12 @@ class HttpProcess:
         await self._stop_grpc()
         for each in self._relays.values():
             await each.ended.wait()
+
+    def _limit(self, tenant: Tenant, config: Config) -> None:
+        """Set the tenant's limits, those of its connections too: all connections of this process are its."""
+        limit(tenant, config, self._occupancy)
+        most = config.tenants[tenant.name].max_connections
+        connections(self._server.server_state).allow(most, partial(too_many_connections, tenant), self._occupancy)
 
     def cancel(self, slot: int, serial: int) -> None:
         """Ask the worker to stop a ticket; see `Control`."""

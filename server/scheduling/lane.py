@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from ..config.tables import dotted
-from ..errors import DeadlineExceeded, QueueFull, Unavailable
+from ..errors import DeadlineExceeded, LimitExceeded, QueueFull, Unavailable
 from ..link.blocks import BlockAllocator
 from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Link
@@ -25,6 +25,7 @@ from .batching import Batching
 from .deadlines import Deadlines
 from .lane_statistics import LaneStatistics
 from .lender import Lender
+from .limits import LIMITS, RateLimits
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
@@ -40,7 +41,7 @@ class Lane:
     A request passes `admit` when its headers are known, `take_slot` when its body is complete, `submit` when its inputs are in
     the slot, and `release` at its end; an answer in parts also `proceed`, after each. `refusing` is the reason why new
     requests are refused, "" if they are not; `suspended` is the part of it that is temporary. `lender` is set if the tenant
-    lends: a request that is admitted is open there until its `lender.end`.
+    lends: a request that is admitted is open there until its `lender.end`. `limits` are set if the tenant's rate is limited.
 
     `blocks` allocates the tensor memory, if other processes do so too. The lane of a `helper` has no queue of its own: it sends
     requests on to the lead's (see `tenants.relay`), with their priorities.
@@ -60,6 +61,8 @@ class Lane:
         self.deadlines = Deadlines()
         self.refusing = self.suspended = ""
         self.lender: Lender | None = None
+        self.limits: RateLimits | None = None
+        self._limited = dict.fromkeys(LIMITS, 0)
         self._scheduler = scheduler
         self._link = link
         self._helper = helper
@@ -101,7 +104,16 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
         abandoned = len(self._abandoned) + self._batches.released()
-        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, self._rejected, self._expired, self._invalid)
+        requests, nbytes, connections, bodies = self._limited.values()
+        return LaneStatistics(
+            scheduler.waiting,
+            scheduler.in_flight,
+            abandoned,
+            self._rejected,
+            self._expired,
+            self._invalid,
+            (requests, nbytes, connections, bodies),
+        )
 
     def backlog(self) -> Counter[ModelKey]:
         """How many requests are queued for each model."""
@@ -109,13 +121,15 @@ class Lane:
         waiting = [p for p in self._pending.values() if not (p.ended or p.batch or p.paused or p.slot.index in begun)]
         return Counter(pending.ticket.model for pending in waiting)
 
-    def admit(self) -> int:
-        """Admit a request, before its body is read: called exactly once for each, so a rate or quota is charged here only.
+    def admit(self, nbytes: int = 0) -> int:
+        """Admit a request, before its body of so many bytes is read: called exactly once for each, so limits are charged here.
 
         Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
-        to be called with, if there is a lender. Raises as `check_room` does.
+        to be called with, if there is a lender. Raises as `check_room` does, and as `RateLimits.charge`.
         """
         self.check_room()
+        if self.limits is not None:
+            self.charge(1, nbytes)
         return self.lender.begin() if self.lender is not None else 0
 
     def check_room(self) -> None:
@@ -131,6 +145,28 @@ class Lane:
         except QueueFull:
             self._rejected += 1
             raise
+
+    def charge(self, requests: int, nbytes: int) -> None:
+        """Charge the limits, if there are any; `admit` does that for a request whose length is known. Raises as it does."""
+        if self.limits is not None:
+            try:
+                self.limits.charge(requests, nbytes, time.monotonic_ns() // 1000)
+            except LimitExceeded as error:
+                self.count_limited(error)
+                raise
+
+    def check_limits(self) -> None:
+        """Raise LimitExceeded if `admit` would raise it for any request now; charges nothing."""
+        if self.limits is not None:
+            try:
+                self.limits.check(time.monotonic_ns() // 1000)
+            except LimitExceeded as error:
+                self.count_limited(error)
+                raise
+
+    def count_limited(self, error: LimitExceeded) -> None:
+        """Count a refusal for one of the tenant's limits."""
+        self._limited[error.limit] += 1
 
     def take_slot(self) -> Slot:
         """A slot to decode an admitted request into; `submit` it before the event loop goes on. Raises as `check_room` does."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 class LaneStatistics(NamedTuple):
     """Requests queued now, in flight, and running although their clients disconnected; and counted since the start: refused for
-    lack of room, timed out, and invalid.
+    lack of room, timed out, invalid, and refused for each of the tenant's limits, in the order of `limits.LIMITS`.
     """
 
     waiting: int
@@ -14,3 +14,4 @@ class LaneStatistics(NamedTuple):
     rejected: int
     expired: int = 0
     invalid: int = 0
+    limited: tuple[int, int, int, int] = (0, 0, 0, 0)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
+from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
 from .frontend import ModelReport, Report
 from .statistics import ModelStatistics, Responses, Size
@@ -30,6 +31,7 @@ def total(lead: Report, helpers: Sequence[Report]) -> Report:
         rejected=sum(each.rejected for each in counted),
         expired=sum(each.expired for each in counted),
         invalid=sum(each.invalid for each in counted),
+        limited=_limited(counted),
     )
     slots = SlotStatistics(*map(sum, zip(lead.slots, *(report.slots for report in helpers), strict=True)))
     lending = [report.lending for report in (lead, *helpers) if report.lending]
@@ -46,6 +48,7 @@ def ended(reports: Sequence[Report]) -> Report:
         rejected=sum(each.lane.rejected for each in reports),
         expired=sum(each.lane.expired for each in reports),
         invalid=sum(each.lane.invalid for each in reports),
+        limited=_limited([each.lane for each in reports]),
     )
     lending = True, sum(report.lending[1] for report in reports if report.lending)
     return Report(served, (), lane, SlotStatistics(0, 0, 0), lending=lending if last.lending else None)
@@ -67,6 +70,11 @@ def added(counted: Sequence[ModelStatistics]) -> ModelStatistics:
         last=max(each.last for each in counted),
         responses=_by_number(each.responses for each in counted),
     )
+
+
+def _limited(counted: Iterable[LaneStatistics]) -> tuple[int, int, int, int]:
+    requests, nbytes, connections, bodies = map(sum, zip(*(each.limited for each in counted), strict=True))
+    return requests, nbytes, connections, bodies
 
 
 def _by_version(reports: Iterable[Report]) -> dict[Version, list[ModelStatistics]]:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..errors import RequestError, TooSlow, Unavailable
+from ..link.blocks import LARGE
 from ..link.occupancy import Occupancy
 
 GRACE = 30.0
@@ -51,6 +52,9 @@ class Uploads:
         self._waiting: dict[Upload, tuple[float, int]] = {}
         self._reserved = 0
         self._occupancy = occupancy
+        self._large = 0
+        self._most_large: int | None = None
+        self._full_of_large: Callable[[str], RequestError] = full
         self.counted = 0
         self._checking = False
 
@@ -58,7 +62,7 @@ class Uploads:
         return f"<Uploads {len(self._waiting)} on their way, {self._reserved} of {self._limit} bytes>"
 
     def reserve(self, nbytes: int, own: int = 0) -> None:
-        """Reserve these bytes until they are passed to `release`; `own` bytes of the same body are reserved already.
+        """Reserve these bytes until all of the body's are passed to `release`; `own` bytes of it are reserved already.
 
         Raises what `full` makes.
         """
@@ -68,13 +72,35 @@ class Uploads:
         if others and others + own + nbytes > self._limit:
             text = f"a body of {own + nbytes} bytes while {others} bytes of others are on their way"
             raise self._full(f"{text}; together they may have {self._limit}")
+        if own <= LARGE < own + nbytes:
+            self._add_large(own + nbytes)
         self._reserved += nbytes
         self.counted += nbytes
         if self._occupancy is not None:
             self._occupancy.set_arriving(self._reserved)
 
+    def limit_large(self, most: int | None, full: Callable[[str], RequestError]) -> None:
+        """Set how many bodies above `LARGE` may be on their way at a time, None for any number; `full` makes the error."""
+        self._most_large, self._full_of_large = most, full
+
+    def _add_large(self, nbytes: int) -> None:
+        """Count a body of so many bytes as large. Raises what `limit_large` says."""
+        if self._most_large is not None:
+            large = self._large + (self._occupancy.large_bodies_elsewhere() if self._occupancy is not None else 0)
+            if large >= self._most_large:
+                text = f"a body of {nbytes} bytes, but {large} of more than {LARGE} are on their way, and no more may be"
+                raise self._full_of_large(f"{text}. Send it again when one has arrived, or send fewer at a time")
+        self._set_large(self._large + 1)
+
+    def _set_large(self, count: int) -> None:
+        self._large = count
+        if self._occupancy is not None:
+            self._occupancy.set_large_bodies(count)
+
     def release(self, nbytes: int) -> None:
-        """Free reserved bytes."""
+        """Free the bytes that were reserved for one body."""
+        if nbytes > LARGE:
+            self._set_large(self._large - 1)
         self._reserved -= nbytes
         if self._occupancy is not None:
             self._occupancy.set_arriving(self._reserved)

@@ -33,6 +33,7 @@ LABELS = {
     "greenlane_waiting_requests": {"tenant"},
     "greenlane_in_flight_requests": {"tenant"},
     "greenlane_rejected_requests_total": {"tenant"},
+    "greenlane_limited_requests_total": {"tenant", "limit"},
     "greenlane_expired_requests_total": {"tenant"},
     "greenlane_invalid_requests_total": {"tenant"},
     "greenlane_request_duration_seconds_bucket": {"model", "version", "tenant", "le"},

@@ -129,6 +129,10 @@ class Connection:
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
+    def patience(self, seconds: float) -> None:
+        """Raise TimeoutError where an answer takes longer than this."""
+        self._socket.settimeout(seconds)
+
     def shut(self) -> None:
         """Half-close the connection."""
         self._socket.shutdown(socket.SHUT_WR)
