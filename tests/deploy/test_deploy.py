@@ -1,6 +1,5 @@
-"""The example configuration, the image and the systemd unit agree with the program."""
+"""The example configuration and those in the documentation agree with the program."""
 
-import configparser
 import re
 import tomllib
 from pathlib import Path
@@ -62,29 +61,6 @@ def test_commented_out_keys_show_their_defaults(tmp_path: Path) -> None:
 def _is_default(shown: Any, default: Any, *without: str) -> None:
     names = set(type(default).__annotations__) - set(without)
     assert {name: getattr(shown, name) for name in names} == {name: getattr(default, name) for name in names}
-
-
-def test_the_image_copies_all_packages() -> None:
-    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
-    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
-    shipped = {name for names in copied for name in names}
-    assert all((ROOT / name).exists() for name in shipped)
-    assert "setup.py" in shipped, "or nothing is compiled"
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {package.rstrip("*") for package in packages} <= shipped
-
-
-def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:
-    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
-    words = [line.split()[0] for line in lines if line and line[0].isupper()]
-    assert "USER 10001" in lines
-    assert words.index("USER") < words.index("HEALTHCHECK") < words.index("ENTRYPOINT")
-
-
-def test_the_unit_restarts_after_a_lost_device_but_not_after_a_wrong_configuration() -> None:
-    unit = configparser.ConfigParser()
-    unit.read(ROOT / "deploy" / "greenlane.service")
-    assert (unit["Service"]["Restart"], unit["Service"]["RestartPreventExitStatus"]) == ("on-failure", "2")
 
 
 @pytest.mark.parametrize(("page", "place", "cores"), [(README, 0, 2), (QUICKSTART, 0, 2), (QUICKSTART, 1, 8)])
