@@ -158,7 +158,7 @@ def measure(asking: Asking, ports: Mapping[str, int], loads: Sequence[float], ro
     shared = {case: port for case, port in ports.items() if case != WHOLE}
     for case, port in shared.items():
         quiet = asking.alone(port)
-        print(f"nobody borrows,{case:>10}: owner's p50 {percentile(quiet, 0.5):.2f} ms")
+        print(f"no one borrows,{case:>10}: owner's p50 {percentile(quiet, 0.5):.2f} ms")
     capacity = 1000 / median(percentile(asking.alone(ports["rigid"]), 0.5) for _ in range(3))
     for load in loads:
         asked = shared if load else ports
