@@ -31,7 +31,7 @@ def test_links_lead_to_files_and_sections_that_exist(page: Path) -> None:
 
 @every_page
 def test_paths_in_code_exist(page: Path) -> None:
-    named = re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w", page.read_text())
+    named = re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./@-]*\w", page.read_text())
     folders = ROOT, ROOT / "tests"  # docs/edges.md leaves out the latter.
     found = [path for path in named if _is_module(path) or any((folder / path).exists() for folder in folders)]
     assert sorted({*named} - {*found}) == []
