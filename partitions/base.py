@@ -78,6 +78,13 @@ class Device(Protocol):
     def granules(self) -> tuple[int, ...]:
         """The size of each granule in units, by its index."""
 
+    @property
+    def address(self) -> str:
+        """Where the host's tools find it: the PCI address of a GPU, or its cores in the order of granules, as in `0,1,4`.
+
+        "" if there is no such place.
+        """
+
     def describe(self) -> str:
         """One line of text: what the device is and how it is divided."""
 

@@ -231,6 +231,10 @@ class CpuDevice:
     def granules(self) -> tuple[int, ...]:
         return (1,) * len(self.cores)
 
+    @property
+    def address(self) -> str:
+        return ",".join(map(str, self.cores))
+
     def describe(self) -> str:
         count = len(self.cores)
         return f"CPU, {count} core{'s' * (count != 1)} ({ranges(self.cores)}), one a granule"

@@ -282,6 +282,8 @@ class FakeDevice:
         self.partitions.append(FakePartition(self, sorted(granules), sorted(lent)))
         return self.partitions[-1]
 
+    address = ""
+
     def energy(self) -> int | None:
         return None
 

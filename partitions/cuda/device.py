@@ -299,6 +299,12 @@ class CudaDevice:
                     self._probe = open_probe(Device(self.index), sum(self.granules))
             return self._probe.run(partition.stream, partition.size)
 
+    @property
+    def address(self) -> str:
+        """See `Device.address`."""
+        with self.current() as device:
+            return str(device.pci_bus_id)
+
     def energy(self) -> int | None:
         """See `Device.energy`."""
         if self._meter is None:

@@ -27,9 +27,10 @@ from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
 from ..control.stretch import WideState
+from ..device.loaded_models import UNLOADED
 from ..tenants.frontend import ModelReport, Report
-from ..tenants.statistics import BOUNDS, ModelStatistics
-from . import lending_metrics, limit_metrics, usage_metrics
+from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
+from . import health_metrics, lending_metrics, limit_metrics, usage_metrics
 from .dependencies import ControllerDep
 from .memory import families
 
@@ -109,6 +110,13 @@ _DURATIONS = {
 }
 
 
+_ABOUT_DURATIONS = {
+    "request": "Microseconds of answered requests from the complete body to the encoded answer",
+    "queue": "Microseconds that they waited to run",
+    "compute_input": "Microseconds in which their inputs were decoded",
+    "compute_infer": "Microseconds in which they ran",
+    "compute_output": "Microseconds in which their outputs were encoded",
+}
 _DOCUMENTED: Responses = {
     200: {"description": "Metrics in Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
@@ -154,15 +162,20 @@ class ServerCollector(Collector):
         yield from _counts(served)
         yield from _durations(served)
         yield _histogram(served)
+        yield from _first_parts(served)
         yield from _failures(served)
         yield _pending(served)
         yield from self._models()
+        yield self._readiness()
         yield from self._requests()
+        yield self._targets()
         yield from self._granules()
         yield from usage_metrics.families(self._controller)
         yield from families(self._memory)
         yield from lending_metrics.families(self._reports, self._wide)
         yield limit_metrics.family(self._reports)
+        yield from health_metrics.families(self._controller)
+        yield from health_metrics.processes(self._controller)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]
@@ -185,6 +198,26 @@ class ServerCollector(Collector):
                 if name in families:
                     families[name].add_metric(labels, count)
         yield from (graphs, *families.values())
+
+    def _readiness(self) -> Metric:
+        about = "1 for a model that is served, 0 for one that is loading or could not be loaded; none once it was unloaded"
+        family = GaugeMetricFamily("greenlane_model_ready", about, labels=_MODEL_LABELS)
+        for tenant, report in self._reports:
+            ready: dict[tuple[str, str], bool] = {}
+            for entry in report.index:
+                if entry.reason != UNLOADED:
+                    which = entry.name, entry.version
+                    ready[which] = entry.state == "READY" or ready.get(which, False)
+            for (name, version), is_ready in ready.items():
+                family.add_metric([name, version, tenant.name], float(is_ready))
+        return family
+
+    def _targets(self) -> Metric:
+        family = GaugeMetricFamily("greenlane_target_p99_seconds", "What target_p99 asks for", labels=["tenant"])
+        for tenant, _ in self._reports:
+            if tenant.target_p99 is not None:
+                family.add_metric([tenant.name], tenant.target_p99)
+        return family
 
     def _requests(self) -> Iterator[Metric]:
         for kind, name, about, value in _BY_TENANT:
@@ -242,7 +275,7 @@ def _counts(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
 
 def _durations(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
     for name, field in _DURATIONS.items():
-        family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", "Total microseconds", labels=_LABELS)
+        family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", _ABOUT_DURATIONS[name], labels=_LABELS)
         for labels, item in served:
             family.add_metric(labels, getattr(item.statistics, field).ns / 1000)
         yield family
@@ -255,6 +288,19 @@ def _histogram(served: list[tuple[list[str], ModelReport]]) -> Metric:
     for labels, item in served:
         family.add_metric(labels[:-1], _buckets(item.statistics), item.statistics.success.ns / 1e9)
     return family
+
+
+def _first_parts(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
+    """Triton's, of models that answer in parts: as soon as one has."""
+    about = "Milliseconds from the complete request to the first part of an answer"
+    family = HistogramMetricFamily("nv_inference_first_response_histogram_ms", about, labels=_LABELS)
+    for labels, item in served:
+        if any(item.statistics.firsts):
+            bounds = [*(str(bound // 10**6) for bound in FIRST_BOUNDS), "+Inf"]
+            buckets = list(zip(bounds, accumulate(item.statistics.firsts), strict=True))
+            family.add_metric(labels, buckets, item.statistics.firsts_ns / 1e6)
+    if family.samples:
+        yield family
 
 
 def _buckets(statistics: ModelStatistics) -> list[tuple[str, float]]:

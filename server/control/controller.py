@@ -21,6 +21,7 @@ from .accountant import Accountant
 from .controlled_device import ControlledDevice
 from .descriptions import Execution, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime
+from .health import HealthMonitor
 from .ladders import LadderPlans
 from .moves import By, MoveLog, MoveRecord
 from .pilot import Pilot
@@ -58,6 +59,10 @@ class Controller:
         self._transfer = transfer
         directory = config.server.usage_dir
         self.accountant = Accountant(self.devices, UsageFiles(directory) if directory else None)
+        self.health = HealthMonitor(self.devices)
+        self.started = time.time()
+        self.restarts: dict[str, int] = {}
+        """How often each process of the server ended unexpectedly and was started again, by its name in the log."""
         self.device_gone = asyncio.Event()
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = frontends
@@ -110,6 +115,7 @@ class Controller:
         self.repartitions += 1
         self.pilot.start()
         self.accountant.start()
+        self.health.start()
         self.wide.begin(self.loaded)
         self.ladders.begin(self.loaded)
 
@@ -353,6 +359,7 @@ class Controller:
             self._lifecycle.set_state("closed")
             self.pilot.close()
             await self.accountant.close()
+            await self.health.close()
             self.wide.close()
             self.ladders.close()
             async with self._repartitioning:  # One in progress is completed first.

@@ -9,12 +9,13 @@ from partitions.plan import Granules
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device: `granules` are their sizes in `unit`s, by index; see `partitions.base.Device`."""
+    """A device: `granules` are their sizes in `unit`s, by index; see `partitions.base.Device`, for `address` as well."""
 
     kind: str
     description: str
     unit: str
     granules: tuple[int, ...]
+    address: str = ""
 
 
 NOT_OPENED = DeviceInfo("", "not opened yet", "", ())

@@ -118,7 +118,7 @@ class Runtime:
 
     async def open(self) -> DeviceInfo:
         device = self.device
-        return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules))
+        return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules), device.address)
 
     async def start(
         self, granules: Mapping[str, Granules], left_out: Mapping[str, Collection[str]] = MappingProxyType({})

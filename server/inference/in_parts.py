@@ -74,6 +74,8 @@ class InferenceInParts(Inference):
             self._began = self._began or end.began
             self._computed += end.ended - end.began
             if end.outputs:
+                if not self.parts:
+                    self.served.statistics.first_part(time.monotonic_ns() - self.arrived)
                 self.parts += 1
                 if on_end := self._on_end:
                     on_end(end)

@@ -22,13 +22,14 @@ class DeviceInfoFields(Fields):
     description: str
     unit: str
     granules: tuple[int, ...]
+    address: str
 
     @classmethod
     def of(cls, info: DeviceInfo) -> "DeviceInfoFields":
         return mirror(cls, info)
 
     def info(self) -> DeviceInfo:
-        return DeviceInfo(self.kind, self.description, self.unit, self.granules)
+        return DeviceInfo(self.kind, self.description, self.unit, self.granules, self.address)
 
 
 class ExecutionFields(Fields):

@@ -21,7 +21,7 @@ from ..scheduling.queue_policy import QueueLimits, QueuePolicy
 from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import IndexEntry, ServedModel
 from ..tenants.frontend import ModelReport, Report, State
-from ..tenants.statistics import BOUNDS, ModelStatistics, Responses, Size
+from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -287,6 +287,8 @@ class StatisticsFields(Fields):
     failed_ns: int
     last: int
     responses: dict[int, ResponsesFields]
+    firsts: Annotated[list[int], Meta(min_length=len(FIRST_BOUNDS) + 1, max_length=len(FIRST_BOUNDS) + 1)]
+    firsts_ns: int
 
     @classmethod
     def of(cls, statistics: ModelStatistics) -> "StatisticsFields":

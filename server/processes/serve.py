@@ -82,7 +82,9 @@ async def serve(
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
         pages = open_pages(config, counts)
-        supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages, counts)
+        supervisor = Supervisor(
+            config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages, counts, controller.restarts
+        )
         try:
             await _start(supervisor, controller)
             _set_affinity(config, supervisor, controller, devices, cores(0), counts)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from itertools import chain, repeat
 from multiprocessing.process import BaseProcess
@@ -40,6 +40,7 @@ log = logging.getLogger("greenlane.processes")
 EXIT_TIMEOUT = 5.0
 """Seconds that a process may take to end after it was asked to: more than `http.body.CLOSE_SECONDS`, which it gives
 clients that do not read their answers."""
+_DISPATCHER = "the dispatcher"
 _MAX_HOLD = 20.0
 """Seconds for which a tenant's connections wait at most until its replaced process has loaded its models."""
 _MAX_PAUSE = 10.0
@@ -51,7 +52,8 @@ class Supervisor:
 
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
-    `pages` are the descriptors of those of tenants that lend, `counts` the tenants with several HTTP processes.
+    `pages` are the descriptors of those of tenants that lend, `counts` the tenants with several HTTP processes. `restarts` is
+    where processes that ended are counted, by their names in the log.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Supervisor:
         hosted: Mapping[str, HostedRuntime] = MappingProxyType({}),
         pages: Mapping[str, int] = MappingProxyType({}),
         counts: Mapping[str, int] = MappingProxyType({}),
+        restarts: MutableMapping[str, int] | None = None,
     ) -> None:
         self._config = config
         self._closing = asyncio.Event()
@@ -82,6 +85,9 @@ class Supervisor:
                 self._add_helpers(self._http[name], count)
         self._http |= {name: SupervisedProcess(name, None) for name in (SHARED, UNAUTHENTICATED)}
         self._devices = list(devices)
+        self._restarts = {} if restarts is None else restarts
+        labels = [each.label for each in self._http.values()] + [each.label for each in self._devices]
+        self._restarts.update(dict.fromkeys((_DISPATCHER, *labels), 0))
         self._pages = pages
         self._dispatcher: BaseProcess | None = None
         self._control: socket.socket | None = None
@@ -365,7 +371,7 @@ class Supervisor:
             if self._closing.is_set():
                 return
             self._control.close()
-            await self._wait_for_end(self._dispatcher, "the dispatcher", self._dispatcher_backoff)
+            await self._wait_for_end(self._dispatcher, _DISPATCHER, self._dispatcher_backoff)
             await self._retry(self._start_dispatcher)
 
     def _on_dispatcher(self, message: bytes) -> None:
@@ -397,7 +403,7 @@ class Supervisor:
                 if self._dispatcher_heartbeat.answered and self._control:
                     with suppress(OSError):
                         self._control.send(dispatcher.HEARTBEAT)
-                self._check("the dispatcher", self._dispatcher, self._dispatcher_heartbeat, now)
+                self._check(_DISPATCHER, self._dispatcher, self._dispatcher_heartbeat, now)
             await self._sleep(min(INTERVAL, interval(self._config.server.watchdog)))
 
     def _check(self, label: str, process: BaseProcess, heartbeat: Heartbeat, now: float, starting: bool = False) -> None:
@@ -412,6 +418,7 @@ class Supervisor:
         """Wait until this process has ended, and then for as long as `backoff` says."""
         assert process
         await asyncio.to_thread(spawn.join, process, EXIT_TIMEOUT)
+        self._restarts[label] = self._restarts.get(label, 0) + 1
         delay = backoff.delay(time.monotonic())
         log.error("%s ended (%s); starting another%s", label, spawn.exit_reason(process), f" in {delay:g} s" if delay else "")
         await self._sleep(delay)

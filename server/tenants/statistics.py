@@ -22,6 +22,10 @@ BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)),
 """Upper bounds of the histogram's buckets in nanoseconds: 100 microseconds to 10 seconds."""
 
 
+FIRST_BOUNDS = (100 * 10**6, 500 * 10**6, 2 * 10**9, 5 * 10**9)
+"""The same of the histogram of first parts; Triton's."""
+
+
 _NO_CACHE = {"cache_hit": {"count": 0, "ns": 0}, "cache_miss": {"count": 0, "ns": 0}}
 """There is no response cache; Triton reports these fields also without one."""
 
@@ -79,8 +83,9 @@ class ModelStatistics:
     `sizes` are requests that ran alone, by rows. `joined` are all requests that ran in batches, `joined_rows` their rows, and
     `runs` the batches, by rows. `buckets` count answers by the smallest of `BOUNDS` that they kept, the last one those above
     all. `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER). `last` is when the last request was answered,
-    on the clock of `time.monotonic_ns`, 0 for never. `responses` are parts of answers, by their numbers from 0. Totals are
-    computed when they are read.
+    on the clock of `time.monotonic_ns`, 0 for never. `responses` are parts of answers, by their numbers from 0. `firsts` count
+    answers in parts by when their first part was there, as `buckets` do for `FIRST_BOUNDS`, and `firsts_ns` is the sum. Totals
+    are computed when they are read.
     """
 
     sizes: dict[int, Size] = field(default_factory=dict)
@@ -93,6 +98,8 @@ class ModelStatistics:
     failed_ns: int = 0
     last: int = 0
     responses: dict[int, Responses] = field(default_factory=dict)
+    firsts: list[int] = field(default_factory=lambda: [0] * (len(FIRST_BOUNDS) + 1))
+    firsts_ns: int = 0
 
     def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:
         """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`.
@@ -138,6 +145,11 @@ class ModelStatistics:
         """Count a failed request."""
         self.failed_ns += ns
         self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def first_part(self, ns: int) -> None:
+        """Count an answer in parts whose first part was there so long after the request."""
+        self.firsts[bisect_left(FIRST_BOUNDS, ns)] += 1
+        self.firsts_ns += ns
 
     def response(self, number: int) -> Responses | None:
         """The counter of a part, to be counted in; None if it is not counted."""

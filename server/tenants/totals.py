@@ -69,6 +69,8 @@ def added(counted: Sequence[ModelStatistics]) -> ModelStatistics:
         failed_ns=sum(each.failed_ns for each in counted),
         last=max(each.last for each in counted),
         responses=_by_number(each.responses for each in counted),
+        firsts=[sum(column) for column in zip(*(each.firsts for each in counted), strict=True)],
+        firsts_ns=sum(each.firsts_ns for each in counted),
     )
 
 

@@ -377,11 +377,18 @@ def test_statistics_count_each_part_by_its_number(http: httpx.Client) -> None:
             for number, what in (("10", "success"), ("11", "success"), ("11", "empty_response"), ("11", "fail"))
         ]
 
-    before = all_counted()
+    def answers() -> list[float]:
+        """Those that had a first part, in Triton's histogram."""
+        name = "nv_inference_first_response_histogram_ms_count{"
+        return [float(line.split()[-1]) for line in http.get("/metrics").text.splitlines() if line.startswith(name)]
+
+    stream(http, count(1))
+    before, answered = all_counted(), answers()
     stream(http, count(11))
     stream(http, count(12))
     stream(http, count(12, bad=1))
     assert [now - then for now, then in zip(all_counted(), before, strict=True)] == [3, 1, 1, 1]
+    assert answers() == [answered[0] + 3]
     stream(http, count(100))
     assert counted("63", "success")
     assert not counted("64", "success")

@@ -49,6 +49,12 @@ LABELS = {
     "greenlane_device_serving": {"device"},
     "greenlane_tenant_device": {"tenant", "device"},
     "greenlane_ready": set(),
+    "greenlane_model_ready": {"model", "version", "tenant"},
+    "greenlane_build_info": {"version"},
+    "greenlane_start_time_seconds": set(),
+    "nv_cpu_utilization": set(),
+    "nv_cpu_memory_total_bytes": set(),
+    "nv_cpu_memory_used_bytes": set(),
     "greenlane_device_unit_seconds_total": {"device", "unit"},
     "greenlane_free_unit_seconds_total": {"device", "unit"},
     **{f"greenlane_{what}_unit_seconds_total": {"tenant", "device", "unit"} for what in ("granted", "idle", "lent")},
@@ -103,6 +109,7 @@ def value(scraped: Scraped, name: str, **labels: str) -> float:
 
 
 def test_every_series_is_there_with_its_labels(mine: httpx.Client) -> None:
+    until(lambda: "nv_cpu_utilization" in mine.get("/metrics").text)  # It takes two looks at the cores.
     series: dict[str, list[set[str]]] = {}
     for name, labels in scrape(mine):
         series.setdefault(name, []).append({label for label, _ in labels})

@@ -48,8 +48,13 @@ def test_a_process_that_crashes_takes_down_its_tenant_only(server: Running, acme
             with client(server, **{"X-Tenant": "acme"}) as http:
                 until(lambda: answered(http) == 200)
             other.more()
+    with client(server) as http:
+        scraped = http.get("/metrics").text
     assert other.wrong == []
     assert before < others(server)
+    assert 'greenlane_process_restarts_total{process="the HTTP process of acme"} 3.0\n' in scraped
+    assert 'greenlane_process_restarts_total{process="the HTTP process of globex"} 0.0\n' in scraped
+    assert 'greenlane_partition_utilization_ratio{device="0",partition=' in scraped
 
 
 def test_a_replaced_process_has_the_granules_and_models_of_before(server: Running, acme: httpx.Client) -> None:

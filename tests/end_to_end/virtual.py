@@ -55,6 +55,8 @@ class VirtualDevice:
         there = cores()
         return VirtualPartition(sorted(granules), sorted({there[g % len(there)] for g in granules}), self._attached)
 
+    address = ""
+
     def energy(self) -> int | None:
         return None
 

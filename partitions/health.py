@@ -1,0 +1,100 @@
+"""What devices say of their state: a GPU by its driver's management library (NVML), cores by /proc.
+
+A GPU is asked in a process of its own, `python -m partitions.cuda.health ADDRESS ...`. A call of NVML takes milliseconds, may
+wait for locks of the driver that launches need too, and may never return for a GPU that is lost; there
+it holds up no other work.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+INTERVAL = 2.0
+"""Seconds between two readings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One reading of a GPU. None, or no entry, stands for what it does not report.
+
+    `utilization` and `memory_utilization` are parts of the time, 0 to 1. Memory is in bytes, power in watts, energy in joules
+    since the driver was loaded, `temperature` in degrees Celsius, and `clocks` in hertz by name. `throttled` has the reasons
+    that clocks may be low for, and whether each holds. `ecc` counts memory errors since the driver was loaded, `xids` errors
+    that the driver reported (by number) since this is watched. `lost`: it does not answer on the bus any more.
+    """
+
+    uuid: str = ""
+    utilization: float | None = None
+    memory_utilization: float | None = None
+    memory_total: int | None = None
+    memory_used: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    energy: float | None = None
+    temperature: int | None = None
+    clocks: Mapping[str, float] = field(default_factory=dict)
+    throttled: Mapping[str, bool] = field(default_factory=dict)
+    ecc: Mapping[str, int] = field(default_factory=dict)
+    xids: Mapping[str, int] = field(default_factory=dict)
+    lost: bool = False
+
+
+def command(addresses: Sequence[str]) -> list[str]:
+    """The process that writes readings of the GPUs at these PCI addresses, as lines; it ends when its standard input does."""
+    return [sys.executable, "-m", "partitions.cuda.health", *addresses]
+
+
+def on_bus(address: str) -> bool:
+    """Whether a `Device.address` is one of a bus: that of a GPU, which `command` can watch."""
+    return ":" in address
+
+
+def cores_of(address: str) -> list[int]:
+    """The cores in a `Device.address`, in the order of granules; none for that of a GPU."""
+    return [int(each) for each in address.split(",")] if address and not on_bus(address) else []
+
+
+def to_line(address: str, health: Health) -> str:
+    """A reading as a line."""
+    return json.dumps({"address": address, **asdict(health)}) + "\n"
+
+
+def from_line(line: bytes | str) -> tuple[str, Health]:
+    """The address and the reading in a line. Raises ValueError."""
+    found = json.loads(line)
+    if not isinstance(found, dict) or "address" not in found:
+        raise ValueError(f"{line!r} is no reading")
+    try:
+        return found.pop("address"), Health(**found)
+    except TypeError as error:
+        raise ValueError(f"{line!r} is no reading: {error}") from error
+
+
+class CoreTime(NamedTuple):
+    """Seconds since this machine was started in which a core was busy, and all of them."""
+
+    busy: float
+    all: float
+
+
+def core_times(root: Path = Path("/")) -> dict[int, CoreTime]:
+    """Each of this host's cores by its number, by Linux. Takes 50 us on two cores. Raises OSError."""
+    hertz = os.sysconf("SC_CLK_TCK")
+    found = {}
+    for line in (root / "proc/stat").read_text().splitlines():
+        name, *numbers = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            ticks = [int(each) for each in numbers[:8]]  # Guests' time, after these, is counted in them as well.
+            found[int(name[3:])] = CoreTime((sum(ticks) - ticks[3] - ticks[4]) / hertz, sum(ticks) / hertz)
+    return found
+
+
+def host_memory(root: Path = Path("/")) -> tuple[int, int]:
+    """The bytes of this host's memory, and of those in use. Raises OSError."""
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    sizes = {words[0]: int(words[1]) * 1024 for words in lines if words}
+    return sizes["MemTotal:"], sizes["MemTotal:"] - sizes["MemAvailable:"]

@@ -1,0 +1,150 @@
+"""Keeps the last readings of what devices say of their state. It asks no GPU itself; `partitions.health` says why."""
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from partitions.health import INTERVAL, CoreTime, Health, command, core_times, from_line, on_bus
+
+from ..host.backoff import Backoff
+from .controlled_device import ControlledDevice
+
+log = logging.getLogger("greenlane.control")
+
+_FIRST = 0.1
+"""Seconds from the first look at cores to the second, so that there is something to show soon."""
+
+
+class HealthMonitor:
+    """Belongs to the event loop of the controller. `devices` are the controller's, which are open when it starts.
+
+    `make` returns the command of the process that reads GPUs; `root` is where /proc is; `clock` returns seconds.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[ControlledDevice],
+        make: Callable[[Sequence[str]], list[str]] = command,
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._devices = devices
+        self._make = make
+        self._root = root
+        self._clock = clock
+        self._readings: dict[str, tuple[Health, float]] = {}
+        self._first_energy: dict[str, float] = {}
+        self._cores: tuple[Mapping[int, CoreTime], Mapping[int, CoreTime]] = {}, {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<HealthMonitor of {', '.join(self._readings) or 'cores'}>"
+
+    def start(self) -> None:
+        """Begin to read, every two seconds."""
+        gpus = {device.info.address: device.name for device in self._devices if on_bus(device.info.address)}
+        self._tasks.append(asyncio.create_task(self._follow_cores()))
+        if gpus:
+            self._tasks.append(asyncio.create_task(self._follow_gpus(gpus)))
+
+    async def close(self) -> None:
+        """Read no more. May be called again."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def reading(self, device: str) -> tuple[Health, float] | None:
+        """The last reading of a GPU, and its age in seconds; None if there is none."""
+        found = self._readings.get(device)
+        return found and (found[0], self._clock() - found[1])
+
+    def energy(self, device: str) -> float | None:
+        """Joules that a GPU took since the first reading; None if it does not report them."""
+        found = self._readings.get(device)
+        if found is None or found[0].energy is None:
+            return None
+        return found[0].energy - self._first_energy[device]
+
+    @property
+    def cores(self) -> Mapping[int, CoreTime]:
+        """The time of each of this host's cores."""
+        return self._cores[1]
+
+    def busy(self, cores: Sequence[int]) -> float | None:
+        """The part of the time, 0 to 1, in which these cores were busy between the last two looks; None if it is not known."""
+        before, after = self._cores
+        there = [core for core in cores if core in before and core in after]
+        passed = sum(after[core].all - before[core].all for core in there)
+        return sum(after[core].busy - before[core].busy for core in there) / passed if passed > 0 else None
+
+    async def _follow_cores(self) -> None:
+        pause = _FIRST
+        while True:
+            try:
+                found = await asyncio.to_thread(core_times, self._root)
+            except (OSError, ValueError) as error:
+                log.info("the time of cores is not among the metrics: %s", error)
+                return
+            self._cores = self._cores[1], found
+            await asyncio.sleep(pause)
+            pause = INTERVAL
+
+    async def _follow_gpus(self, gpus: Mapping[str, str]) -> None:
+        """Read what the process writes, and start another one when it ends: unless it could not read anything."""
+        backoff = Backoff()
+        while True:
+            backoff.started(self._clock())
+            why = await self._read(gpus)
+            if not self._readings:
+                log.warning("GPUs' utilisation, memory, power and clocks are not among the metrics: %s", why)
+                return
+            log.error("the process that reads GPUs' state ended: %s", why)
+            await asyncio.sleep(backoff.delay(self._clock()))
+
+    async def _read(self, gpus: Mapping[str, str]) -> str:
+        """Start the process, and read it until it ends. Returns its last words, on standard error."""
+        pipe = subprocess.PIPE
+        process = await asyncio.to_thread(subprocess.Popen, self._make(list(gpus)), stdin=pipe, stdout=pipe, stderr=pipe)
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        lines = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), process.stdout
+        )
+        try:
+            async for line in lines:
+                self._take(line, gpus)
+            return (await asyncio.to_thread(process.stderr.read)).decode(errors="replace").strip()
+        finally:
+            transport.close()
+            process.kill()
+            process.stdin.close()
+            process.stderr.close()
+            with suppress(subprocess.TimeoutExpired):  # In a call of the driver that does not return.
+                process.wait(1.0)
+
+    def _take(self, line: bytes, gpus: Mapping[str, str]) -> None:
+        try:
+            address, health = from_line(line)
+            device = gpus[address]
+        except (ValueError, KeyError) as error:
+            log.warning("the process that reads GPUs' state wrote something else: %s", error)
+            return
+        previous = self._readings.get(device)
+        if health.lost and not (previous and previous[0].lost):
+            log.critical("GPU %s (device %s) does not answer any more: it is lost", address, device)
+        for number, count in health.xids.items():
+            if count > (previous[0].xids.get(number, 0) if previous else 0):
+                log.error("GPU %s (device %s): the driver reports XID %s", address, device, number)
+        if health.energy is not None:
+            self._first_energy.setdefault(device, health.energy)
+        self._readings[device] = health, self._clock()

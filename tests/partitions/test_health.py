@@ -1,0 +1,45 @@
+"""What Linux says of cores and memory, and readings as lines."""
+
+from pathlib import Path
+
+import pytest
+
+from partitions.health import CoreTime, Health, core_times, cores_of, from_line, host_memory, on_bus, to_line
+
+STAT = """cpu  300 0 100 1600 0 0 0 0 0 0
+cpu0 100 0 50 800 50 0 0 0 70 0
+cpu5 200 20 50 700 0 10 10 10 0 0
+intr 12345
+"""
+
+
+def test_a_core_is_busy_while_it_neither_idles_nor_waits_for_a_disk(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(STAT)
+    found = core_times(tmp_path)
+    assert set(found) == {0, 5}
+    assert found[0].busy / found[0].all == 150 / 1000
+    assert found[5].busy / found[5].all == 300 / 1000
+
+
+def test_this_machine_says_something() -> None:
+    assert all(isinstance(each, CoreTime) and 0 < each.busy <= each.all for each in core_times().values())
+    total, used = host_memory()
+    assert 0 < used < total
+
+
+def test_a_reading_is_the_same_as_a_line() -> None:
+    health = Health("GPU-1", 0.5, clocks={"sm": 1e9}, throttled={"hw_slowdown": True}, xids={"79": 1})
+    assert from_line(to_line("0000:4e:00.0", health)) == ("0000:4e:00.0", health)
+
+
+@pytest.mark.parametrize("line", ["", "hello", "[]", '{"utilization": 1}', '{"address": "a", "colour": 1}'])
+def test_anything_else_is_no_reading(line: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - json has texts of its own
+        from_line(line)
+
+
+def test_addresses_are_of_a_bus_or_cores() -> None:
+    assert on_bus("0000:4e:00.0")
+    assert not any(map(on_bus, ("", "0,1,4")))
+    assert (cores_of("0,1,4"), cores_of("3"), cores_of("0000:4e:00.0"), cores_of("")) == ([0, 1, 4], [3], [], [])

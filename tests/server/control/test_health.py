@@ -1,0 +1,94 @@
+"""Readings of devices by a process that lies, ends and comes back, and of cores."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from partitions.health import Health, to_line
+from server.control.controlled_device import ControlledDevice
+from server.control.descriptions import DeviceInfo
+from server.control.health import HealthMonitor
+
+ADDRESS = "0000:4e:00.0"
+WAITS = "\nimport sys; sys.stdout.flush(); sys.stdin.read()"
+
+
+def gpu() -> ControlledDevice:
+    return ControlledDevice("0", {}, info=DeviceInfo("cuda", "", "SM", (8,), ADDRESS))
+
+
+@asynccontextmanager
+async def watching(code: str, tmp_path: Path = Path("/")) -> AsyncIterator[HealthMonitor]:
+    def make(addresses: Sequence[str]) -> list[str]:
+        assert addresses == [ADDRESS]
+        return [sys.executable, "-c", code]
+
+    monitor = HealthMonitor([gpu()], make, tmp_path)
+    monitor.start()
+    try:
+        yield monitor
+    finally:
+        await monitor.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_the_last_reading_counts_and_energy_counts_from_the_first() -> None:
+    lines = [to_line(ADDRESS, Health(utilization=0.1, energy=100.0)), "what\n", to_line("other", Health())]
+    lines.append(to_line(ADDRESS, Health(utilization=0.7, energy=130.5)))
+    async with watching(f"print({''.join(lines)!r}, end='')" + WAITS) as monitor:
+        assert monitor.reading("0") is None
+        await until(lambda: (found := monitor.reading("0")) and found[0].utilization == 0.7)
+        assert monitor.energy("0") == 30.5
+        found = monitor.reading("0")
+        assert found
+        assert 0 <= found[1] < 10
+
+
+async def test_a_process_that_reads_nothing_is_not_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with watching("import sys; sys.exit('there is no driver')") as monitor:
+        await until(lambda: "there is no driver" in caplog.text)
+        assert monitor.reading("0") is None
+    assert caplog.text.count("are not among the metrics") == 1
+
+
+async def test_a_process_that_ends_is_started_again_and_a_loss_and_an_error_are_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    line, later = to_line(ADDRESS, Health(xids={"79": 1})), to_line(ADDRESS, Health(xids={"79": 1}, lost=True))
+    (tmp_path / "proc").mkdir()
+    code = f"""import os, sys
+if os.path.exists("{tmp_path}/once"):
+    print({later!r}, end="")
+else:
+    open("{tmp_path}/once", "w").close()
+    print({line!r}, end="")
+    sys.exit()"""
+    async with watching(code + WAITS, tmp_path) as monitor:
+        await until(lambda: (found := monitor.reading("0")) and found[0].lost)
+    assert caplog.text.count("the driver reports XID 79") == 1, "it was counted before"
+    assert caplog.text.count("it is lost") == 1
+
+
+async def test_cores_are_as_busy_as_they_were_between_two_looks(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    stat = tmp_path / "proc/stat"
+    stat.write_text("cpu0 100 0 0 900 0 0 0 0 0 0\ncpu1 0 0 0 1000 0 0 0 0 0 0\n")
+    monitor = HealthMonitor([], root=tmp_path)
+    assert monitor.busy([0]) is None
+    monitor.start()
+    try:
+        await until(lambda: monitor.cores)
+        stat.write_text("cpu0 175 0 0 925 0 0 0 0 0 0\ncpu1 0 0 0 1100 0 0 0 0 0 0\n")
+        await until(lambda: monitor.busy([0]) is not None)
+        assert (monitor.busy([0]), monitor.busy([1]), monitor.busy([0, 1]), monitor.busy([7])) == (0.75, 0.0, 0.375, None)
+    finally:
+        await monitor.close()
