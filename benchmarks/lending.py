@@ -27,7 +27,7 @@ from greenlane.load.server_process import server_process
 from server.launch_loop.library import SWITCH
 
 from . import nets, subjects
-from .asks import binary, inference
+from .asks import binary, inference, tensor
 
 CASES = {"rigid": "server", "lent": "server", "unbounded": "benchmarks.unbounded"}
 WHOLE = "whole device"
@@ -73,15 +73,22 @@ def on_cores(cores: str, root: Path) -> Setting:
 
 
 def on_gpu(granules: int, root: Path) -> Setting:
-    """The first `granules` of a GPU: batches of eight beside single requests of long works, and of short ones."""
+    """The first `granules` of a GPU: batches of an encoder, a MobileNet and convolutions beside long works and short ones.
+
+    HTTP carries 2 MB each way for a batch of `enc`, 5 MB for one of `mob`, and 0.2 MB for one of `conv`.
+    """
     nets.write_all(root, "cuda")
+    if not (root / "conv").exists():
+        subjects.write(root, {"conv"}, plans=True)
     kinds = nets.NETS["cuda"]
 
     def ask(model: str, tenant: str, rows: int) -> Ask:
-        return inference(model, tenant, kinds[model].draw(rows, 1))
+        return inference(model, tenant, tensor(model, rows) if model == "conv" else kinds[model].draw(rows, 1))
 
-    names = (("enc", "enc"), ("mob", "mob"), ("enc", "tiny"))
-    pairs = [Pair(f"{one} b8 beside {other}", ask(one, "acme", 8), ask(other, "globex", 1)) for one, other in names]
+    names = (("enc", 8, "enc"), ("conv", 16, "enc"), ("conv", 16, "tiny"), ("mob", 8, "mob"))
+    pairs = [
+        Pair(f"{one} b{rows} beside {other}", ask(one, "acme", rows), ask(other, "globex", 1)) for one, rows, other in names
+    ]
     return Setting('[device]\nbackend = "cuda"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
 
 
@@ -134,7 +141,7 @@ class Asking:
 
     def alone(self, port: int) -> list[float]:
         """Milliseconds that requests of the owner take on a server that does nothing else, in ascending order."""
-        arrivals = [0.02 * index for index in range(100)]
+        arrivals = [0.01 * index for index in range(100)]
         (seen,) = run([OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=4)])[1]
         assert isinstance(seen, Seen)
         return sorted(each / 1e3 for each in seen.samples.latency)
@@ -184,6 +191,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=3.0, help="of a round")
     options.add_argument("--firsts", type=int, default=32, help="first requests after a second of idling")
     options.add_argument("--pairs", type=int, nargs="*", help="which pairs, from 0; default: all")
+    options.add_argument("--without", nargs="*", default=[], choices=[*CASES, WHOLE], help="servers to leave out")
     options.add_argument("--repository", type=Path, help="where models are made, or are already; default: a temporary folder")
     chosen = options.parse_args()
     print(*(f"{key}: {value}" for key, value in machine.describe(machine.command("benchmarks.lending")).items()), sep="\n")
@@ -191,7 +199,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root = chosen.repository or folder / "models"
         setting = on_cores(chosen.cores, root) if chosen.device == "cpu" else on_gpu(chosen.granules, root)
-        cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
+        all_cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
+        cases = [case for case in all_cases if case not in chosen.without]
         ports = {}
         for case in cases:
             text = setting.config(case, root, chosen.lend or setting.lend)

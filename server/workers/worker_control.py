@@ -1,6 +1,7 @@
 """Halts and resumes tenants' workers, one change of a tenant's worker at a time."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from ..tenants.lifecycle import Lifecycle
 from .session import Endpoint
 from .worker import Worker
 
+log = logging.getLogger("greenlane.workers")
 SHORT_WORK = 0.01
 """Seconds for which a tenant that moves may have to wait for the inference of another that moves with it."""
 _UNCHANGED = "; nothing was changed, and all tenants are served as before"
@@ -125,10 +127,14 @@ class WorkerControl:
         self.locks[name].release()
 
     def _resume(self, name: str, halted: Worker) -> None:
+        ended = time.monotonic()
         halted.halt()
+        joined = time.monotonic()
         if self._lifecycle.state != "closed":
             self.serve(name)
         self._paused[name] = time.monotonic() - self._halted_at[name]
+        spent = 1e3 * (ended - self._halted_at[name]), 1e3 * (joined - ended), 1e3 * (time.monotonic() - joined)
+        log.debug("%s was paused: its work ended and all was ready after %.2f ms, joining took %.2f, starting %.2f", name, *spent)
 
     async def replace_link(self, name: str, free: Callable[[], None]) -> None:
         """Cancel a tenant's work in flight, have its worker serve the frontend's new link when that has ended, and call `free`.

@@ -51,13 +51,13 @@ def test_works_back_to_back_take_what_the_driver_s_events_say(executor: Any, fig
     for each in works:
         each.wait()
     device, before = CudaDevice(), executor.device_time.ns
-    first = executor._stream.record(device.create_event(EventOptions(enable_timing=True)))
+    first = executor._stream.record(device.create_event(EventOptions(timing_enabled=True)))
     began, waiting = time.monotonic_ns(), []
     for _ in range(WORKS):
         waiting.append(executor.enqueue(given))
         if len(waiting) > 8:
             waiting.pop(0).wait()
-    last = executor._stream.record(device.create_event(EventOptions(enable_timing=True)))
+    last = executor._stream.record(device.create_event(EventOptions(timing_enabled=True)))
     last.sync()
     elapsed = time.monotonic_ns() - began
     executor._clock._fetch(executor._stream)
