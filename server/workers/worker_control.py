@@ -18,7 +18,7 @@ from ..tenants.lifecycle import Lifecycle
 from .session import Endpoint
 from .worker import Worker
 
-log = logging.getLogger("greenlane.workers")
+log = logging.getLogger("greenlane.worker")
 SHORT_WORK = 0.01
 """Seconds for which a tenant that moves may have to wait for the inference of another that moves with it."""
 _UNCHANGED = "; nothing was changed, and all tenants are served as before"
@@ -134,7 +134,7 @@ class WorkerControl:
             self.serve(name)
         self._paused[name] = time.monotonic() - self._halted_at[name]
         spent = 1e3 * (ended - self._halted_at[name]), 1e3 * (joined - ended), 1e3 * (time.monotonic() - joined)
-        log.debug("%s was paused: its work ended and all was ready after %.2f ms, joining took %.2f, starting %.2f", name, *spent)
+        log.debug("%s was paused: all was ready after %.2f ms, joining threads took %.2f, starting them %.2f", name, *spent)
 
     async def replace_link(self, name: str, free: Callable[[], None]) -> None:
         """Cancel a tenant's work in flight, have its worker serve the frontend's new link when that has ended, and call `free`.

@@ -33,8 +33,9 @@ pytestmark = pytest.mark.gpu
 
 BESIDE = 64 * MIB
 """How much more the driver may give than the arithmetic says: graphs, kernels, events, and whole pages for small buffers."""
-POOLED = 4 * MIB
-"""How much less: small buffers come from pages that were taken before."""
+POOLED = 12 * MIB
+"""How much less a copy: TensorRT-RTX takes weights in pieces of 32 MiB, of which some is left from the copy before."""
+COPIES = 3
 COUNT = 20
 SECONDS = 20.0
 
@@ -51,13 +52,15 @@ def test_the_arithmetic_is_what_the_driver_gave(device: Any, tmp_path: Path, fig
 
         load()  # Libraries and kernels take memory the first time, and the driver keeps what is freed: this one stays open.
         before = free_memory(device)
-        engine, executor = load()
-        took = before - free_memory(device)
+        for _ in range(COPIES):
+            engine, executor = load()
+        took = (before - free_memory(device)) // COPIES
         said, estimate = added([engine.memory, executor.memory]), dict(engine.executor_memory)
+        in_fact = sum(executor.memory.values())
     name = path.parent.name + str(len(network.onnx))
     figures.setdefault("budget", {})[name] = {"said": said, "estimate": estimate, "driver": took}
     assert -POOLED <= took - sum(said.values()) <= BESIDE
-    assert sum(estimate.values()) <= sum(executor.memory.values())
+    assert sum(estimate.values()) <= in_fact
 
 
 @pytest.fixture(scope="module")
