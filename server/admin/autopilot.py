@@ -21,7 +21,7 @@ router = admin_router("Autopilot")
 @router.get("/moves", response_model=schemas.Moves)
 async def moves(controller: ControllerDep) -> Response:
     """The last 256 moves of granules, the newest first: who wanted them, why, and how long they took."""
-    return json_response({"moves": [_move(each) for each in controller.moves]})
+    return json_response({"moves": [shown_move(each) for each in controller.moves]})
 
 
 @router.get("/autopilot", response_model=schemas.Autopilot)
@@ -47,7 +47,8 @@ async def switch(service: ServiceDep, controller: ControllerDep, request: Reques
     return json_response(_state(controller))
 
 
-def _move(record: MoveRecord) -> Object:
+def shown_move(record: MoveRecord) -> Object:
+    """A move as JSON."""
     return {
         "number": record.number,
         "at": round(record.at, 3),

@@ -8,13 +8,15 @@ from threading import Timer
 from ..control.controller import Controller
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import end_in_time
-from . import advice, autopilot, docs, memory, metrics, partitions, usage
+from . import advice, autopilot, docs, memory, metrics, models, partitions, status, usage
 
 ROUTERS = (
     partitions.router,
     memory.router,
     advice.router,
     autopilot.router,
+    models.router,
+    status.router,
     usage.router,
     metrics.router,
     docs.router,

@@ -1,14 +1,53 @@
-"""Loads and unloads that `server.api.model_control` has checked, carried out by the process that owns the device."""
+"""Loads and unloads, carried out by the process that owns the device: those of administrators, and those of tenants, which
+`server.api.model_control` has checked.
+"""
 
+import asyncio
 from collections.abc import Callable
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from ..api.body import read_object
 from ..api.dependencies import RequireModelControl, ServiceDep, TenantConfigDep
+from ..api.framework import json_response
 from ..api.model_control import config_in
+from ..api.openapi import errors
 from ..control.controller import Controller
-from .dependencies import ControllerDep
+from ..errors import NotFound
+from . import schemas
+from .dependencies import ControllerDep, admin_router
+
+router = admin_router()
+TenantName = Annotated[str, Path(description="The tenant's name.")]
+ModelName = Annotated[str, Path(description="The model, percent-encoded.")]
+
+
+@router.post("/tenants/{tenant}/models/{name}/load", response_model=schemas.ChangedModel, responses=errors(404, 500))
+async def load_for(controller: ControllerDep, tenant: TenantName, name: ModelName) -> Response:
+    """Load a model for a tenant, or load it again.
+
+    All or nothing: if a version that is to be served cannot be, the answer is 400 with the reason, and what was served goes on.
+    Tenants load their own models by `POST /v2/repository/models/NAME/load`.
+    """
+    _check_tenant(controller, tenant)
+    # Shielded, as a repartition is: what has begun is completed, even if its client disconnects.
+    await asyncio.shield(asyncio.ensure_future(controller.load(tenant, name)))
+    return json_response({"tenant": tenant, "model": name})
+
+
+@router.post("/tenants/{tenant}/models/{name}/unload", response_model=schemas.ChangedModel, responses=errors(404, 500))
+async def unload_for(controller: ControllerDep, tenant: TenantName, name: ModelName) -> Response:
+    """Unload a model of a tenant; its requests are 503 from then on."""
+    _check_tenant(controller, tenant)
+    await asyncio.shield(asyncio.ensure_future(controller.unload(tenant, name)))
+    return json_response({"tenant": tenant, "model": name})
+
+
+def _check_tenant(controller: Controller, tenant: str) -> None:
+    """Raises NotFound."""
+    if tenant not in controller.config.tenants:
+        raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(controller.config.tenants)}")
 
 
 class LocalModelControl:

@@ -157,7 +157,7 @@ def _device(controller: Controller, device: ControlledDevice) -> Object:
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
     ladders = controller.ladders.states
-    wide = {each.tenant: _wide(each) for each in await controller.wide.states()}
+    wide = {each.tenant: shown_wide(each) for each in await controller.wide.states()}
     devices = [
         {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
         for each in controller.devices
@@ -181,7 +181,8 @@ def _rung(state: RungState) -> Object:
     return {"granules": list(state.granules), "models": state.models, "bytes": state.nbytes}
 
 
-def _wide(state: WideState) -> Object:
+def shown_wide(state: WideState) -> Object:
+    """A wide partition as JSON."""
     borrowed = [{"owner": owner, "granules": list(granules)} for owner, granules in state.lent.items()]
     counts = {"launches": state.launches, "returns": state.returns, "home_launches": dict(state.home_launches)}
     named = {"too_long": list(state.too_long), "problems": list(state.problems)}

@@ -355,6 +355,13 @@ class Advices(Schema):
     tenants: dict[str, Advice]
 
 
+class ChangedModel(Schema):
+    """A model that was loaded or unloaded."""
+
+    tenant: str
+    model: str
+
+
 class Draining(Schema):
     """The server drains."""
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.params import Path as PathParameter
-from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from engines import TensorSpec
@@ -45,16 +44,6 @@ def get_or_head(path: str, **documented: Any) -> Callable[[Callable[..., Any]], 
         return function
 
     return register
-
-
-@get_or_head("/", include_in_schema=False)
-async def status_page(service: ServiceDep) -> Response:
-    """A page for people who open the address in a browser. It says no more than health does, as everybody may read it."""
-    links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in ("/v2", "/v2/health/live", "/v2/health/ready"))
-    title, state = f"Greenlane {__version__}", service.unready or "the server is ready"
-    return HTMLResponse(
-        f"<!doctype html><html lang=en><title>{title}</title><h1>{title}</h1><p>{state}.</p><ul>{links}</ul></html>\n"
-    )
 
 
 @get_or_head("/v2/", include_in_schema=False)

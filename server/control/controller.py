@@ -24,6 +24,7 @@ from .device_runtime import DeviceRuntime
 from .health import HealthMonitor
 from .ladders import LadderPlans
 from .moves import By, MoveLog, MoveRecord
+from .overview import Overview
 from .pilot import Pilot
 from .usage_files import UsageFiles
 from .wide_shares import WideShares
@@ -75,6 +76,7 @@ class Controller:
         """Held while a tenant's models change on request, or its device."""
         self.ladders = LadderPlans(config, self.devices)
         self.wide = WideShares(config, self.devices, self._repartitioning)
+        self.overview = Overview(self)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._finishing: asyncio.Task[None] | None = None
@@ -116,6 +118,7 @@ class Controller:
         self.pilot.start()
         self.accountant.start()
         self.health.start()
+        self.overview.start()
         self.wide.begin(self.loaded)
         self.ladders.begin(self.loaded)
 
@@ -358,6 +361,7 @@ class Controller:
         if self.state != "closed":
             self._lifecycle.set_state("closed")
             self.pilot.close()
+            self.overview.close()
             await self.accountant.close()
             await self.health.close()
             self.wide.close()

@@ -90,6 +90,15 @@ def need(before: Counted, after: Counted) -> Need:
     )
 
 
+def by_model(before: Counted, after: Counted) -> dict[tuple[str, str], Need]:
+    """The same for each model and version alone. Nothing is known of what was turned away."""
+    found = {}
+    for key, counters in after.models.items():
+        known = {key: before.models[key]} if key in before.models else {}
+        found[key] = need(Counted(before.at, known, 0), Counted(after.at, {key: counters}, 0))
+    return found
+
+
 class History:
     """The last counters of each tenant: enough for what was needed in the last `window` seconds."""
 
@@ -113,6 +122,14 @@ class History:
             self._counted.clear()
         else:
             self._counted.pop(tenant, None)
+
+    def ends(self, tenant: str) -> tuple[Counted, Counted] | None:
+        """The tenant's counters at the beginning of the window, or when it was first measured, and the last ones.
+
+        None if they are the same.
+        """
+        kept = self._counted.get(tenant)
+        return (kept[0], kept[-1]) if kept and len(kept) > 1 else None
 
     def needs(self) -> dict[str, Need]:
         """What each tenant needed in the window, without those that were not measured for so long."""

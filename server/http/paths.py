@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 from ..errors import NotFound, WrongMethod
 
-_ADMIN = (b"/admin", b"/metrics")
+_SHARED = (b"/admin", b"/metrics", b"/status/")
 _INFERENCES = ("/infer", "/generate", "/generate_stream")
-_TENANTLESS = (b"/v2", b"/v2/", b"/", b"/docs", b"/openapi.json")
+_TENANTLESS = (b"/v2", b"/v2/", b"/docs", b"/openapi.json")
 
 
 def is_infer(path: str) -> bool:
@@ -22,9 +22,9 @@ def is_generate(path: str) -> bool:
     return path.endswith(_INFERENCES[1:])
 
 
-def is_admin(path: bytes) -> bool:
-    """Whether this path is served by the device's process: administration and metrics."""
-    return path.startswith(_ADMIN)
+def is_shared(path: bytes) -> bool:
+    """Whether this path is answered by the shared HTTP process for everybody: administration, metrics, the status page."""
+    return path == b"/" or path.startswith(_SHARED)
 
 
 def is_tenantless(path: bytes) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 import uvloop
 
-from ..api import cors, docs, framework, metadata, model_control
+from ..api import cors, docs, framework, metadata, model_control, status_page
 from ..config.schema import Config
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
 from ..http.connection import HttpConnection
@@ -208,7 +208,7 @@ class HttpProcess:
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
         application = framework.build(
-            (metadata.router, model_control.router, docs.router, proxy.router),
+            (metadata.router, model_control.router, docs.router, status_page.router, proxy.router),
             service=lambda: self._service,
             forward=self._forward,
             model_control=proxy.RemoteModelControl(self._forward),

@@ -3,13 +3,13 @@
 from ..errors import Ambiguous, Unauthorized
 from ..http.exchange import Headers
 from ..http.head import has_bare_line_feed
-from ..http.paths import is_admin, is_tenantless, of_request_line
+from ..http.paths import is_shared, is_tenantless, of_request_line
 from ..http.strict import credentials, headers
 from ..link.occupancy import LEAD
 from ..tenants.auth import Tenancy
 
 SHARED = "(shared)"
-"""The shared HTTP process: administration, metrics, health. Tenants' names have no parentheses."""
+"""The shared HTTP process: administration, metrics, the status page, health. Tenants' names have no parentheses."""
 UNAUTHENTICATED = "(unauthenticated)"
 """The HTTP process for connections that show no valid tenant, so that a flood of them slows down no one else."""
 DISPATCHER = "(dispatcher)"
@@ -47,7 +47,7 @@ def destination(data: bytes, tenancy: Tenancy) -> str | None:
 
 def process_for(path: bytes, fields: Headers, tenancy: Tenancy) -> str:
     """The process that a parsed request is for, by its path and the headers that name its tenant."""
-    if is_admin(path):
+    if is_shared(path):
         return SHARED
     try:
         return tenancy.identify(*credentials(fields)).name

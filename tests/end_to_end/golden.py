@@ -244,9 +244,7 @@ GLANCE = {
     "HEAD of a model's readiness": Row((head("/v2/models/identity/ready"),), (NOTHING,)),
     "HEAD of the server": Row((head("/v2"),), (NOTHING,)),
     "the server, with a slash": Row((get("/v2/"),), (Answer(200, '"name":"greenlane"'),)),
-    "the status page": Row(
-        (get("/"),), (Answer(200, "<p>the server is ready.</p>", "content-type: text/html; charset=utf-8"),)
-    ),
+    "the status page": Row((get("/"),), (Answer(200, "<title>Greenlane</title>", "content-type: text/html; charset=utf-8"),)),
     "the description, for tools": Row(
         (get("/openapi.json"),), (Answer(200, '"openapi":"3.', "content-type: application/json"),)
     ),

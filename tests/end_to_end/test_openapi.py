@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
-from server.admin import advice, autopilot, metrics, partitions, usage
+from server.admin import advice, autopilot, metrics, models, partitions, status, usage
 from server.admin import docs as admin_docs
 from server.api import docs, metadata, model_control, schemas
 from server.api.openapi import Document, operation_id
@@ -21,7 +21,7 @@ from .harness import configuration, serving
 from .wire import SMALL
 
 PUBLIC = (metadata.router, model_control.router, docs.inference)
-ADMIN = (partitions.router, advice.router, autopilot.router, usage.router, metrics.router)
+ADMIN = (partitions.router, advice.router, autopilot.router, models.router, status.router, usage.router, metrics.router)
 DOCUMENTS = {"/openapi.json": docs.document(), "/admin/openapi.json": admin_docs.document()}
 PAGES = {"/docs": docs.document(), "/admin/docs": admin_docs.document()}
 MODEL = "/v2/models/identity"
@@ -58,6 +58,9 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "autopilot": ("GET", "/admin/autopilot", b""),
     "switch": ("PUT", "/admin/autopilot", b'{"mode": "off"}'),
     "tenants": ("GET", "/admin/tenants", b""),
+    "load_for": ("POST", "/admin/tenants/acme/models/spin/load", b""),
+    "unload_for": ("POST", "/admin/tenants/acme/models/spin/unload", b""),
+    "status": ("GET", "/admin/status", b""),
     "drain": ("POST", "/admin/drain", b""),
     "metrics": ("GET", "/metrics", b""),
     "usage": ("GET", "/admin/usage", b""),
@@ -82,6 +85,8 @@ ERRORS = [
     ("advice", "GET", "/admin/advice?seconds=0", {}, b"", 400),
     ("switch", "PUT", "/admin/autopilot", {}, b'{"mode": "fast"}', 400),
     ("transfer", "PUT", "/admin/tenants/acme/device", {}, b'{"device": "7"}', 400),
+    ("load_for", "POST", "/admin/tenants/acme/models/nothing/load", {}, b"", 400),
+    ("unload_for", "POST", "/admin/tenants/nobody/models/identity/unload", {}, b"", 404),
     ("transfer", "PUT", "/admin/tenants/nobody/device", {}, b'{"device": "0"}', 404),
 ]
 """An operation, a request, and the status of its error."""

@@ -10,11 +10,11 @@ from fastapi.routing import APIRoute
 from server.admin import docs as admin_docs
 from server.admin import metrics, partitions
 from server.admin.lifecycle import ROUTERS
-from server.api import docs, metadata, model_control
+from server.api import docs, metadata, model_control, status_page
 from server.api.docs_page import render
 from server.api.openapi import Document, errors
 
-SERVED = (metadata.router, model_control.router, docs.router, *ROUTERS)
+SERVED = (metadata.router, model_control.router, docs.router, status_page.router, *ROUTERS)
 DOCUMENTS = [docs.document(), admin_docs.document()]
 
 
@@ -32,7 +32,7 @@ def test_only_these_routes_are_not_described() -> None:
     heads = {("HEAD", path) for path in ("/", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready")}
     heads |= {("HEAD", "/v2/models/{name}/ready"), ("HEAD", "/v2/models/{name}/versions/{version}/ready")}
     pages = {("GET", f"{start}{path}") for start in ("", "/admin") for path in ("/docs", "/openapi.json")}
-    assert hidden == heads | pages | {("GET", "/"), ("GET", "/v2/")}
+    assert hidden == heads | pages | {("GET", "/"), ("GET", "/status/{name}"), ("GET", "/v2/")}
 
 
 @pytest.mark.parametrize("router", [model_control.router, partitions.router, metrics.router])

@@ -1,7 +1,7 @@
 import pytest
 
 from server.errors import NotFound, WrongMethod
-from server.http.paths import is_admin, is_infer, is_tenantless, of_request_line, parse_infer
+from server.http.paths import is_infer, is_shared, is_tenantless, of_request_line, parse_infer
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,13 @@ def test_other_paths_are_not_infer(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "admin", "tenantless"),
+    ("path", "shared", "tenantless"),
     [
         (b"/admin/partitions", True, False),
         (b"/metrics", True, False),
+        (b"/", True, False),
+        (b"/status/page.js", True, False),
+        (b"/status", False, False),
         (b"/v2", False, True),
         (b"/v2/health/ready", False, True),
         (b"/openapi.json", False, True),
@@ -49,8 +52,8 @@ def test_other_paths_are_not_infer(path: str) -> None:
         (b"", False, False),
     ],
 )
-def test_paths_of_the_shared_process(path: bytes, admin: bool, tenantless: bool) -> None:
-    assert (is_admin(path), is_tenantless(path)) == (admin, tenantless)
+def test_paths_of_the_shared_process(path: bytes, shared: bool, tenantless: bool) -> None:
+    assert (is_shared(path), is_tenantless(path)) == (shared, tenantless)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def head(first: str, *fields: str) -> bytes:
         (head("GET /metrics HTTP/1.1", "Authorization: Bearer wrong"), SHARED),
         (b"\r\n" + head(INFER, "X-Tenant: acme"), "acme"),
         (b"POST\r\n\r\n", UNAUTHENTICATED),
-        (b"GET / HTTP/1.1\r\nno colon\r\nX-Tenant: acme\r\n\r\n", "acme"),
+        (b"GET /v2 HTTP/1.1\r\nno colon\r\nX-Tenant: acme\r\n\r\n", "acme"),
         (b"\x16\x03\x01\x02", UNAUTHENTICATED),
         (b"\0", UNAUTHENTICATED),
     ],
@@ -79,7 +79,12 @@ LINES = st.lists(
 )
 
 
-@given(LINES, st.sampled_from([INFER, "GET /admin HTTP/1.1", "GET / HTTP/1.1", "", "\x16"]), st.binary(max_size=50), st.data())
+@given(
+    LINES,
+    st.sampled_from([INFER, "GET /admin HTTP/1.1", "GET / HTTP/1.1", "GET /v2 HTTP/1.1", "", "\x16"]),
+    st.binary(max_size=50),
+    st.data(),
+)
 def test_however_the_bytes_come_the_answer_is_the_same_once_there_is_one(
     lines: list[str], first: str, body: bytes, data: st.DataObject
 ) -> None:

@@ -1,0 +1,166 @@
+"""`GET /admin/status`: everything that the status page shows, in one answer that is cheap enough for once a second."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from fastapi import Response
+
+from .. import __version__
+from ..accounts.usage import TenantTotals
+from ..api.framework import json_response
+from ..control.baseline import Comparison
+from ..control.controlled_device import ControlledDevice
+from ..control.controller import Controller
+from ..control.need import Need, quantile
+from ..control.overview import LENT_WINDOW, Look, TenantLook
+from ..control.problems import Problem
+from ..protocol.json_document import Object
+from . import status_schemas
+from .autopilot import shown_move
+from .dependencies import ControllerDep, admin_router
+from .partitions import shown_wide
+
+router = admin_router()
+
+_MOVES = 20
+"""Moves that are shown; `GET /admin/moves` has more."""
+
+
+@router.get("/status", response_model=status_schemas.Status)
+async def status(controller: ControllerDep) -> Response:
+    """The server, its devices, tenants and models, what went wrong, and the last moves, as the status page at `/` shows them.
+
+    Rates and latencies are of the last seconds. Any number of callers costs as much as two a second.
+    """
+    look = await controller.overview.look()
+    pilot = controller.pilot
+    return json_response(
+        {
+            "version": __version__,
+            "at": round(time.time(), 3),
+            "state": controller.state,
+            "ready": controller.ready,
+            "moving": controller.moving,
+            "autopilot": {"mode": pilot.mode, "paused_for_seconds": round(pilot.paused_for, 1), "notes": pilot.notes},
+            "devices": [_device(controller, device, look) for device in controller.devices],
+            "tenants": [_tenant(each, look) for each in look.tenants],
+            "models": list(_models(look)),
+            "problems": [_problem(each) for each in controller.overview.problems.newest()],
+            "moves": [shown_move(each) for each, _ in zip(controller.moves, range(_MOVES), strict=False)],
+        }
+    )
+
+
+def _device(controller: Controller, device: ControlledDevice, look: Look) -> Object:
+    used, info = look.used.get(device.name), device.info
+    return {
+        "name": device.name,
+        "kind": info.kind,
+        "description": info.description,
+        "unit": info.unit,
+        "state": controller.device_state(device),
+        "granules": list(info.granules),
+        "free": device.free,
+        "shares": [
+            {
+                "tenant": name,
+                "granules": list(partition.granules),
+                "size": partition.size,
+                **_units(used.tenants.get(name) if used else None, used.elapsed if used else 0),
+            }
+            for name, partition in device.held.items()
+        ],
+        "wide": [{"tenant": each.tenant, **shown_wide(each)} for each in look.details.wide if each.tenant in device.held],
+        "lent_window_seconds": LENT_WINDOW,
+    }
+
+
+def _units(used: TenantTotals | None, elapsed: int) -> Object:
+    """What ran on a tenant's units, and what it ran on others', in units on average; null where it is not known yet."""
+    if used is None or elapsed <= 0:
+        return {"used": None, "lent": None, "borrowed": None}
+    return {key: round(max(0, getattr(used, key)) / elapsed, 3) for key in ("used", "lent", "borrowed")}
+
+
+def _tenant(look: TenantLook, whole: Look) -> Object:
+    config, report = look.config, look.report
+    memory = next((each for each in whole.details.memory if each.tenant == config.name), None)
+    return {
+        "name": config.name,
+        "age_seconds": round(report.age, 3),
+        "waiting": report.lane.waiting,
+        "in_flight": report.lane.in_flight,
+        "queue": config.queue,
+        "request_bytes": report.slots.nbytes,
+        "request_bytes_limit": config.memory,
+        "device_bytes": memory.used if memory else None,
+        "device_bytes_limit": memory.limit if memory else None,
+        "target_ms": None if config.target_p99 is None else _ms(config.target_p99),
+        "lends": report.lending[0] if report.lending else None,
+        "measured": _need(look.need) if look.need else None,
+        "isolation": _comparison(look.comparison),
+    }
+
+
+def _need(need: Need) -> Object:
+    return {
+        "seconds": round(need.seconds, 1),
+        "requests": need.requests,
+        "requests_per_second": round(need.rate, 2),
+        "turned_away_per_second": round(need.turned_away / need.seconds, 2),
+        "busy": round(need.busy, 3),
+        "queue_ms": _ms(need.queue),
+        "p50_ms": _quantile(need.buckets, 0.5),
+        "p99_ms": _quantile(need.buckets, 0.99),
+    }
+
+
+def _comparison(found: Comparison) -> Object:
+    return {
+        "ratio": None if found.ratio is None else round(found.ratio, 2),
+        "slower": found.slower,
+        "quiet_p99_ms": None if found.p99 is None else _ms(found.p99),
+        "quiet_requests": found.requests,
+        "why": found.why,
+    }
+
+
+def _models(look: Look) -> Iterable[Object]:
+    """Every version of every tenant's models, and models that could not be loaded."""
+    runs = {(each.tenant, each.name, each.version): each.description for each in look.details.executions}
+    taken = {(memory.tenant, each.name, each.version): each.nbytes for memory in look.details.memory for each in memory.models}
+    for tenant in look.tenants:
+        for entry in tenant.report.index:
+            key = tenant.config.name, entry.name, entry.version
+            need = tenant.models.get((entry.name, entry.version))
+            yield {
+                "tenant": tenant.config.name,
+                "name": entry.name,
+                "version": entry.version,
+                "state": entry.state,
+                "reason": entry.reason,
+                "execution": dict(runs[key]) if key in runs else None,
+                "device_bytes": taken.get(key),
+                "requests_per_second": round(need.rate, 2) if need else None,
+                "p50_ms": _quantile(need.buckets, 0.5) if need else None,
+                "p99_ms": _quantile(need.buckets, 0.99) if need else None,
+            }
+
+
+def _problem(problem: Problem) -> Object:
+    return {
+        "tenant": problem.tenant,
+        "text": problem.text,
+        "first": round(problem.first, 3),
+        "last": round(problem.last, 3),
+        "count": problem.count,
+    }
+
+
+def _quantile(buckets: Sequence[int], share: float) -> float | None:
+    found = quantile(buckets, share)
+    return None if found is None else _ms(found)
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)

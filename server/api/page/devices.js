@@ -1,0 +1,164 @@
+// Each device: its granules in the colors of their tenants, what is lent of them, and the form to share them otherwise.
+
+import { byId, keep, make, setAttribute, setText } from "./dom.js";
+import { count, digits, ranges } from "./format.js";
+
+const COLORS = 8;
+const LENT_NOW = 0.01;
+
+/** The class of a tenant's color, by its place in the configuration. */
+export function colorOf(status, tenant) {
+  const index = status.tenants.findIndex((each) => each.name === tenant);
+  return index < 0 ? "" : `color-${index % COLORS}`;
+}
+
+/** Draw all devices. `repartition(counts)` is called with what the form says. */
+export function drawDevices(status, repartition) {
+  const create = (device) => createDevice(device, repartition);
+  keep(byId("devices"), status.devices, (device) => device.name, create, (card, device) => updateDevice(card, device, status));
+}
+
+function createDevice(device, repartition) {
+  const card = make("article", { class: "card device" });
+  const form = make("form", { class: "shares" });
+  const sum = make("output", { class: "sum" });
+  const apply = make("button", { text: "Give these shares" });
+  const undo = make("button", { type: "button", class: "quiet", text: "Undo", hidden: "" });
+  form.append(make("div", { class: "rows" }), make("p", { class: "buttons" }, sum, undo, apply));
+  form.addEventListener("input", (event) => {
+    form.dataset.edited = "yes";
+    const row = event.target.closest(".row");
+    for (const input of row.querySelectorAll("input")) if (input !== event.target) input.value = event.target.value;
+    judge(form);
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (apply.getAttribute("aria-disabled") === "true") return;
+    if (await repartition(changes(form))) delete form.dataset.edited;
+  });
+  undo.addEventListener("click", () => {
+    delete form.dataset.edited;
+    for (const row of form.querySelectorAll(".row")) writeRow(row, Number(row.dataset.has));
+    judge(form);
+    form.querySelector("input").focus();
+  });
+  const title = make("h3", {}, make("span", { class: "name" }), " ", make("span", { class: "state chip" }));
+  const details = make("details", {}, make("summary", { text: "Change shares" }), form);
+  card.append(title, make("p", { class: "about muted" }), make("div", { class: "granules", role: "img" }));
+  card.append(make("ul", { class: "legend" }), details);
+  return card;
+}
+
+function updateDevice(card, device, status) {
+  setText(card.querySelector(".name"), `Device ${device.name}`);
+  const state = card.querySelector(".state");
+  setText(state, device.state);
+  setAttribute(state, "class", `state chip ${device.state === "serving" ? "good" : "warn"}`);
+  setText(card.querySelector(".about"), device.description);
+  const owners = ownersOf(device);
+  const drawn = card.querySelector(".granules");
+  setAttribute(drawn, "aria-label", summary(device));
+  const granules = device.granules.map((size, index) => ({ index, size, ...owners.get(index) }));
+  keep(drawn, granules, (each) => String(each.index), () => make("span"), (cell, each) => drawGranule(cell, each, device, status));
+  const create = () => make("li", {}, make("span", { class: "swatch" }), make("span", { class: "text" }));
+  keep(card.querySelector(".legend"), legend(device), (each) => each.key, create, (item, each) => {
+    setAttribute(item.querySelector(".swatch"), "class", `swatch ${each.tenant ? colorOf(status, each.tenant) : "free"}`);
+    setText(item.querySelector(".text"), each.text);
+  });
+  updateForm(card.querySelector("form"), device, status);
+}
+
+/** By granule: its owner, who may borrow it, and whether that one used its owner's granules in the last seconds. */
+function ownersOf(device) {
+  const owners = new Map();
+  for (const share of device.shares) {
+    for (const index of share.granules) owners.set(index, { owner: share.tenant, borrower: null, lent: false });
+  }
+  for (const wide of device.wide) {
+    for (const { owner, granules } of wide.borrowed) {
+      const share = device.shares.find((each) => each.tenant === owner);
+      const borrower = device.shares.find((each) => each.tenant === wide.tenant);
+      const lent = (share?.lent ?? 0) > LENT_NOW && (borrower?.borrowed ?? 0) > LENT_NOW;
+      for (const index of granules) if (owners.has(index)) Object.assign(owners.get(index), { borrower: wide.tenant, lent });
+    }
+  }
+  return owners;
+}
+
+function drawGranule(cell, { index, size, owner, borrower, lent }, device, status) {
+  const own = owner ? colorOf(status, owner) : "free";
+  const other = borrower ? `${lent ? "lent" : "lendable"} to-${colorOf(status, borrower)}` : "";
+  setAttribute(cell, "class", `granule ${own} ${other}`.trim());
+  setText(cell, String(index));
+  const whose = owner ? `${owner}’s` : "free";
+  const lending = borrower ? `; ${lent ? `lent to ${borrower} now` : `${borrower} may use it while ${owner} rests`}` : "";
+  setAttribute(cell, "title", `Granule ${index}, ${count(size, device.unit)}: ${whose}${lending}`);
+}
+
+function legend(device) {
+  const entries = device.shares.map((share) => ({ key: `t${share.tenant}`, tenant: share.tenant, text: describe(share, device) }));
+  if (device.free) entries.push({ key: "free", text: `free: ${count(device.free, "granule")}` });
+  return entries;
+}
+
+function describe(share, device) {
+  const parts = [`${share.tenant}: ${count(share.size, device.unit)}`];
+  if (share.used !== null) parts.push(`${digits(share.used)} in use`);
+  if (share.lent > LENT_NOW) parts.push(`${digits(share.lent)} lent`);
+  if (share.borrowed > LENT_NOW) parts.push(`${digits(share.borrowed)} borrowed`);
+  return parts.join(", ");
+}
+
+/** The drawing in words. */
+function summary(device) {
+  const shares = device.shares.map((share) => `${share.tenant} has ${ranges(share.granules)}`);
+  const lent = device.wide.flatMap((wide) =>
+    wide.borrowed.map(({ owner, granules }) => `${wide.tenant} may borrow ${ranges(granules)} of ${owner}`));
+  return [`Granules of device ${device.name}`, ...shares, `${device.free} free`, ...lent].join("; ");
+}
+
+function updateForm(form, device, status) {
+  form.dataset.total = device.granules.length;
+  const create = (share) => {
+    const id = `share-${device.name}-${share.tenant}`;
+    const most = { min: "1", max: String(device.granules.length), step: "1" };
+    const number = make("input", { type: "number", id, required: "", ...most });
+    const slider = make("input", { type: "range", tabindex: "-1", "aria-hidden": "true", ...most });
+    return make("p", { class: "row" }, make("label", { for: id }), slider, number, make("span", { class: "had muted" }));
+  };
+  keep(form.querySelector(".rows"), device.shares, (share) => share.tenant, create, (row, share) => {
+    const label = row.querySelector("label");
+    setText(label, share.tenant);
+    setAttribute(label, "class", `tag ${colorOf(status, share.tenant)}`);
+    row.dataset.has = share.granules.length;
+    row.dataset.tenant = share.tenant;
+    setText(row.querySelector(".had"), `has ${share.granules.length}`);
+    if (!form.dataset.edited) writeRow(row, share.granules.length);
+  });
+  judge(form);
+}
+
+function writeRow(row, value) {
+  for (const input of row.querySelectorAll("input")) if (input.value !== String(value)) input.value = value;
+}
+
+function changes(form) {
+  const rows = [...form.querySelectorAll(".row")];
+  const wanted = rows.map((row) => [row.dataset.tenant, Number(row.querySelector("[type=number]").value), Number(row.dataset.has)]);
+  return Object.fromEntries(wanted.filter(([, now, had]) => now !== had).map(([tenant, now]) => [tenant, now]));
+}
+
+/** Say what the shares add up to, and whether they can be given. */
+function judge(form) {
+  const total = Number(form.dataset.total);
+  const numbers = [...form.querySelectorAll("[type=number]")];
+  const sum = numbers.reduce((all, each) => all + Number(each.value), 0);
+  const changed = Object.keys(changes(form)).length > 0;
+  const left = total - sum;
+  const rest = left < 0 ? `${-left} too many` : `${left} free`;
+  setText(form.querySelector(".sum"), `${sum} of ${count(total, "granule")}, ${rest}`);
+  const possible = left >= 0 && changed && numbers.every((each) => each.validity.valid);
+  form.querySelector(".sum").classList.toggle("bad", left < 0);
+  setAttribute(form.querySelector("button:not([type])"), "aria-disabled", possible ? null : "true");
+  form.querySelector("[type=button]").hidden = !changed;
+}

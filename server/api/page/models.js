@@ -1,0 +1,68 @@
+// The models of all tenants: whether they are ready, how they run, and buttons to load them again and to unload them.
+
+import { byId, keep, make, setAttribute, setText } from "./dom.js";
+import { colorOf } from "./devices.js";
+import { bytes, milliseconds, rate } from "./format.js";
+
+const GRAPHS = { captured: "captured graph", native: "native graph", none: "no graph" };
+const COLUMNS = ["Model", "Tenant", "State", "Runs by", "Requests/s", "p50", "p99", "Memory"];
+
+/** Draw all models. `load(tenant, model)` and `unload(tenant, model)` are called by the buttons. */
+export function drawModels(status, load, unload) {
+  const key = (model) => JSON.stringify([model.tenant, model.name, model.version]);
+  keep(byId("models").tBodies[0], status.models, key, (model) => createRow(model, load, unload),
+    (row, model) => updateRow(row, model, status));
+}
+
+function createRow(model, load, unload) {
+  const row = make("tr");
+  for (const name of COLUMNS) {
+    const isNumber = COLUMNS.indexOf(name) > 3;
+    row.append(make(name === "Model" ? "th" : "td", { "data-column": name, ...(isNumber ? { class: "number" } : { scope: "row" }) }));
+  }
+  for (const cell of row.querySelectorAll("td[scope]")) cell.removeAttribute("scope");
+  row.cells[1].append(make("span", { class: "tag" }));
+  row.cells[2].append(make("span", { class: "chip" }), make("span", { class: "reason" }));
+  row.cells[3].append(make("details", {}, make("summary"), make("dl")));
+  const label = `${model.name} of ${model.tenant}`;
+  row.append(make("td", { class: "buttons" },
+    make("button", { type: "button", class: "quiet", text: "Reload", "aria-label": `Reload ${label}`,
+      onclick: () => load(model.tenant, model.name) }),
+    make("button", { type: "button", class: "quiet", text: "Unload", "aria-label": `Unload ${label}`,
+      onclick: () => unload(model.tenant, model.name) })));
+  return row;
+}
+
+function updateRow(row, model, status) {
+  setText(row.cells[0], model.version ? `${model.name} ${model.version}` : model.name);
+  const tag = row.querySelector(".tag");
+  setText(tag, model.tenant);
+  setAttribute(tag, "class", `tag ${colorOf(status, model.tenant)}`);
+  const chip = row.querySelector(".chip");
+  setText(chip, model.state.toLowerCase());
+  setAttribute(chip, "class", `chip ${{ READY: "good", LOADING: "warn" }[model.state] ?? "bad"}`);
+  setText(row.querySelector(".reason"), model.reason);
+  drawExecution(row.querySelector("details"), model.execution);
+  setText(row.cells[4], rate(model.requests_per_second));
+  setText(row.cells[5], milliseconds(model.p50_ms));
+  setText(row.cells[6], milliseconds(model.p99_ms));
+  setText(row.cells[7], bytes(model.device_bytes));
+  row.querySelector("[aria-label^=Unload]").hidden = model.state !== "READY";
+}
+
+/** How it runs in a few words, and when opened all that its executor says. */
+function drawExecution(details, execution) {
+  details.hidden = !execution;
+  if (!execution) return;
+  const { graphs, threads, why, notes } = execution;
+  const words = [GRAPHS[graphs] ?? String(graphs)];
+  if (threads !== undefined) words.push(`${threads} thread${threads === 1 ? "" : "s"}`);
+  if (why || notes?.length) words.push("see why");
+  setText(details.querySelector("summary"), words.join(", "));
+  const entries = Object.entries(execution).filter(([, value]) => value !== "" && JSON.stringify(value) !== "[]");
+  const create = () => make("div", {}, make("dt"), make("dd"));
+  keep(details.querySelector("dl"), entries, ([name]) => name, create, (pair, [name, value]) => {
+    setText(pair.firstElementChild, name);
+    setText(pair.lastElementChild, typeof value === "string" ? value : JSON.stringify(value));
+  });
+}

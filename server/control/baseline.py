@@ -1,0 +1,81 @@
+"""A tenant's latency while its neighbours rested, to compare the latency of now with. Pure."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..tenants.statistics import BOUNDS
+from .need import Need, quantile
+
+ENOUGH = 500
+"""Requests from which there is a baseline: five of them are slower than its p99."""
+ENOUGH_NOW = 100
+"""Requests of now that are compared with it."""
+SLOWER = 1.1
+"""How many times the baseline the p99 has to be before it counts as slower; it is interpolated in a histogram."""
+_MOST = 100_000
+"""Requests of one range of rates that count; beyond that all count half, so that old ones are forgotten."""
+_STEPS = 2
+"""Ranges of rates for each doubling. Ranges at most so many away from each other are compared: from half to twice the rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a tenant's p99 is to that while its neighbours rested: `ratio` times as high, None where that is not known (`why`).
+
+    `slower`: so many requests take longer than the baseline that it is not chance. `p99` is the baseline's, in seconds, and
+    `requests` are those that it is made of.
+    """
+
+    ratio: float | None = None
+    slower: bool = False
+    p99: float | None = None
+    requests: int = 0
+    why: str = ""
+
+
+class Baseline:
+    """The requests of one tenant that were answered while its neighbours rested, by rate and time.
+
+    By rate, as a tenant's own load makes its requests wait for each other: they are compared with those at about the same rate.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: defaultdict[int, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
+
+    def __repr__(self) -> str:
+        return f"<Baseline of {sum(map(sum, self._buckets.values()))} requests>"
+
+    def learn(self, need: Need) -> None:
+        """Its neighbours rested while these requests were answered."""
+        if need.requests:
+            kept = self._buckets[_range(need.rate)]
+            kept[:] = [before + added for before, added in zip(kept, need.buckets, strict=True)]
+            if sum(kept) > _MOST:
+                kept[:] = [count // 2 for count in kept]
+
+    def forget(self) -> None:
+        """What was learned is of another share, or of other models."""
+        self._buckets.clear()
+
+    def compare(self, need: Need) -> Comparison:
+        """The requests of now, compared with those at about the same rate."""
+        if need.requests < ENOUGH_NOW:
+            return Comparison(why=f"{need.requests} requests in the last {need.seconds:.0f} s; it takes {ENOUGH_NOW}")
+        quiet = self._at(need.rate)
+        p99, requests = quantile(quiet, 0.99), sum(quiet)
+        if p99 is None or requests < ENOUGH:
+            text = f"not known yet: {requests} of {ENOUGH} requests at about this rate while its neighbours rested"
+            return Comparison(requests=requests, why=text)
+        ratio = (need.p99 or 0.0) / p99
+        return Comparison(ratio, ratio > SLOWER and need.misses(p99), p99, requests)
+
+    def _at(self, rate: float) -> Sequence[int]:
+        """The requests at about this rate."""
+        near = [kept for each, kept in self._buckets.items() if abs(each - _range(rate)) <= _STEPS]
+        return [sum(column) for column in zip(*near, strict=True)]
+
+
+def _range(rate: float) -> int:
+    return math.floor(_STEPS * math.log2(rate))

@@ -1,0 +1,228 @@
+"""What the status page shows: everything about the server now, and how that was in the last seconds."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..accounts.usage import NS, DeviceTotals
+from ..config.tenant import TenantConfig
+from ..tenants.frontend import Report
+from .accountant import Accountant
+from .baseline import Baseline, Comparison
+from .controlled_device import ControlledDevice
+from .descriptions import Execution, TenantMemory
+from .need import Counted, History, Need, by_model, counted, need
+from .problems import Problems
+from .stretch import WideState
+from .wide_shares import WideShares
+
+log = logging.getLogger("greenlane.control")
+
+PERIOD = 5.0
+"""Seconds between two looks while the page is not open: baselines are made of them."""
+FRESH = 0.5
+"""Seconds for which a look is as good as a new one, however many ask."""
+WINDOW = 10.0
+"""Seconds that rates and latencies are of."""
+LENT_WINDOW = 3
+"""Seconds that what is lent is of."""
+SLOW = 5.0
+"""Seconds for which what changes seldom is good: how models run, their memory, and wide partitions."""
+RESTS = 0.02
+"""A tenant rests while its models run for at most this share of the time, and it has no request."""
+
+_REFUSALS = (
+    ("rejected", "requests refused (429): the queue or the memory is full"),
+    ("expired", "requests answered 504: their timeout passed"),
+    ("invalid", "requests refused because they were wrong (4xx)"),
+)
+_FAILURES = {"BACKEND": "requests failed in the model (5xx)", "OTHER": "requests failed (5xx)"}
+
+
+class Watched(Protocol):
+    """What an overview needs of the controller."""
+
+    devices: list[ControlledDevice]
+    accountant: Accountant
+    wide: WideShares
+
+    async def reports(self) -> list[tuple[TenantConfig, Report]]:
+        """As `Controller.reports`."""
+
+    async def executions(self) -> list[Execution]:
+        """As `Controller.executions`."""
+
+    async def memory(self) -> list[TenantMemory]:
+        """As `Controller.memory`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What changes seldom."""
+
+    executions: Sequence[Execution] = ()
+    memory: Sequence[TenantMemory] = ()
+    wide: Sequence[WideState] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLook:
+    """One tenant. `need` and `models` are of the last `WINDOW` seconds; None and empty where nothing is known of them."""
+
+    config: TenantConfig
+    report: Report
+    need: Need | None
+    models: Mapping[tuple[str, str], Need]
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The server at a moment; `used` is what was used and lent in the last `LENT_WINDOW` seconds, by device."""
+
+    tenants: Sequence[TenantLook]
+    used: Mapping[str, DeviceTotals]
+    details: Details
+
+
+class Overview:
+    """Looks at the server every few seconds, and whenever it is asked. Belongs to the controller's event loop.
+
+    Nothing is counted for it: it asks the tenants' processes for the reports that metrics are made of. `clock` is in seconds.
+    """
+
+    def __init__(self, controller: Watched, clock: Callable[[], float] = time.monotonic) -> None:
+        self.problems = Problems()
+        self._controller = controller
+        self._clock = clock
+        self._history = History(WINDOW)
+        self._last: dict[str, Counted] = {}
+        self._rested: dict[str, bool] = {}
+        self._baselines: dict[str, Baseline] = {}
+        self._shapes: dict[str, object] = {}
+        self._failed: dict[tuple[str, str], int] = {}
+        self._details = Details()
+        self._detailed: float | None = None
+        self._look: Look | None = None
+        self._looked = 0.0
+        self._looking = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Overview, {self.problems!r}>"
+
+    def start(self) -> None:
+        """Look every few seconds, and keep what the log warns of, from now on."""
+        logging.getLogger("greenlane").addHandler(self.problems)
+        self._running = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """Stop that. Idempotent."""
+        logging.getLogger("greenlane").removeHandler(self.problems)
+        if self._running:
+            self._running.cancel()
+
+    async def look(self) -> Look:
+        """The server now, or as it was a moment ago. Takes up to a second or so if a process does not answer."""
+        async with self._looking:
+            if self._look is None or self._clock() - self._looked >= FRESH:
+                self._look = await self._collect()
+                self._looked = self._clock()
+            return self._look
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            try:
+                await self.look()
+            except Exception:  # It goes on; those who ask see the error.
+                log.exception("the overview for the status page failed; it goes on")
+
+    async def _collect(self) -> Look:
+        reports = await self._controller.reports()
+        now = self._clock()
+        answered = {tenant.name: report for tenant, report in reports if not report.age}
+        grown = self._grown({name: counted(report, now) for name, report in answered.items()})
+        self._follow_shapes()
+        self._learn(grown, answered)
+        for name, report in answered.items():
+            self._note_failures(name, report)
+        if self._detailed is None or now - self._detailed >= SLOW:
+            self._details, self._detailed = await self._ask_details(), now
+        return Look([self._tenant(*each) for each in reports], self._used(), self._details)
+
+    def _grown(self, latest: Mapping[str, Counted]) -> dict[str, Need]:
+        """What each tenant that answers needed since the last look, if it answered then."""
+        grown = {name: need(self._last[name], each) for name, each in latest.items() if name in self._last}
+        for name in self._last.keys() - latest.keys():
+            self._history.forget(name)
+        for name, each in latest.items():
+            self._history.add(name, each)
+        self._last = dict(latest)
+        return grown
+
+    def _follow_shapes(self) -> None:
+        """Forget what was measured of a tenant that has other granules or other models than before."""
+        for name, each in self._last.items():
+            granules = tuple(device.held[name] for device in self._controller.devices if name in device.held)
+            shape = granules, frozenset(each.models)
+            if self._shapes.get(name, shape) != shape:
+                self._history.forget(name)
+                self._history.add(name, each)
+                self._baseline(name).forget()
+            self._shapes[name] = shape
+
+    def _learn(self, grown: Mapping[str, Need], answered: Mapping[str, Report]) -> None:
+        """Add requests to the baselines of tenants whose neighbours rested, in the interval before as well: requests that
+        were answered in this one may have begun in that one.
+        """
+        rests = {
+            name: each.busy <= RESTS and not answered[name].lane.waiting and not answered[name].lane.in_flight
+            for name, each in grown.items()
+        }
+        for name, each in grown.items():
+            if all(rests.get(other) and self._rested.get(other) for other in self._neighbours(name)):
+                self._baseline(name).learn(each)
+        self._rested = rests
+
+    def _note_failures(self, name: str, report: Report) -> None:
+        counts = {text: getattr(report.lane, field) for field, text in _REFUSALS}
+        for model in report.served:
+            for reason, text in _FAILURES.items():
+                counts[f"{model.name} {model.version}: {text}"] = model.statistics.failures.get(reason, 0)
+        for text, count in counts.items():
+            before = self._failed.get((name, text), count)
+            if added := count - before if count >= before else count:
+                self.problems.add(text, name, added)
+            self._failed[name, text] = count
+
+    async def _ask_details(self) -> Details:
+        controller = self._controller
+        return Details(
+            *await asyncio.gather(controller.executions(), controller.memory(), controller.wide.states()),
+        )
+
+    def _tenant(self, config: TenantConfig, report: Report) -> TenantLook:
+        name, ends = config.name, None if report.age else self._history.ends(config.name)
+        if ends is None:
+            return TenantLook(config, report, None, {}, Comparison(why="not measured yet"))
+        found = need(*ends)
+        alone = not self._neighbours(name)
+        comparison = Comparison(why="it is alone on its device") if alone else self._baseline(name).compare(found)
+        return TenantLook(config, report, found, by_model(*ends), comparison)
+
+    def _used(self) -> Mapping[str, DeviceTotals]:
+        totals = self._controller.accountant.totals()
+        begin = self._controller.accountant.before(totals.wall - LENT_WINDOW * NS)
+        return totals.less(begin).devices if begin else {}
+
+    def _neighbours(self, name: str) -> set[str]:
+        """The other tenants on its devices."""
+        devices = [device for device in self._controller.devices if name in device.held]
+        return {other for device in devices for other in device.held} - {name}
+
+    def _baseline(self, name: str) -> Baseline:
+        return self._baselines.setdefault(name, Baseline())

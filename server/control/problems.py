@@ -1,0 +1,68 @@
+"""The last things that went wrong, for people: warnings and errors of this process's log, and requests that failed."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST = 64
+"""Problems that are kept."""
+_MOST_TEXT = 500
+"""Characters of one."""
+_TOGETHER = 60.0
+"""Seconds: one that comes again within that is the same one, once more."""
+
+
+@dataclass(slots=True)
+class Problem:
+    """What went wrong `count` times, from `first` to `last`, in seconds since 1970. Without a tenant it concerns the server."""
+
+    tenant: str
+    text: str
+    first: float
+    last: float
+    count: int
+
+
+class Problems(logging.Handler):
+    """Keeps the last of them. Any thread. As a handler of a logger it keeps that logger's warnings and errors.
+
+    `wall` is in seconds since 1970.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        super().__init__(logging.WARNING)
+        self._wall = wall
+        self._kept: OrderedDict[tuple[str, str], Problem] = OrderedDict()
+        self._changing = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Problems, {len(self._kept)}>"
+
+    def newest(self) -> list[Problem]:
+        """All that are kept, the newest first."""
+        with self._changing:
+            return list(reversed(self._kept.values()))
+
+    def add(self, text: str, tenant: str = "", count: int = 1) -> None:
+        """Something went wrong so many times."""
+        now, text = self._wall(), text[:_MOST_TEXT]
+        with self._changing:
+            found = self._kept.pop((tenant, text), None)
+            if found is None or now - found.last > _TOGETHER:
+                found = Problem(tenant, text, now, now, 0)
+            self._kept[tenant, text] = found
+            found.last, found.count = now, found.count + count
+            if len(self._kept) > MOST:
+                self._kept.popitem(last=False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record's first line. Never raises."""
+        try:
+            lines = record.getMessage().splitlines()
+        except Exception:
+            self.handleError(record)
+        else:
+            self.add(lines[0] if lines else "", str(getattr(record, "tenant", "")))

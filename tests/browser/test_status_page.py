@@ -1,0 +1,153 @@
+"""The status page in a real browser: what it shows, what its forms do, and what it may not do."""
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from server.config.tenant import TenantConfig
+
+from ..end_to_end import repository
+from ..end_to_end.harness import Served, configuration, serving
+from ..end_to_end.virtual import VirtualDevice
+from ..end_to_end.wire import SMALL, infer
+from .chromium import Browser, Page, browsing
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HOSTILE = "<img src=x onerror=document.title='taken'>"
+"""The name of a model, which is a folder's."""
+SHOWN = "!document.getElementById('status').hidden"
+LOW_CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+KEY = "the admin's"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    repository.write(root, "identity", repository.IDENTITY)
+    repository.write(root, HOSTILE, repository.IDENTITY)
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(models: Path) -> Iterator[Served]:
+    """Two tenants on eight granules, one of them free."""
+    acme = TenantConfig(name="acme", granules=2, models=("*",), queue=1, target_p99=0.005)
+    globex = TenantConfig(name="globex", granules=5, models=("identity", "absent"))
+    with serving(configuration(models, acme, globex, autopilot="dry-run"), VirtualDevice(8)) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    async with browsing(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Browser, served: Served) -> AsyncIterator[Page]:
+    """The page, with what it shows first. Nothing may be wrong with it at the end of a test."""
+    page = await browser.open(f"{served.url}/")
+    await page.until(SHOWN)
+    yield page
+    assert page.complaints == []
+    assert {httpx.URL(each).netloc.decode() for each in page.requests} == {served.address}
+    assert await page.evaluate("document.title") == "Greenlane"
+
+
+async def text(page: Page, selector: str) -> str:
+    found: str = await page.evaluate(f"document.querySelector({selector!r}).innerText")
+    return found
+
+
+async def focus_on(page: Page, what: str) -> None:
+    """Press Tab until an element that this expression says of `e` has the focus."""
+    for _ in range(40):
+        await page.press("Tab")
+        if await page.evaluate(f"(() => {{ const e = document.activeElement; return {what}; }})()"):
+            return
+    raise AssertionError(f"40 tabs do not lead to {what}")
+
+
+async def test_numbers_appear_under_load(page: Page, served: Served) -> None:
+    number = ".tenant[data-key='acme'] [data-number='{}']"
+    with httpx.Client(base_url=served.url) as http:
+        for _ in range(50):
+            assert infer(http, "identity", SMALL).status_code == 200
+    await page.until(f'document.querySelector("{number.format("p99")}").innerText.match(/\\d (ms|µs)/)')
+    assert float(await text(page, number.format("Requests/s"))) > 0
+    assert await page.evaluate("document.querySelectorAll('.granule.free').length") == 1
+    assert "acme has 0\u20131" in await page.evaluate("document.querySelector('.granules').getAttribute('aria-label')")
+    assert "absent" in await text(page, "#models")
+    assert "not in the repository" in await text(page, "#models")
+
+
+async def test_hostile_names_are_text(page: Page) -> None:
+    assert HOSTILE in await text(page, "#models")
+    assert await page.evaluate("document.images.length") == 1
+
+
+async def test_shares_are_changed_with_the_keyboard_alone(page: Page, served: Served) -> None:
+    await focus_on(page, "e.id === 'share-0-acme'")
+    await page.press("4")
+    assert "9 of 8 granules, 1 too many" in await text(page, ".sum")
+    await page.press("Enter")  # Nothing is sent: the button says that it cannot be.
+    await page.press("ArrowDown", "Enter")
+    await page.until("document.getElementById('result').innerText.includes('Given: acme 3 granules.')")
+    partition = served.controller.partition("acme")
+    assert partition
+    assert len(partition.granules) == 3
+    await page.until("document.querySelector('.row .had').innerText === 'has 3'")
+    await page.until("document.getElementById('moves').innerText.includes('operator: acme 2 → 3')")
+    assert (
+        await page.evaluate("document.activeElement.id") == "share-0-acme"
+    )  # What is drawn anew leaves the focus where it is.
+
+
+async def test_models_are_unloaded_and_loaded_after_a_question(page: Page) -> None:
+    await page.evaluate("document.querySelector(\"[aria-label='Unload identity of globex']\").focus()")
+    await page.press("Enter")
+    await page.until("document.getElementById('confirm').open")
+    assert await page.evaluate("document.activeElement.id") == "confirm-no"  # Enter alone changes nothing.
+    await page.press("Tab", "Enter")
+    await page.until("document.getElementById('result').innerText.includes('identity of globex is unloaded')")
+    await page.evaluate("document.getElementById('load-tenant').value = 'globex'")
+    await page.evaluate("document.getElementById('load-model').focus()")
+    await page.press(*"identity", "Enter")
+    await page.until("document.getElementById('result').innerText.includes('identity of globex is loaded')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_text_has_contrast(page: Page, scheme: str) -> None:
+    await page.look(scheme=scheme)
+    await page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert await page.evaluate(LOW_CONTRAST) == []
+    background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(14, 18, 21)") == (scheme == "dark")
+
+
+async def test_a_narrow_window_needs_no_horizontal_scroll(page: Page) -> None:
+    await page.look(width=400)
+    await page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert await page.evaluate("document.documentElement.scrollWidth") == 400
+    wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > 400.5)"
+    assert await page.evaluate(f"{wide}.map((e) => e.outerHTML)") == []
+
+
+async def test_a_wrong_key_says_so(browser: Browser, models: Path) -> None:
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    with serving(configuration(models, admin_key_sha256=digest), VirtualDevice(2)) as served:
+        page = await browser.open(f"{served.url}/")
+        await page.until("document.activeElement.id === 'key'")
+        assert "send Authorization: Bearer KEY with the admin key" in await text(page, "#refusal")
+        assert await text(page, "#wrong") == ""
+        await page.press(*"guessed", "Enter")
+        await page.until("document.getElementById('wrong').innerText === 'That is not the admin key.'")
+        await page.press(*KEY, "Enter")  # The wrong one is selected, so typing replaces it.
+        await page.until(SHOWN)
+        assert await page.evaluate("sessionStorage.length") == 0
+        assert all("401" in each for each in page.complaints), page.complaints
