@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..accounts.usage import NS, DeviceTotals
 from ..config.tenant import TenantConfig
+from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
 from .accountant import Accountant
 from .baseline import Baseline, Comparison
@@ -190,6 +191,8 @@ class Overview:
 
     def _note_failures(self, name: str, report: Report) -> None:
         counts = {text: getattr(report.lane, field) for field, text in _REFUSALS}
+        for limit, count in zip(LIMITS, report.lane.limited, strict=True):
+            counts[f"requests refused (429): over the tenant's {limit}"] = count
         for model in report.served:
             for reason, text in _FAILURES.items():
                 counts[f"{model.name} {model.version}: {text}"] = model.statistics.failures.get(reason, 0)

@@ -36,7 +36,7 @@ class FakeController:
         self.wide: Any = WideShares(self.config, self.devices, None)  # type: ignore[arg-type]
         self.models = {name: ModelStatistics() for name in self.config.tenants}
         self.waiting = dict.fromkeys(self.config.tenants, 0)
-        self.rejected = 0
+        self.rejected = self.limited = 0
         self.silent: set[str] = set()
         self.asked = self.detailed = 0
 
@@ -53,7 +53,8 @@ class FakeController:
         self.asked += 1
         found = []
         for name, tenant in self.config.tenants.items():
-            lane = LaneStatistics(self.waiting[name], 0, 0, self.rejected if name == "acme" else 0)
+            rejected, limited = (self.rejected, self.limited) if name == "acme" else (0, 0)
+            lane = LaneStatistics(self.waiting[name], 0, 0, rejected, limited=(limited, 0, 0, 0))
             served = [ModelReport("m", "1", self.models[name], 0)]
             age = 5.0 if name in self.silent else 0.0
             found.append((tenant, Report(served, [], lane, SlotStatistics(0, 0, 0), age)))
@@ -166,12 +167,14 @@ async def test_refusals_and_failures_are_problems_once_each(bench: Bench) -> Non
     await bench.after(PERIOD)
     assert bench.overview.problems.newest() == []
     bench.controller.rejected += 3
+    bench.controller.limited = 4
     bench.controller.models["globex"].failed(1, "BACKEND")
     await bench.after(PERIOD)
     await bench.after(PERIOD)
     found = {(each.tenant, each.text): each.count for each in bench.overview.problems.newest()}
     assert found == {
         ("acme", "requests refused (429): the queue or the memory is full"): 3,
+        ("acme", "requests refused (429): over the tenant's requests_per_second"): 4,
         ("globex", "m 1: requests failed in the model (5xx)"): 1,
     }
     bench.controller.rejected = 2  # Its process was replaced, and counts from 0.
