@@ -1,5 +1,7 @@
 """`python -m benchmarks.unbounded`: the server, where lending has no bound, to show what the bound is for.
 
+`python -m benchmarks.unbounded prove --lending --config FILE` is `greenlane prove` with such servers, whose verdict
+must be worse.
 A borrower runs everything on its wide partition, whatever the owner does, and its threads on lent cores have the usual
 priority. Every process imports this module, so it changes all of them. Not for serving.
 """
@@ -8,6 +10,8 @@ import os
 import sys
 from typing import Any
 
+from greenlane.prove import child, server
+from greenlane.prove.command import main as prove
 from server import __main__ as command
 from server.workers import borrowing
 from server.workers.stretching import IN_FLIGHT, WIDE
@@ -32,4 +36,7 @@ def _remove_the_bound(module: Any) -> None:
 _remove_the_bound(borrowing)
 
 if __name__ == "__main__":
-    sys.exit(command.main())
+    if sys.argv[1:2] == ["prove"]:
+        server.CHILD = ("benchmarks.unbounded", "child")
+        sys.exit(prove(sys.argv[2:], "benchmarks.unbounded prove"))
+    sys.exit(child.main() if sys.argv[1:] == ["child"] else command.main())

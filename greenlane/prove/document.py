@@ -80,6 +80,7 @@ def _lent(each: Lent) -> dict[str, Any]:
         "model": each.model,
         "lend_seconds": each.limit,
         "other_programs": round(each.others, 3),
+        "borrowed": {**each.borrowed._asdict(), "home": dict(each.borrowed.home)},
         "first_after_idling": {"verdict": each.first.word, "why": each.first.why, "late_microseconds": _interval(each.late)},
         "loads": [_level(level) for level in each.levels],
     }

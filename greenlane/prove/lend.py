@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 from greenlane.load import machine
 from greenlane.load.figures import Samples, merged
 from greenlane.load.jobs import ClosedLoop, InTurn, OpenLoop, Seen, Tally
-from greenlane.load.processes import Job, LoadProcessFailed, begun
+from greenlane.load.processes import Job, LoadProcessFailed, begun, run
 from greenlane.load.rules import Ruling
 from greenlane.load.schedule import poisson
 from server.config import file
@@ -19,7 +19,7 @@ from server.config.section import ConfigError
 
 from . import confinement
 from .access import Access
-from .attacks import BATCHES, attack
+from .attacks import BATCHES, Attack, attack
 from .command_line import Options
 from .confinement import Located
 from .errors import CannotProve, ServerEnded
@@ -32,6 +32,8 @@ from .lending import (
     LOADS,
     REQUESTS,
     STATES,
+    WARM_UP,
+    Borrowed,
     Lent,
     Level,
     State,
@@ -51,10 +53,11 @@ from .proving import ASKING
 from .server import Started, started
 from .survey import Surveyed, Timed, survey
 
-LONG = 0.002
-"""Seconds of a lender's request at most: the bound is for works of some hundred microseconds."""
-FASTEST = 600.0
-"""Requests a second of a lender at most, as its client takes time too."""
+LONG, LONGEST = 0.002, 0.02
+"""Seconds of a lender's request at most, as the bound is for works of some hundred microseconds; and of a borrower's."""
+FASTEST, FASTEST_BESIDE = 600.0, 200.0
+"""Requests a second of a lender at most, as its client takes time too: where that has cores of its own, and where it uses the
+lender's."""
 BORROWING = 2
 """Connections of the borrower: one request waits while the other runs, and they are hardly ever joined to a longer one."""
 
@@ -107,7 +110,7 @@ class Found:
 
 def _longest(on: Started) -> dict[str, float]:
     """The longest request of each tenant: a borrower's has to be shorter than what lenders allow, also when it is not alone."""
-    borrowed = min(LONG, min(on.lend.values(), default=LONG) / 2)
+    borrowed = min(LONGEST, min(on.lend.values(), default=LONG) / 2)
     return {name: borrowed if name in on.burst else LONG for name in on.tenants}
 
 
@@ -155,14 +158,18 @@ def _pair(
 ) -> Lent:
     """Run all phases of this pair. Blocks. Raises ServerEnded."""
     phases, request = turns(rounds), tenants[pair.victim].quickest
-    rates = {load: rate_of(request.large, load) for load in LOADS}
+    rates = {load: rate_of(request.large, load, FASTEST if places.apart else FASTEST_BESIDE) for load in LOADS}
+    borrower = _fitting(tenants[pair.aggressor], servers["on"].lend[pair.victim])
     jobs: list[Job] = []
     for state in STATES:
         mine = [turn for turn in phases if turn.state == state]
         access = servers[state].access
         jobs.append(_lender(access, tenants[pair.victim], mine, rates, places))
-        jobs.append(_borrower(access, tenants[pair.aggressor], mine, places))
+        jobs.append(_borrower(access, borrower, mine, places))
     try:
+        say(f"{pair}: the borrower alone, which learns what its inferences take")
+        run(_kind(servers["on"].access, borrower).jobs(servers["on"].access.port, 0, WARM_UP, 1, places.aggressor))
+        before = _borrowed_by(pair.aggressor, servers["on"].access)
         with begun(jobs) as (start, processes):
             others = Others(sorted(os.sched_getaffinity(0)), whole=True)
             _wait(start, phases, pair, servers, say)
@@ -172,12 +179,19 @@ def _pair(
         raise ServerEnded(_gone(servers) or str(failed).splitlines()[-1]) from failed
     if why := _gone(servers):
         raise ServerEnded(why)
-    return judged(pair, request.model.name, servers["on"].lend[pair.victim], phases, rates, seen, tallies, others.share())  # type: ignore[arg-type]
+    borrowed = _borrowed_by(pair.aggressor, servers["on"].access).since(before)
+    limit = servers["on"].lend[pair.victim]
+    return judged(pair, request.model.name, limit, phases, rates, seen, tallies, borrowed, others.share())  # type: ignore[arg-type]
 
 
-def rate_of(timed: Timed, load: float) -> float:
-    """Requests a second that use this part of the time."""
-    return min(FASTEST, load / timed.seconds)
+def _borrowed_by(tenant: str, access: Access) -> Borrowed:
+    share = access.administer("GET", "/admin/partitions")["partitions"].get(tenant, {})
+    return Borrowed.of(share.get("wide") or {})
+
+
+def rate_of(timed: Timed, load: float, most: float) -> float:
+    """Requests a second that use this part of the time, or `most` if that is more."""
+    return min(most, load / timed.seconds)
 
 
 def _lender(access: Access, tenant: Surveyed, mine: Sequence[Turn], rates: Mapping[float, float], places: Places) -> OpenLoop:
@@ -203,11 +217,22 @@ def _lender(access: Access, tenant: Surveyed, mine: Sequence[Turn], rates: Mappi
 
 
 def _borrower(access: Access, tenant: Surveyed, mine: Sequence[Turn], places: Places) -> InTurn:
-    kind = replace(attack(BATCHES, tenant, access), connections=BORROWING)
+    kind = _kind(access, tenant)
     jobs: list[ClosedLoop] = []
     for turn in mine:
         jobs += kind.jobs(access.port, turn.begin - AHEAD, turn.end, 1, places.aggressor)
     return InTurn(tuple(jobs), places.aggressor)
+
+
+def _fitting(borrower: Surveyed, limit: float) -> Surveyed:
+    """The borrower with those of its models that take at most this long, if any do: its longest are not launched wide."""
+    short = [each for each in borrower.drivable if each.large.seconds <= limit]
+    return replace(borrower, drivable=short or borrower.drivable)
+
+
+def _kind(access: Access, tenant: Surveyed) -> Attack:
+    """What the borrower asks."""
+    return replace(attack(BATCHES, tenant, access), connections=BORROWING)
 
 
 def _wait(
@@ -238,27 +263,25 @@ def judged(
     rates: Mapping[float, float],
     seen: Mapping[State, Seen],
     tallies: Mapping[State, Sequence[Tally]],
+    borrowed: Borrowed,
     others: float,
 ) -> Lent:
     """What came of one pair; `lend` is the lender's, in seconds."""
     mine = {state: [turn for turn in phases if turn.state == state] for state in STATES}
-    borrowed: dict[float, dict[State, float]] = {
-        load: {state: _borrowed(load, mine[state], tallies[state]) for state in STATES} for load in (*LOADS, 0.0)
-    }
-    gained = borrowed[LOADS[0]]["on"] / borrowed[LOADS[0]]["off"] if borrowed[LOADS[0]]["off"] else 1.0
     levels = []
     for load in LOADS:
         rounds = {state: tuple(_samples(load, mine[state], seen[state])) for state in STATES}
-        ruling, growth = decide(rounds["off"], rounds["on"], gained, others)
-        levels.append(Level(load, rates[load], rounds, borrowed[load], growth, ruling))
+        ruling, growth = decide(rounds["off"], rounds["on"], borrowed.lacks(), others)
+        answers: dict[State, float] = {state: _answers(load, mine[state], tallies[state]) for state in STATES}
+        levels.append(Level(load, rates[load], rounds, answers, growth, ruling))
     single = [merged(_samples(0.0, mine[state], seen[state])) for state in STATES]
-    first, late = decide_first(single[0], single[1], lend * 1e6, gained)
+    first, late = decide_first(single[0], single[1], lend * 1e6, borrowed.lacks())
     if len(single[0]) + len(single[1]) < 2 * IDLES:
         first = Ruling("too noisy", "too few requests after idling")
-    return Lent(pair, model, lend, others, tuple(levels), late, first)
+    return Lent(pair, model, lend, others, borrowed, tuple(levels), late, first)
 
 
-def _borrowed(load: float, mine: Sequence[Turn], tallies: Sequence[Tally]) -> float:
+def _answers(load: float, mine: Sequence[Turn], tallies: Sequence[Tally]) -> float:
     """Answers a second of the borrower at this load."""
     chosen = [(turn, tally) for turn, tally in zip(mine, tallies, strict=True) if turn.load == load]
     lasted = sum(turn.end - turn.begin + AHEAD for turn, _ in chosen)

@@ -20,8 +20,8 @@ _STYLE = Path(__file__).parent / "page.css"
 LENDING_NOTES = (
     "Two servers of the configuration run at the same time, of which one lends nothing. The lender is asked on both in turns, "
     "while the borrower is as busy as it can be on the same one. Requests are sent when they are due, whatever came before.",
-    f"At most {lending.BOUND:g} times are allowed. The borrower has to have more answered where it may borrow: otherwise "
-    "nothing was lent, and the lender's latency proves nothing.",
+    f"At most {lending.BOUND:g} times are allowed. Inferences of the borrower have to run on the lender's share, some of them "
+    "when it has a request again: otherwise nothing was lent, and the lender's latency proves nothing.",
     "A single request after idling may be late by as much as the lender lends for (its key lend).",
 )
 _TONES: dict[Word, str] = {"isolated": "good", "leaks": "bad", "not exercised": "mute", "too noisy": "mute"}

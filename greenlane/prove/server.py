@@ -28,6 +28,8 @@ LOOK = 0.1
 SAY = 5.0
 """Seconds between two reports that it is not ready yet."""
 DRAIN = 20.0
+CHILD: tuple[str, ...] = ("greenlane.prove.child",)
+"""The module that serves, and its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def started(config: str | None, report: Callable[[str], None], lends: bool = Tru
     admin, port = token_urlsafe(), free_port()
     with tempfile.TemporaryDirectory(prefix="greenlane-prove-") as folder:
         log = Path(folder, "server.log")
-        command = [sys.executable, "-m", "greenlane.prove.child"]
+        command = [sys.executable, "-m", *CHILD]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
         assert process.stdin

@@ -76,7 +76,9 @@ def _lines(findings: Findings) -> Iterator[str]:
         yield from ("", f"{lent.pair.victim} lends to {lent.pair.aggressor}: {about_lending(lent)}", LENDING)
         yield from map(_level, lent.levels)
         yield f"  after idling: {lent.first.word}: {lent.first.why}"
-        yield from (f"  {each.load:.0%}: {each.ruling.word}: {each.ruling.why}" for each in lent.levels if _explain(each))
+        for ruling in dict.fromkeys(each.ruling for each in lent.levels if _explain(each)):
+            loads = ", ".join(f"{each.load:.0%}" for each in lent.levels if each.ruling == ruling)
+            yield f"  {loads}: {ruling.word}: {ruling.why}"
     if findings.untried:
         yield from ("", "Not tried")
         yield from (f"  {pair}: {why}" for pair, why in findings.untried.items())
@@ -97,7 +99,9 @@ def about(measured: Measured) -> str:
 
 def about_lending(lent: Lent) -> str:
     """What the lender was asked, and what else was going on."""
-    return f"{lent.model}, for at most {lent.limit * 1e3:g} ms; other programs used {lent.others:.0%} of the cores"
+    launches, returns, _ = lent.borrowed
+    ran = f"{launches} inferences of the borrower ran on its share, {returns} of them when it had a request again"
+    return f"{lent.model}, for at most {lent.limit * 1e3:g} ms; {ran}; other programs used {lent.others:.0%} of the cores"
 
 
 def _level(level: Level) -> str:

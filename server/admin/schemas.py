@@ -56,10 +56,10 @@ class WidePartition(Schema):
     launches: int = Field(description="Inferences that ran there so far.")
     returns: int = Field(description="Those of them during which an owner had a request again.")
     home_launches: dict[str, int] = Field(
-        description="Inferences that stayed on the tenant's own granules, by why: another one of its own was running "
-        "(`in_flight`), an owner had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), what it takes "
-        "is not known yet (`not_measured`), it takes longer than the owners' `lend` (`too_long`), or no less than at home "
-        "(`no_faster`)."
+        description="Inferences that stayed on the tenant's own granules, by why: it could have run there, but another one of "
+        "its own was running (`in_flight`), an owner had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), "
+        "what it takes is not known yet (`not_measured`), it takes longer than the owners' `lend` (`too_long`), or no less "
+        "than at home (`no_faster`)."
     )
     too_long: list[str] = Field(description="Models that never run there as they take too long, with the figures.")
     problems: list[str] = Field(description="What could not be made, so that it runs on the tenant's share only.")

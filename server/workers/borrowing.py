@@ -80,6 +80,8 @@ class Borrowing:
         self.suspended = True
         self.wide = False
         """Whether a work is in flight on the wide partition."""
+        self.held = False
+        """Whether a ticket waits until the works in flight at home have ended."""
         self.sizes = home.size, partition.size
         self.place = Place(home.size, lent)
         self.shared = view_owners(limit, *self.sizes, [each for page in pages for each in page.addresses])
@@ -87,6 +89,7 @@ class Borrowing:
         statistics.add(self.shared)
         self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
         self._ended_before = 0
+        self._last: tuple[ModelKey, tuple[Shape, ...]] | None = None
         self._on_home: Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -117,6 +120,22 @@ class Borrowing:
             raise
         flight.wide = executor
         return flight
+
+    def holds(self, in_flight: Mapping[int, InFlight]) -> bool:
+        """Whether the next ticket waits: while a work is wide, which is alone in flight; and while works are in flight at home
+        and another one like the last would go wide, as tickets come ahead and otherwise nothing would under load. Then `held`
+        is set, and the thread that waits for them starts the ticket.
+        """
+        self.held = False
+        if self.wide:
+            return True
+        if not in_flight or self.suspended or self._last is None or self._decide_alone(self._last) != WIDE:
+            return False
+        self.held = True
+        if in_flight:  # As that thread looks at `held` after it has taken the last one out, one of the two sees the other.
+            return True
+        self.held = False
+        return False
 
     def end(self, flight: InFlight, done: Done) -> None:
         """A work has ended, or failed."""
@@ -166,11 +185,14 @@ class Borrowing:
         return [each for each in shortest.values() if each.least(home, wide) > self.limit]
 
     def _decide(self, ticket: Ticket, in_flight: bool) -> int:
-        if in_flight:
-            return IN_FLIGHT
+        key = self._last = ticket.model, ticket.shapes
+        why = self._decide_alone(key)
+        return IN_FLIGHT if why == WIDE and in_flight else why
+
+    def _decide_alone(self, key: tuple[ModelKey, tuple[Shape, ...]]) -> int:
+        """Where such a work goes if nothing is in flight."""
         home, wide = self.sizes
-        times = self._of((ticket.model, ticket.shapes))
-        return decide(times, time.monotonic_ns(), self.limit, home, wide, False, rested_since(self.words))
+        return decide(self._of(key), time.monotonic_ns(), self.limit, home, wide, False, rested_since(self.words))
 
     def _is_ready(self, executor: Any, ticket: Ticket) -> bool:
         """Whether the executor need not prepare itself for the shapes, which it begins to do otherwise."""

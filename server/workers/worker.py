@@ -338,10 +338,11 @@ class Worker:
         while flights:
             flight = flights.popleft()
             self._finish(session, flight)
-            if deferred.count or flights or flight.wide is not None:
+            alone = flight.wide is not None or (self.borrowing is not None and self.borrowing.held)
+            if deferred.count or flights or alone:
                 now = time.monotonic_ns()
                 priority.yield_gil(now)
-                if deferred.ready or flight.wide is not None or (roles.alone and now > self._next_look):
+                if deferred.ready or alone or (roles.alone and now > self._next_look):
                     with session.enqueuing:
                         self._start_all(session, now)
         priority.start_waiting(False)
@@ -349,12 +350,13 @@ class Worker:
     def _start_all(self, session: Session, now: int) -> None:
         """Start all tickets that have arrived. If no other thread listens, also poll, once per LOOK_INTERVAL.
 
-        A work on the wide partition is alone in flight: the thread that waits for it starts the others after it.
+        A work on the wide partition is alone in flight: the thread that waits for others starts it after them, and the next
+        after it.
         """
         priority, roles, tickets, flights = session.priority, session.roles, session.link.tickets, session.flights
         if session.deferred.count:
             self._start_deferred(session)
-        while not roles.stopped and not (self.borrowing is not None and self.borrowing.wide):
+        while not roles.stopped and not (self.borrowing is not None and self.borrowing.holds(self._in_flight)):
             if look := roles.alone and now > self._next_look and bool(flights):
                 self._next_look = now + LOOK_INTERVAL
             if session.loop and session.is_left_to_loop(look, self._cancellations.abandoned is not None):

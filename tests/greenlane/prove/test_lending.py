@@ -15,12 +15,12 @@ from greenlane.load.rules import OTHERS, Word
 from greenlane.prove import lend, lending, text
 from greenlane.prove.command import main
 from greenlane.prove.command_line import Options
-from greenlane.prove.lending import FEWEST, LOADS, STATES, decide, decide_first, needed, rounds_in, turns
+from greenlane.prove.lending import FEWEST, LOADS, STATES, Borrowed, decide, decide_first, needed, rounds_in, turns
 from greenlane.prove.page import render
 from greenlane.prove.plan import AHEAD, Pair
 from server.demo import build
 
-GAINED = 1.3
+LENT, UNLENT = "", Borrowed(3, 0, {"no_faster": 90}).lacks()
 LIMIT = 1000.0
 PAIR = Pair("lender", "borrower")
 
@@ -36,27 +36,41 @@ def phases(seed: int, scale: float, rounds: int = 8, failed: int = 0) -> list[Sa
 
 
 @pytest.mark.parametrize(
-    ("scale", "gained", "busy", "failed", "word"),
+    ("scale", "lacks", "busy", "failed", "word"),
     [
-        (1.0, GAINED, 0.0, (0, 0), "isolated"),
-        (1.5, GAINED, 0.0, (0, 0), "leaks"),
-        (1.5, GAINED, 2 * OTHERS, (0, 0), "too noisy"),
-        (1.0, 1.0, 0.0, (0, 0), "not exercised"),
-        (1.5, 1.0, 0.0, (0, 0), "leaks"),
-        (1.0, GAINED, 0.0, (0, 3), "leaks"),
-        (1.0, GAINED, 0.0, (3, 0), "not exercised"),
+        (1.0, LENT, 0.0, (0, 0), "isolated"),
+        (1.5, LENT, 0.0, (0, 0), "leaks"),
+        (1.5, LENT, 2 * OTHERS, (0, 0), "too noisy"),
+        (1.0, UNLENT, 0.0, (0, 0), "not exercised"),
+        (1.5, UNLENT, 0.0, (0, 0), "leaks"),
+        (1.0, LENT, 0.0, (0, 3), "leaks"),
+        (1.0, LENT, 0.0, (3, 0), "not exercised"),
+        (1.0, LENT, 2 * OTHERS, (3, 0), "too noisy"),
     ],
 )
 def test_a_lender_is_judged_by_what_lending_added(
-    scale: float, gained: float, busy: float, failed: tuple[int, int], word: Word
+    scale: float, lacks: str, busy: float, failed: tuple[int, int], word: Word
 ) -> None:
-    ruling, _ = decide(phases(1, 1000, failed=failed[0]), phases(2, 1000 * scale, failed=failed[1]), gained, busy)
+    ruling, _ = decide(phases(1, 1000, failed=failed[0]), phases(2, 1000 * scale, failed=failed[1]), lacks, busy)
     assert ruling.word == word
+
+
+def test_lending_was_exercised_if_the_lender_came_back_during_inferences_on_its_share() -> None:
+    before = Borrowed.of({"launches": 100, "returns": 50, "home_launches": {"no_faster": 5, "too_long": 1}})
+    after = Borrowed.of({"launches": 120, "returns": 55, "home_launches": {"no_faster": 75, "too_long": 1}})
+    assert after.since(before) == (20, 5, {"no_faster": 70, "too_long": 0})
+    assert after.since(before).lacks() == ""
+    assert Borrowed(20, 4).lacks() == (
+        "20 inferences of the borrower ran on the lender's share, 4 of them when it had a request; at least 20 and 5 are needed"
+    )
+    assert Borrowed(2, 0, {"no_faster": 70, "too_long": 1}).lacks().endswith(", as most stayed on its share: no_faster 70")
+    assert Borrowed.of({}).lacks()
+    assert Borrowed(3, 1).since(before) == (3, 1, {}), "the process that counts was replaced"
 
 
 def test_few_requests_are_too_few_to_judge() -> None:
     few = [Samples([0.0], [1.0], [200])]
-    assert decide(few, few, GAINED, 0.0)[0].word == "too noisy"
+    assert decide(few, few, LENT, 0.0)[0].word == "too noisy"
 
 
 def single(*latencies: float) -> Samples:
@@ -64,18 +78,18 @@ def single(*latencies: float) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("on", "gained", "word"),
+    ("on", "lacks", "word"),
     [
-        (single(1100, 1110, 1120, 1130), GAINED, "isolated"),
-        (single(5000, 5100, 5200, 5300), GAINED, "leaks"),
-        (single(1100, 1200, 5200, 5300), GAINED, "too noisy"),
-        (single(1100, 1110, 1120, 1130), 1.0, "not exercised"),
-        (Samples([0.0], [1.0], [503]), GAINED, "not exercised"),
-        (single(), GAINED, "too noisy"),
+        (single(1100, 1110, 1120, 1130), LENT, "isolated"),
+        (single(5000, 5100, 5200, 5300), LENT, "leaks"),
+        (single(1100, 1200, 5200, 5300), LENT, "too noisy"),
+        (single(1100, 1110, 1120, 1130), UNLENT, "not exercised"),
+        (Samples([0.0], [1.0], [503]), LENT, "not exercised"),
+        (single(), LENT, "too noisy"),
     ],
 )
-def test_the_first_request_may_be_as_late_as_is_lent(on: Samples, gained: float, word: Word) -> None:
-    assert decide_first(single(1000, 1010, 1020, 1030), on, LIMIT, gained)[0].word == word
+def test_the_first_request_may_be_as_late_as_is_lent(on: Samples, lacks: str, word: Word) -> None:
+    assert decide_first(single(1000, 1010, 1020, 1030), on, LIMIT, lacks)[0].word == word
 
 
 @given(st.integers(1, 12))
@@ -105,7 +119,7 @@ def test_what_came_of_a_pair_is_sorted_by_load_and_state() -> None:
         tally.statuses[200] = 130 if turn.state == "on" else 100
         tallies[turn.state].append(tally)
 
-    found = lend.judged(PAIR, "m", 0.001, schedule, dict.fromkeys(LOADS, 5.0), seen, tallies, 0.0)
+    found = lend.judged(PAIR, "m", 0.001, schedule, dict.fromkeys(LOADS, 5.0), seen, tallies, Borrowed(20, 5), 0.0)
 
     assert [level.load for level in found.levels] == list(LOADS)
     assert [level.gained for level in found.levels] == [pytest.approx(1.3)] * 3

@@ -1,6 +1,7 @@
 """A worker that borrows, over fakes: what goes to the wide partition, what waits for it, and how it is taken back."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -122,7 +123,28 @@ def test_a_ticket_beside_works_at_home_stays_there() -> None:
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
         assert borrowing.statistics.launches == 0
-        assert borrowing.statistics.why_home()["in_flight"] == 1
+        why = {why: count for why, count in borrowing.statistics.why_home().items() if count}
+        assert why == {"owner_busy": 1, "not_measured": 1}
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: bool) -> None:
+    with borrower(hosted=hosted) as (bench, borrowing):
+        bench.run_at_home()
+        bench.owners[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0))
+        gate.wait_for_arrival()
+        bench.owners[0].activity.end()
+        bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
+        if not hosted:  # The other thread has seen them.
+            until = time.monotonic() + PATIENCE
+            while not borrowing.held:
+                assert time.monotonic() < until
+                time.sleep(0)
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
+        assert (bench.partition.stream.ran, bench.wide.stream.ran) == (2, 3)
 
 
 def test_a_work_that_an_owner_comes_back_to_is_counted_and_not_learnt_from() -> None:
