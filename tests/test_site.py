@@ -1,0 +1,49 @@
+"""The documentation builds as a site: pages of all files, links that lead somewhere, nothing fetched from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds it, which fails where a link leads nowhere or a page has no place in the navigation."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-P", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+def test_every_document_is_a_page(site: Path) -> None:
+    documents = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    pages = {"." if str(path) == "isolation/README.md" else str(path.with_suffix("")) for path in documents}
+    assert [page for page in sorted(pages) if not (site / page / "index.html").is_file()] == []
+    assert all((site / page / "index.html").is_file() for page in (".", "CHANGELOG", "CONTRIBUTING", "isolation"))
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("index.html"):
+        text = page.read_text()
+        loaded = re.findall(r'<(?:script|img|link rel="stylesheet")[^>]* (?:src|href)="(\w+://[^"]*)"', text)
+        assert loaded == [], page
+
+
+def test_links_to_other_files_lead_to_github_and_those_to_documents_stay(site: Path) -> None:
+    start, operations = ((site / page / "index.html").read_text() for page in (".", "operations"))
+    assert 'href="quickstart/"' in start
+    assert "blob/main/docs/" not in start.partition("<article")[2].partition("</article>")[0].replace("edit/main", "")
+    assert 'href="https://github.com/greenlane-server/greenlane/blob/main/deploy/Dockerfile"' in operations
+
+
+def test_lists_after_a_line_of_text_are_lists(site: Path) -> None:
+    for page in site.rglob("index.html"):
+        article = page.read_text().partition("<article")[2].partition("</article>")[0]
+        text = re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
+        assert re.findall(r"^(?:- |\d\. ).*", text, re.MULTILINE) == [], page
