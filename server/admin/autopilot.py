@@ -79,7 +79,7 @@ def _state(controller: Controller) -> Object:
                 "measured": _need(need) if (need := pilot.needs.get(name)) else None,
             }
             for name, tenant in controller.config.tenants.items()
-            for piloted in [tenant.target_p99 is not None or tenant.min_granules is not None]
+            for piloted in [not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)]
         },
     }
 

@@ -50,7 +50,10 @@ async def probe(controller: ControllerDep) -> Response:
     for each in controller.devices:  # Units of different devices have the same numbers.
         placements = await controller.probe(each)
         for name, units in placements.items():
-            found["partitions"][name]["located"] = sorted(units)
+            partition = found["partitions"][name]
+            for share in [*([partition] if partition["device"] == each.name else []), *partition.get("devices", ())]:
+                if share["device"] == each.name:
+                    share["located"] = sorted(units)
         shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
     found["overlaps"] = shared
     return json_response(found)
@@ -162,16 +165,19 @@ async def _partitions(controller: Controller) -> Object:
         {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
         for each in controller.devices
     ]
+    shares: dict[str, list[Object]] = {}
+    for device in controller.devices:
+        for name, p in device.held.items():
+            share = {"granules": list(p.granules), "size": p.size, "device": device.name}
+            shares.setdefault(name, []).append(share)
     held = {
         name: {
-            "granules": list(p.granules),
-            "size": p.size,
-            "device": device.name,
+            **on[0],
+            **({"devices": on} if len(on) > 1 else {}),
             **({"wide": wide[name]} if name in wide else {}),
             **({"ladder": [_rung(each) for each in ladders[name]]} if name in ladders else {}),
         }
-        for device in controller.devices
-        for name, p in device.held.items()
+        for name, on in shares.items()
     }
     only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.config.tenants if name in held}}

@@ -4,7 +4,7 @@ Sizes are bytes, durations seconds and paths absolute. `python -m server.config.
 deploy/greenlane.toml and a JSON Schema of the descriptions; `examples` are for keys without a default in these.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -187,10 +187,25 @@ class Config(Section, frozen=True):
         """The same with this device alone, for the process that has it."""
         return self.with_devices({name: self.named_devices[name]})
 
+    def devices_of(self, tenant: str) -> Sequence[str]:
+        """The devices on which this tenant starts. One that names none is on the only one."""
+        given = self.tenants[tenant].device
+        if given is None:
+            return [next(iter(self.named_devices))]
+        return [given] if isinstance(given, str) else given
+
     def tenants_on(self, device: str) -> list[str]:
-        """The tenants that start on this device, in the file's order. A tenant that names none is on the only one."""
-        only = next(iter(self.named_devices))
-        return [name for name, tenant in self.tenants.items() if (tenant.device or only) == device]
+        """The tenants that start on this device, in the file's order."""
+        return [name for name in self.tenants if device in self.devices_of(name)]
+
+    def spread_problems(self, on_cores: Collection[str]) -> list[str]:
+        """The problems of tenants on several devices where these devices are cores of this host."""
+        problems: list[str] = []
+        for name, tenant in self.tenants.items():
+            if tenant.spread and (cores := [device for device in self.devices_of(name) if device in on_cores]):
+                text = f"{cores[0]} is cores of this host, where a tenant's models are in its own process; name one device"
+                problems.append(f"{self.source}: {dotted(('tenants', name, 'device'))}: {text}, or GPUs only")
+        return problems
 
     def execution_limit(self, tenant: str) -> tuple[float, str]:
         """The seconds that an inference of this tenant may run, 0 for no limit, and the key that sets them."""

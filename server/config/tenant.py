@@ -8,7 +8,7 @@ from .section import ConfigError, Section
 from .tables import dotted
 from .values import (
     Cores,
-    DeviceName,
+    DeviceNames,
     Digests,
     Duration,
     HttpProcesses,
@@ -33,11 +33,13 @@ class TenantConfig(Section, frozen=True):
     """A tenant: its share of the device (one of `granules`, `cores` and `sms`), limits and rights."""
 
     name: str = Field(exclude=True)
-    device: DeviceName | None = Field(
+    device: DeviceNames | None = Field(
         default=None,
         examples=["0"],
         description='Which device the tenant is on, by its name in `[devices.NAME]`; the only one is called "0" in `[device]`. '
-        "Required where there are several.",
+        'Required where there are several. With a list, as in `["0", "1"]`, the tenant is on all of these GPUs, with its share '
+        "on each: every run goes to the one with the fewest runs in flight. Such a tenant cannot have `burst`, `lend`, "
+        "`ladder`, `min_granules` or `paging`, and the autopilot leaves its share alone.",
     )
     granules: int | None = Field(
         default=None, ge=1, examples=[6], description="Share of the device in the granules of GET /admin/device."
@@ -123,7 +125,7 @@ class TenantConfig(Section, frozen=True):
     in_flight: int = Field(
         default=2,
         ge=1,
-        description="Runs handed to the partition at a time: one runs, the others follow on its stream. The server hands over "
+        description="Runs handed to each partition at a time: one runs, the others follow on its stream. The server hands over "
         "more while runs take well under 0.1 ms, but then no batch ahead of another. On a CPU nothing is handed over ahead.",
     )
     max_execution: Duration | None = Field(
@@ -197,6 +199,11 @@ class TenantConfig(Section, frozen=True):
         examples=[800],
         description="Requests a second, all models together, at which `greenlane curve --all` measures `target_p99`.",
     )
+
+    @property
+    def spread(self) -> bool:
+        """Whether the tenant is on several devices."""
+        return isinstance(self.device, tuple)
 
     def may_call(self, model: str) -> bool:
         """Whether this tenant sees the model of this name."""

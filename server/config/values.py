@@ -159,6 +159,15 @@ def _location(value: object, info: ValidationInfo) -> object:
     return Path(info.context, value)
 
 
+def _devices(names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """A list of one is that one. Raises ValueError for a name that is there twice."""
+    if isinstance(names, str):
+        return names
+    if len(set(names)) < len(names):
+        raise ValueError("a name is there twice")
+    return names[0] if len(names) == 1 else names
+
+
 def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
     if any(first >= second for first, second in pairwise(sizes)):
         raise ValueError
@@ -291,11 +300,14 @@ Cores = Annotated[
     Form("core numbers", "core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'"),
 ]
 _DIGIT64 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
-DeviceName = Annotated[
-    str,
-    Field(min_length=1),
+_NAME = Annotated[str, Field(min_length=1)]
+DeviceNames = Annotated[
+    _NAME | Annotated[tuple[_NAME, ...], Field(strict=False, min_length=1)],
+    AfterValidator(_devices),
     Form(
-        "device's name", "the name of one device as a text, such as '1'; a tenant is on one device and not spread over several"
+        "device's name or list of such",
+        "the name of one device as a text, such as '1', or of each that the tenant is on, each once, as in ['0', '1']",
+        lambda value: value if isinstance(value, str) else list(value),
     ),
 ]
 Digest = Annotated[_DIGIT64, Form("digest", "a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", secret=True)]

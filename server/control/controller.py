@@ -19,7 +19,7 @@ from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
 from .accountant import Accountant
 from .controlled_device import ControlledDevice
-from .descriptions import Execution, PartitionInfo, TenantMemory, shares
+from .descriptions import Execution, PartitionInfo, TenantMemory, on_both, shares
 from .device_runtime import DeviceRuntime
 from .health import HealthMonitor
 from .ladders import LadderPlans
@@ -68,7 +68,8 @@ class Controller:
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = frontends
         self._lifecycle = Lifecycle(publish)
-        self._states: dict[str, State] = dict.fromkeys(frontends, "starting")
+        self._states: dict[tuple[str, str], State] = {}
+        """Of the device side of each tenant, by device and tenant."""
         self.moves = MoveLog()
         self.pilot = Pilot(self, config.server.autopilot)
         self._repartitioning = asyncio.Lock()
@@ -109,6 +110,7 @@ class Controller:
         """
         device = ControlledDevice(name, dict(runtimes), process)
         self.devices.append(device)
+        self._states |= dict.fromkeys(((name, tenant) for tenant in runtimes), "starting")
         return device
 
     async def start(self) -> None:
@@ -142,10 +144,10 @@ class Controller:
         """Wait until every configured model was tried."""
         await _all(runtime.loaded() for device in self.devices for runtime in device.distinct())
 
-    def on_state(self, tenants: Iterable[str], state: State) -> None:
+    def on_state(self, tenants: Iterable[str], state: State, device: str = "0") -> None:
         """The device side of these tenants has this state now."""
         if state in _ALIVE and self.state in _ALIVE:
-            self._states |= dict.fromkeys(tenants, state)
+            self._states |= dict.fromkeys(((device, tenant) for tenant in tenants), state)
             states = set(self._states.values())
             found: State = next((each for each in _NOT_YET if each in states), "serving")
             if found != self.state:
@@ -177,7 +179,8 @@ class Controller:
                 await self._move(moves, record)
                 self.repartitions += 1
         log.info("repartitioned: %s; %s", "; ".join(shares(device.held) for device, _ in moves), record)
-        return Move(_joined(move.before for _, move in moves), _joined(move.after for _, move in moves))
+        together = [move for _, move in sorted(moves, key=lambda each: len(each[1].movers))]  # Who moves on one has moved.
+        return Move(_joined(move.before for move in together), _joined(move.after for move in together))
 
     @contextmanager
     def _recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
@@ -197,11 +200,11 @@ class Controller:
 
     async def _move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
         """Carry out a move on each of some devices: prepared by all runtimes of tenants that move, halted by all, committed."""
-        after = {name: move.after[name] for _, move in moves for name in move.movers}
+        after = {device.name: {name: move.after[name] for name in move.movers} for device, move in moves}
         moving = [(device, runtime) for device, move in moves if move.movers for runtime in device.distinct(move.movers)]
         began = time.monotonic()
         try:
-            prepared = await _all(runtime.prepare(device.of(runtime, after)) for device, runtime in moving)
+            prepared = await _all(runtime.prepare(device.of(runtime, after[device.name])) for device, runtime in moving)
             placed: dict[int, dict[str, frozenset[int]]] = {}
             for (device, _), placements in zip(moving, prepared, strict=True):
                 placed.setdefault(id(device), {}).update(placements)
@@ -213,11 +216,11 @@ class Controller:
             if not alone:
                 await _all(runtime.halt() for _, runtime in moving)
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
-                self.accountant.follow(device, device.own(after))
+                self.accountant.follow(device, after[device.name])
             for pauses in await _all(runtime.switch() if alone else runtime.commit() for _, runtime in moving):
                 record.pauses |= pauses
             for device, _ in moves:
-                device.hold(device.own(after))
+                device.hold(after[device.name])
         except BaseException:
             for device, _ in moves:
                 self.accountant.follow(device)
@@ -236,6 +239,9 @@ class Controller:
         """
         if tenant not in self.config.tenants:
             raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.config.tenants)}")
+        if len(on := [device.name for device in self.devices if tenant in device.runtimes]) > 1:
+            why = "it is on several devices and cannot move while it is served; change its `device` and restart the server"
+            raise BadRequest(f"tenant {tenant}: on devices {' and '.join(on)}: {why}")
         async with self._repartitioning:
             source = next(device for device in self.devices if tenant in device.runtimes)
             target = next((device for device in self.devices if device.name == to), None)
@@ -262,6 +268,7 @@ class Controller:
                 with self._recorded("operator", f"{tenant} to device {to}", {tenant: count}):
                     await self._transfer(tenant, source.process, target.process, after)
             source.runtimes.pop(tenant)
+            self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
             source.held.pop(tenant)
             source.first.pop(tenant, None)
             source.host_cores.pop(tenant, None)
@@ -277,12 +284,12 @@ class Controller:
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `DeviceRuntime.load`."""
         async with self._changing[tenant]:
-            await self._runtime(tenant).load(tenant, name, override)
+            await _all(runtime.load(tenant, name, override) for runtime in self._runtimes(tenant))
 
     async def unload(self, tenant: str, name: str) -> None:
         """As `DeviceRuntime.unload`."""
         async with self._changing[tenant]:
-            await self._runtime(tenant).unload(tenant, name)
+            await _all(runtime.unload(tenant, name) for runtime in self._runtimes(tenant))
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""
@@ -292,13 +299,27 @@ class Controller:
     async def executions(self) -> list[Execution]:
         """How each model runs now; see `engines.Executor.describe`."""
         found = await _all(runtime.executions() for device in self.devices for runtime in device.distinct())
-        return [execution for executions in found for execution in executions]
+        by_version: dict[tuple[str, str, str], Execution] = {}
+        for each in (execution for executions in found for execution in executions):
+            key = each.tenant, each.name, each.version
+            by_version[key] = on_both(by_version[key], each) if key in by_version else each
+        return list(by_version.values())
 
     async def memory(self) -> list[TenantMemory]:
-        """What each tenant's models take of their device's memory now, in the order of the configuration."""
-        found = await _all(runtime.memory() for device in self.devices for runtime in device.distinct())
-        by_tenant = {each.tenant: each for memory in found for each in memory}
+        """What each tenant's models take of their devices' memory now, in the order of the configuration."""
+        by_tenant: dict[str, TenantMemory] = {}
+        for memory in (await self.memory_on()).values():
+            for name, each in memory.items():
+                by_tenant[name] = by_tenant[name].plus(each) if name in by_tenant else each
         return [by_tenant[name] for name in self.config.tenants if name in by_tenant]
+
+    async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
+        """The same by device and tenant."""
+        found = await _all(_all(runtime.memory() for runtime in device.distinct()) for device in self.devices)
+        return {
+            device.name: {each.tenant: each for memory in memories for each in memory if each.tenant in device.runtimes}
+            for device, memories in zip(self.devices, found, strict=True)
+        }
 
     async def probe(self, device: ControlledDevice) -> dict[str, frozenset[int]]:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant."""
@@ -309,7 +330,7 @@ class Controller:
             return {name: found[name] for name in device.runtimes if name in found}
 
     def partition(self, tenant: str) -> PartitionInfo | None:
-        """The tenant's partition; None before the start."""
+        """The tenant's partition, on the first of several devices; None before the start."""
         return next((device.held.get(tenant) for device in self.devices if tenant in device.runtimes), None)
 
     def runtime(self, device: str, tenant: str) -> DeviceRuntime | None:
@@ -322,7 +343,7 @@ class Controller:
             return "restarting"
         if self.state not in _ALIVE:
             return self.state
-        states = {self._states[name] for name in device.runtimes}
+        states = {self._states[device.name, name] for name in device.runtimes}
         return next((each for each in _NOT_YET if each in states), "serving")
 
     async def drain(self, grace: float) -> None:
@@ -383,10 +404,10 @@ class Controller:
             frontend.refuse(reason)
         await _all(frontend.drained() for frontend in self._frontends.values())
 
-    def _runtime(self, tenant: str) -> DeviceRuntime:
-        for device in self.devices:
-            if tenant in device.runtimes:
-                return device.runtimes[tenant]
+    def _runtimes(self, tenant: str) -> list[DeviceRuntime]:
+        """Those of all devices that the tenant is on."""
+        if found := [device.runtimes[tenant] for device in self.devices if tenant in device.runtimes]:
+            return found
         raise NotFound(f"tenant {tenant!r} has no device")
 
     def _check_counts(self, counts: Mapping[str, int]) -> None:

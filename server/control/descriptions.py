@@ -39,6 +39,15 @@ class Execution(NamedTuple):
     description: Mapping[str, object]
 
 
+def on_both(one: Execution, other: Execution) -> Execution:
+    """The same version on two devices: what they count together, and how it runs on the first."""
+    counts, more = one.description.get("counts"), other.description.get("counts")
+    if not isinstance(counts, dict) or not isinstance(more, dict):
+        return one
+    together = {name: counts.get(name, 0) + more.get(name, 0) for name in {**counts, **more}}
+    return one._replace(description={**one.description, "counts": together})
+
+
 class Pause(NamedTuple):
     """How long a tenant that moved took no new inferences, and whether its models were ready on its ladder."""
 
@@ -80,6 +89,25 @@ class TenantMemory(NamedTuple):
     def used(self) -> int:
         """The bytes that its models take now. A model that other tenants use too counts in full."""
         return sum(model.nbytes for model in self.models)
+
+    def plus(self, other: "TenantMemory") -> "TenantMemory":
+        """What the tenant has on this device and another one together."""
+        models = {(each.name, each.version): each for each in self.models}
+        for each in other.models:
+            here = models.get((each.name, each.version))
+            kinds = {*(here.memory if here else ()), *each.memory}
+            memory = {kind: (here.memory.get(kind, 0) if here else 0) + each.memory.get(kind, 0) for kind in kinds}
+            models[each.name, each.version] = each._replace(memory=memory)
+        limit = None if self.limit is None or other.limit is None else self.limit + other.limit
+        return TenantMemory(
+            self.tenant,
+            limit,
+            list(models.values()),
+            self.page_ins + other.page_ins,
+            self.page_outs + other.page_outs,
+            self.page_in_seconds + other.page_in_seconds,
+            self.page_out_seconds + other.page_out_seconds,
+        )
 
 
 class RungState(NamedTuple):

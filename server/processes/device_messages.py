@@ -22,7 +22,7 @@ class DeviceInfoFields(Fields):
     description: str
     unit: str
     granules: tuple[int, ...]
-    address: str
+    address: str = ""
 
     @classmethod
     def of(cls, info: DeviceInfo) -> "DeviceInfoFields":

@@ -38,6 +38,7 @@ from .handoff import Handoff
 from .process_setup import set_up
 from .routing import SHARED, UNAUTHENTICATED, process_for
 from .rpc import Channel
+from .spread_links import SpreadLinks
 from .uvicorn_server import Server
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class ProcessArguments:
 
     A tenant with several HTTP processes has an `occupancy`, the descriptor of the page that they share. Those with a `number`
     other than LEAD are helpers: their link is to the lead, as is the socket `to_lead` for cancellations.
+
+    A tenant on several devices has the links in `spread`, by device, in place of `link`.
     """
 
     name: str
@@ -77,6 +80,7 @@ class ProcessArguments:
     number: int = LEAD
     occupancy: Any = None
     to_lead: socket.socket | None = None
+    spread: Mapping[str, Descriptors] = field(default_factory=dict)
 
 
 class ReplayProtocol(asyncio.Protocol):
@@ -136,6 +140,7 @@ class HttpProcess:
         self._descriptors = DescriptorReceiver(arguments.descriptors)
         self._link = arguments.link
         self._tenant: Tenant | None = None
+        self._spread: SpreadLinks | None = None
         self._occupancy: Occupancy | None = None
         self._relays: dict[int, Relay] = {}
         self._service = Service(arguments.config, [])
@@ -151,12 +156,18 @@ class HttpProcess:
     async def run(self) -> None:
         """Serve until the supervisor asks this process to exit. Ends it if the supervisor has ended."""
         arguments, loop = self._arguments, asyncio.get_running_loop()
-        if arguments.link:
+        if arguments.link or arguments.spread:
             if arguments.occupancy is not None:
                 self._occupancy = Occupancy(arguments.occupancy, arguments.number)
             control = Cancellations(arguments.to_lead) if arguments.to_lead else self
             config = arguments.config.tenants[arguments.name]
-            self._tenant = open_tenant(config, links.attach(arguments.link), control, self._occupancy)
+            if arguments.spread:
+                self._spread = SpreadLinks(arguments.spread)
+                spread = self._spread.spread
+                self._tenant = self._spread.tenant = open_tenant(config, spread.link, control, self._occupancy, spread)
+            elif arguments.link:
+                self._tenant = open_tenant(config, links.attach(arguments.link), control, self._occupancy)
+            assert self._tenant
             self._tenant.lane.open(loop)
         elif self._hosted:
             self._tenant = self._hosted.tenant
@@ -329,7 +340,9 @@ class HttpProcess:
             self._tenant.catalog.announce(message.name)
 
     async def _publish(self, message: messages.Publish) -> bool:
-        if self._tenant:
+        if self._spread:
+            await self._spread.publish(message)
+        elif self._tenant:
             served = [each.served() for each in message.served]
             if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
                 served = [replace(each, batching=None, queues=None) for each in served]
@@ -370,11 +383,15 @@ class HttpProcess:
             self._tenant.refuse(message.reason)
 
     def _suspend(self, message: messages.Suspend) -> None:
-        if self._tenant:
+        if self._spread and message.device:
+            self._spread.suspend(message.device, message.reason)
+        elif self._tenant:
             self._tenant.suspend(message.reason)
 
     def _fail_in_flight(self, message: messages.FailInFlight) -> None:
-        if self._tenant:
+        if self._spread and message.device:
+            self._spread.fail_in_flight(message.device, message.reason)
+        elif self._tenant:
             self._tenant.fail_in_flight(message.reason, message.queued)
 
     async def _relink(self, message: messages.Relink) -> bool:
@@ -382,6 +399,9 @@ class HttpProcess:
         arena, memory, tickets, completions = self._descriptors.take(message.number, 4)
         unused = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
         try:
+            if self._spread:
+                unused = self._spread.relink(message.device, unused)
+                return True
             lane = self._tenant.lane
             relinked = await lane.relink(links.attach(unused, lane.slots.memory), message.limit)
             if relinked and self._link:

@@ -4,7 +4,8 @@ Only plain types, and classes that are never compiled, are fields: msgspec check
 classes compiled by mypyc do not keep.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -113,15 +114,26 @@ class Announce(Message):
 
 
 class Publish(Message):
-    """Serve these versions of a model from now on. A call: answered with True when no request for older ones is left."""
+    """Serve these versions of a model from now on. A call: answered with True when no request for older ones is left.
+
+    For a tenant on several devices, `keys` are the keys that each version has there: by its key in `served`, by device.
+    """
 
     name: str
     served: list[ServedModelFields]
     problems: list[IndexEntry]
+    keys: dict[str, dict[str, str]] = {}
 
     @classmethod
-    def of(cls, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> "Publish":
-        return cls(name, [ServedModelFields.of(each) for each in served], list(problems))
+    def of(
+        cls,
+        name: str,
+        served: Sequence[ServedModel],
+        problems: Sequence[IndexEntry],
+        keys: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ) -> "Publish":
+        of_devices = {key: dict(each) for key, each in keys.items()}
+        return cls(name, [ServedModelFields.of(each) for each in served], list(problems), of_devices)
 
 
 class GetLastUses(Message):
@@ -163,28 +175,35 @@ class Refuse(Message):
 
 
 class Suspend(Message):
-    """Take no requests for now; with an empty reason take them again."""
+    """Take no requests for now; with an empty reason take them again. With a `device`: send it none."""
 
     reason: str
+    device: str = ""
 
 
 class FailInFlight(Message):
-    """The device side has ended: fail what was launched, with `queued` also what waits. See `Lane.fail_in_flight`."""
+    """The device side has ended: fail what was launched, with `queued` also what waits. See `Lane.fail_in_flight`.
+
+    With a `device`, the tenant has others too: fail what was launched there.
+    """
 
     reason: str
     queued: bool
+    device: str = ""
 
 
 class Relink(Message):
     """Use a link with these descriptors, which were sent by this number, to the same tensor memory. See `Lane.relink`.
 
     A call: answered with True when the link is used, and with False if what is in flight does not end within `limit` seconds.
+    With a `device` it is one of several links, and nothing is in flight on the one that it replaces.
     """
 
     number: Count
     slots: Count
     nbytes: Count
     limit: float
+    device: str = ""
 
 
 class AddHelper(Message):

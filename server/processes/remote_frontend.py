@@ -5,7 +5,7 @@ What the HTTP process was sent is kept, to be sent again to its replacement when
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from mmap import PAGESIZE
 from typing import Any
@@ -79,6 +79,7 @@ class RemoteFrontend:
     async def _catch_up(self, channel: Channel) -> None:
         self._send_affinity()
         published = list(self._repeat(channel))  # All of it is sent before anything else can be.
+        self._repeat_devices(channel)
         with suppress(Unavailable):
             await asyncio.gather(*published)
         if channel in self._channels:
@@ -92,7 +93,7 @@ class RemoteFrontend:
     def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
         for name, served, problems in self._catalog.listing():
             if served or problems:
-                yield channel.call(messages.Publish.of(name, served, problems), bool)
+                yield channel.call(self._publication(name, served, problems), bool)
             else:
                 channel.notify(messages.Announce(name))
         for model in self._catalog.paged:
@@ -102,16 +103,24 @@ class RemoteFrontend:
         if self._refusing:
             channel.notify(messages.Refuse(self._refusing))
 
-    def renew(self) -> Descriptors:
-        """Make a new link to the same memory. Returns the old link's descriptors, to be closed once the worker has left it.
+    @property
+    def spread(self) -> Mapping[str, Descriptors]:
+        """The links to a tenant's devices, if it is on several."""
+        return {}
+
+    def renew(self) -> Callable[[], None]:
+        """Make a new link to the same memory. Returns what frees the old link, to be called once the worker has left it.
 
         Call it when the process at the other end has ended. Start the next one only when the worker has left the old link:
         otherwise both would write to the same blocks.
         """
+        self._forget_processes()
+        return self._use(links.renew(self.descriptors)).close
+
+    def _forget_processes(self) -> None:
         self._channel = self._sender = None
         self._helpers, self._ended_helpers = {}, []  # They end with their lead, and counting begins at zero.
         self._connected.clear()
-        return self._use(links.renew(self.descriptors))
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         if queued:
@@ -142,14 +151,14 @@ class RemoteFrontend:
             unused.close()
             raise
 
-    async def _send_link(self, new: Descriptors, limit: float) -> bool:
+    async def _send_link(self, new: Descriptors, limit: float, device: str = "") -> bool:
         """Whether the process uses this link now, or has ended. Raises Failed if it cannot."""
         channel = self._channel
         assert channel
         assert self._sender
         try:
             number = self._sender.send(new[:4])
-            return bool(await channel.call(messages.Relink(number, new.slots, new.nbytes, limit), bool))
+            return bool(await channel.call(messages.Relink(number, new.slots, new.nbytes, limit, device), bool))
         except Unavailable:
             await channel.closed.wait()  # One that takes no descriptors hangs, and is killed soon.
             return True
@@ -178,8 +187,14 @@ class RemoteFrontend:
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
-        answers = await self._call_all(messages.Publish.of(name, served, problems), bool)
+        answers = await self._call_all(self._publication(name, served, problems), bool)
         return bool(answers and answers[0])
+
+    def _publication(self, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> messages.Publish:
+        return messages.Publish.of(name, served, problems)
+
+    def _repeat_devices(self, channel: Channel) -> None:
+        """Tell a process of devices that do not serve the tenant, if it is on several."""
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         latest: dict[str, int] = {}

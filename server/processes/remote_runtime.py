@@ -31,8 +31,8 @@ from .device_messages import (
     WideFields,
     WideStateFields,
 )
+from .linked_frontend import LinkedFrontend
 from .messages import Message
-from .remote_frontend import RemoteFrontend
 from .report_source import REPORT_TIMEOUT
 from .rpc import Channel
 
@@ -48,15 +48,15 @@ class RemoteRuntime:
     """Belongs to the supervisor's event loop. `connect` gives it each new process; `on_state` is called with its states."""
 
     def __init__(
-        self, label: str, frontends: Mapping[str, RemoteFrontend], on_state: Callable[[Iterable[str], State], None]
+        self, label: str, frontends: Mapping[str, LinkedFrontend], on_state: Callable[[Iterable[str], State], None]
     ) -> None:
         self.label = label
-        self.frontends = dict(frontends)
+        self.frontends: dict[str, LinkedFrontend] = dict(frontends)
         self._on_state = on_state
         self._channel: Channel | None = None
         self._sender: DescriptorSender | None = None
         self._connected = asyncio.Event()
-        self._leaving: dict[str, RemoteFrontend] = {}
+        self._leaving: dict[str, LinkedFrontend] = {}
         """Tenants that this process still serves, but no replacement of it: they are moving to another device."""
         self._started = False
         self._away = False
@@ -307,7 +307,7 @@ class RemoteRuntime:
             raise Unavailable(f"{self.label} ended while it prepared tenant {tenant}, which is served as before") from error
         return found
 
-    def join(self, tenant: str, frontend: RemoteFrontend, granules: Granules, changes: Changes) -> None:
+    def join(self, tenant: str, frontend: LinkedFrontend, granules: Granules, changes: Changes) -> None:
         """The tenant is this device's from now on, and of every process that replaces this one."""
         self.frontends[tenant], self._granules[tenant] = frontend, granules
         self._changes |= {(tenant, name): change for name, change in changes.items()}

@@ -14,6 +14,7 @@ from ..admin import docs, models
 from ..admin.lifecycle import ROUTERS, ServerEnd
 from ..api import framework
 from ..config.schema import Config
+from ..config.section import ConfigError
 from ..control.controller import Controller
 from ..host.shutdown_timer import give_up
 from ..host.watchdog import Watchdog
@@ -23,9 +24,11 @@ from ..tenants.service import Service
 from . import device_process, listen, process_counts, spawn, tenant_process
 from .affinity import TOO_FEW_CORES, conflicts, share_cores
 from .device_process import DeviceArguments
+from .linked_frontend import LinkedFrontend
 from .remote_frontend import RemoteFrontend, open_remote
 from .remote_runtime import RemoteRuntime
 from .runtime_server import Opener
+from .spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from .supervised import HostedRuntime, SupervisedDevice
 from .supervisor import Supervisor
 from .tenant_process import TenantArguments
@@ -57,10 +60,15 @@ async def serve(
         await asyncio.to_thread(spawn.prepare)
         if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
+        if problems := config.spread_problems(hosted):
+            raise ConfigError(problems)
         counts = process_counts.count(config, hosted, len(frozenset(cores(0))))
         service = Service(config, [])
         on_cores = {tenant for device in hosted for tenant in config.tenants_on(device)}
-        frontends = {name: open_remote(tenant, name not in on_cores) for name, tenant in config.tenants.items()}
+        frontends: dict[str, RemoteFrontend] = {}
+        for name, tenant in config.tenants.items():
+            on = config.devices_of(name)
+            frontends[name] = open_spread(tenant, on) if len(on) > 1 else open_remote(tenant, name not in on_cores)
 
         def set_state(state: State) -> None:
             service.set_state(state)
@@ -68,7 +76,7 @@ async def serve(
 
         async def on_relinked(name: str, free: Callable[[], None]) -> None:
             async with transfers.locks[name]:
-                await runtimes[name].replace_link(name)
+                await asyncio.gather(*(each.replace_link(name) for each in spread.get(name, [runtimes[name]])))
             free()
 
         runtimes: dict[str, RemoteRuntime] = {}
@@ -77,8 +85,13 @@ async def serve(
         devices, in_tenants = _devices(config, opener, frontends, controller, hosted)
         runtimes |= {name: hosted.runtime for name, hosted in in_tenants.items()}
         runtimes |= {name: device.runtime for device in devices for name in device.runtime.frontends}
+        spread = {
+            name: [each.runtime for each in devices if name in each.runtime.frontends]
+            for name, frontend in frontends.items()
+            if frontend.spread
+        }
         for name, frontend in frontends.items():
-            frontend.open(runtimes[name])
+            frontend.open(DeviceSides(spread[name]) if name in spread else runtimes[name])
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
         pages = open_pages(config, counts)
@@ -105,22 +118,28 @@ def _devices(
     processes: list[SupervisedDevice] = []
     in_tenants: dict[str, HostedRuntime] = {}
     for device in config.named_devices:
-        theirs = {name: frontends[name] for name in config.tenants_on(device)}
+        on_state = partial(controller.on_state, device=device)
         if device in hosted:
             make = partial(TenantArguments, device=device, opener=opener)
             sides = {
-                name: RemoteRuntime(f"the process of {name}", {name: each}, controller.on_state)
-                for name, each in theirs.items()
+                name: RemoteRuntime(f"the process of {name}", {name: frontends[name]}, on_state)
+                for name in config.tenants_on(device)
             }
             in_tenants |= {name: HostedRuntime(side, tenant_process.main, make) for name, side in sides.items()}
             controller.add(sides, device)
         else:
             label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
-            runtime = RemoteRuntime(label, theirs, controller.on_state)
+            theirs = {name: _part(frontends[name], device) for name in config.tenants_on(device)}
+            runtime = RemoteRuntime(label, theirs, on_state)
             arguments = partial(DeviceArguments, device, config.on_device(device), opener)
             processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
             controller.add(dict.fromkeys(theirs, runtime), device, runtime)
     return processes, in_tenants
+
+
+def _part(frontend: RemoteFrontend, device: str) -> LinkedFrontend:
+    """A tenant's frontend as this device is to see it."""
+    return frontend.members[device] if isinstance(frontend, SpreadFrontend) else frontend
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:

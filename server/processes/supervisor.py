@@ -28,6 +28,7 @@ from .affinity import Affinity
 from .heartbeat import INTERVAL, Heartbeat, observe
 from .helper_processes import HelperProcesses, Starting
 from .http_process import ProcessArguments
+from .linked_frontend import LinkedFrontend
 from .proxy import answer
 from .remote_frontend import RemoteFrontend
 from .remote_runtime import RemoteRuntime
@@ -222,8 +223,18 @@ class Supervisor:
         )
         ends, shared = (their_handoff, theirs, their_descriptors), self._http[each.tenant].occupancy
         occupancy = None if shared is None else spawn.Inherited(shared)
+        spread = {name: spawn.inherited(of) for name, of in each.frontend.spread.items()} if each.frontend else {}
         arguments = ProcessArguments(
-            each.tenant, self._config, *ends, link, each.listeners, pages, each.number, occupancy, to_lead
+            each.tenant,
+            self._config,
+            *ends,
+            None if spread else link,
+            each.listeners,
+            pages,
+            each.number,
+            occupancy,
+            to_lead,
+            spread,
         )
         heartbeat = each.heartbeat = Heartbeat()
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
@@ -277,15 +288,14 @@ class Supervisor:
     async def _restart_device(self, each: SupervisedDevice) -> None:
         """Start a device process again, with new links: the old ones have what the process before was about to do."""
         each.disconnect()
-        for name in list(each.runtime.frontends):
-            await self._relink(self._http[name])
+        for name, frontend in list(each.runtime.frontends.items()):
+            await self._relink(self._http[name], frontend)
         await self._start_device(each)
 
-    async def _relink(self, each: SupervisedProcess) -> None:
+    async def _relink(self, each: SupervisedProcess, frontend: LinkedFrontend) -> None:
         """Give an HTTP process a new link to its memory; one that cannot take it is killed: the next one starts with one."""
-        assert each.frontend
         try:
-            (await each.frontend.relink())()
+            (await frontend.relink())()
         except RequestError as error:
             log.error("%s cannot change its link; killing it: %s", each.label, error)
             if each.process:
@@ -353,7 +363,7 @@ class Supervisor:
             self._reset_pages(each, *each.helpers)
             if (frontend := each.frontend) and not each.hosted:
                 # The worker frees the old link before another process may write to the memory that it reads from.
-                await self._retry(lambda: self._on_relinked(each.name, frontend.renew().close))
+                await self._retry(lambda: self._on_relinked(each.name, frontend.renew()))
             await self._retry(lambda: self._start(each))
 
     def _reset_pages(self, *ended: SupervisedProcess) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from functools import partial
 from itertools import count
 from typing import Any
@@ -238,6 +238,12 @@ class Lane:
         """Count a request that timed out after so many seconds; returns the error for it."""
         self._expired += 1
         return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")
+
+    def fail_works(self, slots: Collection[int], reason: str) -> None:
+        """Fail the requests whose works are in flight in these slots, with Unavailable; their slots are free when these end."""
+        for pending in list(self._pending.values()):
+            if (pending.batch.slot if pending.batch else pending.slot).index in slots:
+                pending.complete(Unavailable(reason))
 
     def count_invalid(self) -> None:
         """Count an invalid request, such as one that is not JSON; it is no failure of its model."""

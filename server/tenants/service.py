@@ -18,11 +18,13 @@ from ..link import ring as links
 from ..link.messages import ModelKey
 from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Descriptors, Link
+from ..link.spread import Spread
 from ..protocol.request import Limits
 from ..scheduling.helper_scheduler import HelperScheduler
 from ..scheduling.lane import Lane
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.spread_scheduler import SpreadScheduler
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
 from .frontend import DeviceSide, ModelReport, Report, State, not_ended
@@ -147,16 +149,24 @@ class Service:
         raise Misdirected(text)
 
 
-def open_tenant(config: TenantConfig, link: Link, control: Canceller, occupancy: Occupancy | None = None) -> Tenant:
-    """A tenant without models yet. `occupancy` is set if it has several HTTP processes, and says which this is."""
+def open_tenant(
+    config: TenantConfig, link: Link, control: Canceller, occupancy: Occupancy | None = None, spread: Spread | None = None
+) -> Tenant:
+    """A tenant without models yet. `occupancy` is set if it has several HTTP processes, and says which this is.
+
+    `spread` is set if it is on several devices, and `link` is its.
+    """
     queue, memory = (dotted(("tenants", config.name, key)) for key in ("queue", "memory"))
     blocks = SharedBlocks(config.memory, memory, occupancy) if occupancy else None
     helper = occupancy is not None and occupancy.number != LEAD
-    scheduler = (
-        HelperScheduler(slots(config), config.queue, queue, occupancy)
-        if occupancy and helper
-        else Scheduler(config.queue, config.in_flight, HORIZON, queue)
-    )
+    scheduler: Scheduler
+    if occupancy and helper:
+        scheduler = HelperScheduler(slots(config), config.queue, queue, occupancy)
+    elif spread:
+        scheduler = SpreadScheduler(config.queue, config.in_flight, HORIZON, queue, len(spread.members))
+        spread.on_serving = scheduler.set_devices
+    else:
+        scheduler = Scheduler(config.queue, config.in_flight, HORIZON, queue)
     lane = Lane(config.name, scheduler, link, control, blocks, helper)
     uploads = Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})"), occupancy=occupancy)
     return Tenant(config, Catalog(), lane, uploads)
@@ -266,7 +276,8 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
     An answer in parts goes on for `FINISH_SECONDS` at most: its client decides how long it takes, and the model's next load
     waits for it, and a repartition too.
     """
-    left = [item.key for item in tenant.catalog.served() if item.name == name]
+    kept = {item.key for item in served}
+    left = [item.key for item in tenant.catalog.served() if item.name == name and item.key not in kept]
     tenant.catalog.put(name, served, problems)
     for key in left:
         with suppress(TimeoutError):

@@ -1,9 +1,8 @@
 """Two devices of one host: each has its own process and tenants, and a tenant moves to the other one while it is served."""
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from .devices_server import GRANULES
 from .harness import cores
 from .processes import Load, Running, client, configure, running, running_devices
-from .wire import FOREVER, SMALL, infer, lane, spin, until
+from .wire import FOREVER, SMALL, Connection, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
 
@@ -123,7 +122,7 @@ def test_tenants_of_both_devices_are_repartitioned_together_or_not_at_all(server
 
 def test_no_tenant_is_repartitioned_if_an_inference_of_one_device_does_not_end(server: Running, acme: httpx.Client) -> None:
     before = acme.get("/admin/partitions").json()
-    with Asking(server), Load(server, **{"X-Tenant": "globex"}) as load:
+    with spinning(server), Load(server, **{"X-Tenant": "globex"}) as load:
         until(lambda: lane(acme)["in_flight"] == 1)
         refused = acme.put("/admin/partitions", json={"acme": 2, "globex": 1})
         assert (refused.status_code, refused.json()["error"].split(":")[0]) == (409, "tenant acme")
@@ -207,7 +206,7 @@ def shared(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_an_inference_that_does_not_end_keeps_its_tenant_where_it_is(server: Running, acme: httpx.Client) -> None:
-    with Asking(server):
+    with spinning(server):
         until(lambda: lane(acme)["in_flight"] == 1)
         refused = move(acme, "acme", "1")
         assert refused.status_code == 409, refused.text
@@ -218,24 +217,12 @@ def test_an_inference_that_does_not_end_keeps_its_tenant_where_it_is(server: Run
     assert move(acme, "acme", "1").status_code == 200, "what was prepared there is gone"
 
 
-class Asking(threading.Thread):
+@contextmanager
+def spinning(server: Running) -> Iterator[None]:
     """An inference of acme that ends only when its client disconnects, at the end of the block."""
-
-    def __init__(self, server: Running) -> None:
-        super().__init__(daemon=True)
-        self._http = client(server, **{"X-Tenant": "acme"})
-
-    def run(self) -> None:
-        with suppress(httpx.TransportError):
-            infer(self._http, "spin", spin(FOREVER))
-
-    def __enter__(self) -> "Asking":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-        self.join()
+    with Connection(server) as connection:
+        connection.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
+        yield
 
 
 def test_tenants_of_two_devices_of_cores_run_on_their_devices_cores(standard: Path, tmp_path: Path) -> None:

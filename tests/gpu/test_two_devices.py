@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,48 @@ def test_a_device_process_uses_its_gpu_alone(models: Path, tmp_path: Path, found
     found["MiB taken of GPU 0 and 1 by a device process on GPU 1"] = [round(each / MIB) for each in taken]
     assert taken[1] > 100 * MIB
     assert taken[0] < 32 * MIB
+
+
+# Before the server of all other tests is started: it would have processes of the same names.
+def test_a_tenant_on_both_gpus_is_answered_by_both_and_survives_one(
+    models: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    tenants = '[tenants.acme]\ndevice = ["0", "1"]\ngranules = 4\nmodels = ["*"]'
+    with serving(models, tmp_path, DEVICES, tenants) as served:
+        with closing(Client(served.port)) as client:
+            check(client, "acme", 10)
+            check(client, "acme", 11)
+        before = _works(served)
+        with ExitStack() as stack:
+            asking = [stack.enter_context(Asking(served.port, "acme")) for _ in range(8)]
+            began, counted = time.monotonic(), sum(len(each.took) for each in asking)
+            asking[0].more(500)
+            found["answers a second of a tenant on both GPUs, 8 connections"] = round(
+                (sum(len(each.took) for each in asking) - counted) / (time.monotonic() - began)
+            )
+            after = _works(served)
+            found["works of a tenant on both GPUs, by device"] = {name: after[name] - before[name] for name in after}
+            assert min(after[name] - before[name] for name in after) > 100
+            os.kill(served.device_process("0"), signal.SIGKILL)
+            for each in asking:
+                each.more(500)
+            found["requests of 8 connections that failed with one of two device processes"] = [
+                len(each.wrong) for each in asking
+            ]
+            assert all(len(each.wrong) <= 1 for each in asking), "what ran there, and nothing else"
+            deadline, killed = time.monotonic() + PATIENCE, _works(served)["0"]
+            while _works(served)["0"] <= killed:
+                assert time.monotonic() < deadline, served.log
+                time.sleep(0.2)
+        with closing(Client(served.port)) as client:
+            check(client, "acme", 12)
+            check(client, "acme", 13)
+
+
+def _works(served: Served) -> dict[str, int]:
+    """The works of acme so far, by device."""
+    rows = [each for each in served.admin("GET", "usage")["tenants"] if each["tenant"] == "acme"]
+    return {each["device"]: sum(model["works"] for model in each["models"]) for each in rows}
 
 
 def test_each_tenant_gets_right_answers_from_its_own_gpu(server: Served, found: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ class Site:
 
     async def start(self, serving: Iterable[str] = ("acme", "globex")) -> "Site":
         await self.controller.start()
-        self.controller._states |= dict.fromkeys(serving, "serving")
+        self.controller._states |= {key: "serving" for key in self.controller._states if key[1] in serving}
         return self
 
     async def _transfer(self, tenant: str, source: DeviceRuntime, target: DeviceRuntime, granules: Granules) -> None:

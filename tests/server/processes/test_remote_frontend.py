@@ -196,18 +196,19 @@ async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
 
 async def test_renew_keeps_the_old_link_open(frontend: RemoteFrontend) -> None:
     before, link = frontend.descriptors, frontend.link
-    left = frontend.renew()
-    assert left == before
+    free = frontend.renew()
     assert frontend.link is not link
-    assert set(frontend.descriptors[:4]).isdisjoint(left[:4])
-    assert os.fstat(left.memory).st_size > 0
-    left.close()
+    assert set(frontend.descriptors[:4]).isdisjoint(before[:4])
+    assert os.fstat(before.memory).st_size > 0
+    free()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(before.memory)
 
 
 async def test_a_new_link_leads_to_the_same_memory(frontend: RemoteFrontend) -> None:
     memory = frontend.link.arena.memory
     memory.view[:4] = b"mine"
-    frontend.renew().close()
+    frontend.renew()()
     assert frontend.link.arena.memory is memory, "the device reaches it where it is"
     assert bytes(links.attach(frontend.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
 
@@ -276,8 +277,9 @@ async def test_a_process_that_ends_while_its_link_changes_leaves_a_new_link_for_
     free()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(before.arena)
-    assert frontend.renew() == after
-    after.close()
+    frontend.renew()()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(after.arena)
     never.close()
     channel.close()
 
@@ -330,7 +332,7 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
     assert process.heard == [FailInFlight("gone", False), FailInFlight("gone", True), WaitUntilIdle()]
     channel.close()
     process.close()
-    frontend.renew().close()
+    frontend.renew()()
     replacement = Process()
     channel = await replacement.meet(frontend)
     assert Suspend("gone") in replacement.heard

@@ -130,7 +130,7 @@ async def test_a_process_that_cannot_change_its_link_is_killed_and_the_device_is
     monkeypatch.setattr(supervisor.frontend, "relink", relink)
     process: Any = object()
     supervisor._http["acme"].process = process
-    await supervisor._relink(supervisor._http["acme"])
+    await supervisor._relink(supervisor._http["acme"], supervisor.frontend)
     assert killed == [process]
     supervisor.frontend.close()
 

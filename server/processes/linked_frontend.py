@@ -1,0 +1,45 @@
+"""What one device process needs of a tenant's HTTP process, as the supervisor sees both."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ..link.messages import ModelKey
+from ..link.ring import Descriptors
+from ..tenants.catalog import IndexEntry, ServedModel
+
+
+class LinkedFrontend(Protocol):
+    """A `RemoteFrontend`, or one device's part of a `SpreadFrontend`."""
+
+    descriptors: Descriptors
+
+    def served(self) -> list[ServedModel]:
+        """The models that this device has published last."""
+
+    def announce(self, name: str) -> None:
+        """As `Frontend.announce`."""
+
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+        """As `Frontend.publish`."""
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        """As `Frontend.last_uses`."""
+
+    async def page_out(self, model: ModelKey) -> bool:
+        """As `Frontend.page_out`."""
+
+    def page_in(self, model: ModelKey) -> None:
+        """As `Frontend.page_in`."""
+
+    def set_cores(self, cores: frozenset[int] | None) -> None:
+        """As `Frontend.set_cores`."""
+
+    def suspend(self, reason: str) -> None:
+        """As `Frontend.suspend`; of a tenant on several devices, requests for this one."""
+
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        """As `ManagedFrontend.fail_in_flight`; of a tenant on several devices, what is in flight on this one."""
+
+    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
+        """As `ManagedFrontend.relink`."""
