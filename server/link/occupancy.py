@@ -12,6 +12,7 @@ freed without asking it.
 import fcntl
 import mmap
 import os
+from time import sleep
 
 from ..errors import MemoryFull
 from .blocks import LARGE, UNIT, BlockAllocator
@@ -27,7 +28,11 @@ _CONNECTIONS = 128
 _LARGE = 256
 _BUCKETS = 384
 _ATTEMPTS = 200
-"""Attempts to take the lock, about 0.1 ms. It is held for a few microseconds, longer only by a process that was stopped."""
+"""Attempts to take the lock, about 0.1 ms. It is held for a few microseconds, longer by a process that the kernel or its own
+interpreter has put aside meanwhile."""
+_PAUSE = 0.0001
+_PAUSES = 50
+"""Then it is tried again after so many pauses of so many seconds: 5 ms. Longer it is held only by a process that was stopped."""
 _ARRIVING_FRACTION = 2
 """Bodies that are still arriving are given memory while less than one part in so many is in use."""
 
@@ -143,12 +148,15 @@ class Occupancy:
         return max(map(len, units.translate(_HELD).split(b"\1"))) * UNIT
 
     def lock(self) -> bool:
-        """Take the lock; False if another process holds it for very long."""
-        for _ in range(_ATTEMPTS):
+        """Take the lock; False if another process holds it for very long. Blocks for about 5 ms at most."""
+        for attempt in range(_ATTEMPTS + _PAUSES):
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                os.sched_yield()
+                if attempt < _ATTEMPTS:
+                    os.sched_yield()
+                else:
+                    sleep(_PAUSE)
             else:
                 return True
         return False

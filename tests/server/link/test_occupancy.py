@@ -102,6 +102,28 @@ sys.stdin.read()
 """
 
 
+def test_a_process_that_holds_the_lock_for_longer_than_usual_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may take its core away meanwhile. Requests were refused then, as if there were no memory."""
+    page = occupancies.create(SIZE)
+    blocks = SharedBlocks(SIZE, "memory", Occupancy(page, LEAD))
+    command = [sys.executable, "-c", HOLDS_THE_LOCK, str(page)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[page], bufsize=0) as process:
+        assert process.stdout
+        process.stdout.readline()
+
+        def release(_: float) -> None:
+            """In place of the first pause."""
+            assert process.stdin
+            assert process.stdout
+            if not process.stdin.closed:
+                process.stdin.close()
+                process.stdout.read()
+
+        monkeypatch.setattr(occupancies, "sleep", release)
+        assert blocks.allocate(1) == (0, UNIT)
+    os.close(page)
+
+
 def test_a_process_that_is_stopped_or_killed_with_the_lock_blocks_no_other_one() -> None:
     page = occupancies.create(SIZE)
     blocks = SharedBlocks(SIZE, "memory", Occupancy(page, LEAD))
