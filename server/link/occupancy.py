@@ -32,7 +32,7 @@ _ATTEMPTS = 200
 interpreter has put aside meanwhile."""
 _PAUSE = 0.0001
 _PAUSES = 50
-"""Then it is tried again after so many pauses of so many seconds: 5 ms. Longer it is held only by a process that was stopped."""
+"""Then it is tried again after so many pauses of so many seconds: 5 ms. Only a process that was stopped holds it for longer."""
 _ARRIVING_FRACTION = 2
 """Bodies that are still arriving are given memory while less than one part in so many is in use."""
 
