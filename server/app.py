@@ -168,7 +168,7 @@ class Application:
                 log_compilation()
                 docs.document(), admin_docs.document()
                 await controller.start()
-                async with self._running(controller), _serving_grpc(service):
+                async with self._running(controller), _serving_grpc(service), _sending_spans(service):
                     yield
         finally:
             self._opened = None
@@ -224,6 +224,22 @@ async def _serving_grpc(service: Service) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.gather(*(server.stop() for server in servers))
+
+
+@asynccontextmanager
+async def _sending_spans(service: Service) -> AsyncIterator[None]:
+    """Send spans of all tenants' requests while this block runs, if that is configured."""
+    if service.config.server.tracing_endpoint is None:
+        yield
+        return
+    from .tenants.spans import Spans  # It need not be installed.
+
+    spans = Spans(service.config.server)
+    spans.trace(tenant.tracing for tenant in service.tenants.values())
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(spans.close)
 
 
 def _in_lines(send: Send) -> Send:

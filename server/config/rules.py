@@ -55,6 +55,7 @@ def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
         yield ("server", "default_tenant"), f"{shown(default)} is not a configured tenant; {hint}"
     yield from _keys(server, tenants)
     yield from _ports(server, tenants)
+    yield from _tracing(server)
     yield from _devices(document, server)
     yield from _devices_of_tenants(document, tenants)
 
@@ -119,6 +120,20 @@ def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Pr
         for key in ("port", "front_cores", "http_processes", "max_connections") if server.get("fronts") == "inline" else ():
             if key in tenant:
                 yield ("tenants", name, key), _NO_PROCESS
+
+
+def _tracing(server: Mapping[str, Any]) -> Iterator[Problem]:
+    """Spans are made by a library that need not be installed."""
+    if "tracing_endpoint" in server and not _has_otel():
+        command = install_command("otel")
+        yield ("server", "tracing_endpoint"), f"OpenTelemetry is not installed; install it with `{command}`, or leave it out"
+
+
+def _has_otel() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _devices(document: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[Problem]:

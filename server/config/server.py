@@ -90,6 +90,20 @@ class ServerConfig(Section, frozen=True):
         description="Directory for what tenants were granted and used, relative to the configuration file: a CSV file for each "
         "day (UTC), with rows each minute. Without it only GET /admin/usage and /metrics have it.",
     )
+    tracing_endpoint: Text | None = Field(
+        default=None,
+        examples=["http://localhost:4318/v1/traces"],
+        description="Address to which OpenTelemetry spans of inferences are sent (OTLP over HTTP), for which `greenlane[otel]` "
+        "has to be installed. Without it there are none, and they cost nothing.",
+    )
+    tracing_ratio: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Part of the requests, 0 to 1, whose spans are sent, of those without a `traceparent`. One that has it is "
+        "traced if it says so.",
+    )
+    tracing_service: Text = Field(default="greenlane", description="The name of this service in spans.")
     drain_grace: Duration = Field(
         default=1.0, description="Time from not ready to refusing requests at shutdown, for load balancers to notice."
     )

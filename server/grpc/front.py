@@ -47,6 +47,12 @@ class Front:
             raise Misdirected(f"this port belongs to tenant {self.name!r}; send requests of {config.name!r} {where}")
         return self.service.tenants[self.name]
 
+    def traceparent(self, context: Any) -> str | None:
+        """The header of this name of a call, if the tenant is traced."""
+        if self.service.tenants[self.name].tracing.sampler is None:
+            return None
+        return next((value for name, value in context.invocation_metadata() or () if name == "traceparent"), None)
+
     async def read(self, context: Any) -> bytes:
         """The message of a call that has one. Raises TooSlow, BadRequest."""
         if self._reading.locked():

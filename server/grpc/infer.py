@@ -35,7 +35,9 @@ class Infer:
         tenant.lane.check_limits()
         run = Run(tenant, self._front.service.limits)
         try:
-            await run.begin(await self._front.read(context), context.time_remaining())
+            data = await self._front.read(context)
+            await run.begin(data, context.time_remaining(), self._front.traceparent(context))
+            del data
             done = await run.next()
             answer = await run.encode(done)
         except CancelledError:
@@ -87,7 +89,7 @@ class Infer:
             return False
         run = Run(tenant, self._front.service.limits, InferenceInParts)
         try:
-            await run.begin(message, context.time_remaining())
+            await run.begin(message, context.time_remaining(), self._front.traceparent(context))
             del message
             while (done := await run.next()).outputs and run.in_parts:
                 await _write(context, infer_response=await run.encode(done, final=False))

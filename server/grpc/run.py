@@ -52,7 +52,7 @@ class Run:
         served: ServedModel = self._inference.served
         return served
 
-    async def begin(self, data: bytes, time_left: float | None) -> None:
+    async def begin(self, data: bytes, time_left: float | None, traceparent: str | None = None) -> None:
         """Decode a message and submit the inference; `time_left` is until the call's deadline. Raises why it is refused."""
         try:
             parsed = parse(data, self._limits)
@@ -64,6 +64,8 @@ class Run:
         self.id, self.wants_empty_end = message.id, wants_empty_end(message)
         inference = self._inference = self._kind(self._tenant, message.model_name, message.model_version or None, size)
         self._is_over = False
+        if (sampler := self._tenant.tracing.sampler) is not None:
+            inference.trace = sampler.start(traceparent, inference.arrived)
         body = TensorsBody(await self._document(parsed, size))
         del parsed, message
         slot, served = inference.take_slot(), inference.served

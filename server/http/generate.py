@@ -59,9 +59,11 @@ class Generation:
         if length > MAX_BYTES:
             raise TooLarge(f"a body of {length} bytes; the limit for generate is {MAX_BYTES}")
 
-    def begin(self, body: bytes) -> None:
+    def begin(self, body: bytes, traceparent: bytes | None = None) -> None:
         """Decode the complete body and submit the request. Raises what it is refused with."""
         inference = self._inference
+        if (sampler := self._target.tenant.tracing.sampler) is not None:
+            inference.trace = sampler.start(traceparent, inference.arrived)
         inference.arrived = time.monotonic_ns()
         try:
             slot = inference.take_slot()
@@ -161,7 +163,7 @@ async def respond(
         length = content_length(call.headers.get(b"content-length"))
         generation = Generation(target, receive, length)
         generation.expect(length)
-        generation.begin(await read_body(call, target))
+        generation.begin(await read_body(call, target), call.headers.get(b"traceparent"))
         if not streams:
             return Reply(200, [(b"content-type", b"application/json")], await generation.only_part())
         first = await generation.next_part()

@@ -84,6 +84,8 @@ class HttpInference:
         self._on_done, inference = on_done, self._inference
         try:
             if document is None:
+                if (sampler := self._target.tenant.tracing.sampler) is not None:
+                    inference.trace = inference.trace or sampler.start(headers.get(b"traceparent"), inference.arrived)
                 inference.arrived = time.monotonic_ns()
                 if len(body) > SLICE and self._parse_in_slices(body, headers, on_done):
                     return
@@ -125,6 +127,8 @@ class HttpInference:
     def begin_received(self, body: ArrivingBody, headers: Headers, on_done: Callable[["Outcome"], None]) -> None:
         """As `begin`, with the complete body that `receive` returned."""
         self._on_done, inference = on_done, self._inference
+        if (sampler := self._target.tenant.tracing.sampler) is not None:
+            inference.trace = sampler.start(headers.get(b"traceparent"), inference.arrived)
         inference.arrived = time.monotonic_ns()
         try:
             if not inference.keep_slot():

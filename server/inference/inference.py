@@ -19,12 +19,15 @@ from ..link.messages import Done, Shape
 from ..link.slots import Slot
 from ..scheduling.lender import ENDED
 from ..tenants.service import Tenant
+from ..tenants.tracing import Trace
 
 OnEnd = Callable[[Done | Exception], None]
 """Called once with the completion of an inference, or with the error that it ended with."""
 
 _INVALID = (400, 408, 413, 415)
 """Statuses of requests that were invalid or incomplete. As in Triton, they do not count as failures of the model."""
+_MAX_ERROR = 500
+"""Characters of an error in a trace."""
 _OUTPUT_RESERVE_FRACTION = 8
 """One in so many of a tenant's bytes may be reserved at most for the outputs of one request whose size is not known."""
 
@@ -40,11 +43,11 @@ class Inference:
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
     4. reads the outputs in `slot_of` the completion, and calls `succeed` when it has encoded them.
     `fail` or `cancel` ends it at any point. `served` is the model at the version asked for; `arrived` is on the clock of
-    `time.monotonic_ns`.
+    `time.monotonic_ns`. If the tenant is traced, the front sets `trace` before that.
     """
 
     __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_timeout", "_version", "_visit",
-                 "arrived", "served")  # fmt: skip
+                 "arrived", "served", "trace")  # fmt: skip
 
     def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0) -> None:
         self._tenant = tenant
@@ -55,6 +58,7 @@ class Inference:
         self._slot: Slot | None = None
         self._on_end: OnEnd | None = None
         self._visit = ENDED
+        self.trace: Trace | None = None
         try:
             self._visit = tenant.lane.admit(nbytes)
         except RequestError as error:
@@ -136,6 +140,8 @@ class Inference:
         served, decoded, now = self.served, self._decoded, time.monotonic_ns()
         served.statistics.succeeded(self.arrived, decoded, done, now, served.signature.rows(self._shapes))
         self._leave(now - self.arrived)
+        if self.trace is not None:
+            self._keep_trace(self.trace, now, done)
         return (done.began - decoded) / 1e6, (done.ended - done.began) / 1e6
 
     def fail(self, error: Exception) -> Exception:
@@ -148,11 +154,29 @@ class Inference:
     def cancel(self, error: BaseException) -> None:
         """End it: `on_end` will not be called any more. Counts `error` as the reason, and releases the slot."""
         self._on_end = None
+        if self.trace is not None:
+            self._keep_failed(self.trace, error)
         self.count(error)
         self._leave(0)
         slot, self._slot = self._slot, None
         if slot:
             self._tenant.lane.release(slot)
+
+    def _keep_trace(self, trace: Trace, now: int, done: Done) -> None:
+        """The request is answered: have its spans made. Called for those that are traced only."""
+        self.trace = None
+        trace.about(self._tenant.name, self.served.name, self.served.version, self.arrived, now)
+        trace.decoded, trace.began, trace.ended = self._decoded, done.began, done.ended
+        trace.rows, trace.batch = self.served.signature.rows(self._shapes), done.rows
+        trace.keep()
+
+    def _keep_failed(self, trace: Trace, error: BaseException) -> None:
+        """The same for one that was refused or failed."""
+        self.trace = None
+        trace.about(self._tenant.name, self.served.name, self.served.version, self.arrived, time.monotonic_ns())
+        trace.error = str(error)[:_MAX_ERROR] or type(error).__name__
+        trace.status = 499 if isinstance(error, ClientGone | CancelledError) else status_of(error)
+        trace.keep()
 
     def _leave(self, latency: int) -> None:
         """It is open no more; `latency` is from its arrival to its answer, 0 without one."""

@@ -29,6 +29,7 @@ from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
 from .frontend import DeviceSide, ModelReport, Report, State, not_ended
 from .model_changes import ModelChanges
+from .tracing import Tracing
 from .uploads import Uploads
 
 log = logging.getLogger("greenlane")
@@ -52,6 +53,7 @@ class Tenant:
     lane: Lane
     uploads: Uploads
     changes: ModelChanges = field(default_factory=ModelChanges)
+    tracing: Tracing = field(default_factory=Tracing)
 
     @property
     def name(self) -> str:
