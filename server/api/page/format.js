@@ -2,11 +2,11 @@
 
 const NONE = "–";
 
-/** Three digits: 0.123, 1.23, 12.3, 123, 1234. */
+/** Three digits, or two decimals: 0.12, 1.23, 12.3, 123, 1234. */
 export function digits(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
-  return value.toFixed(size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+  return value.toFixed(size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : 2);
 }
 
 /** Milliseconds in the unit that suits them. */

@@ -24,12 +24,9 @@ function createRow(model, load, unload) {
   row.cells[1].append(make("span", { class: "tag" }));
   row.cells[2].append(make("span", { class: "chip" }), make("span", { class: "reason" }));
   row.cells[3].append(make("details", {}, make("summary"), make("dl")));
-  const label = `${model.name} of ${model.tenant}`;
-  row.append(make("td", { class: "buttons" },
-    make("button", { type: "button", class: "quiet", text: "Reload", "aria-label": `Reload ${label}`,
-      onclick: () => load(model.tenant, model.name) }),
-    make("button", { type: "button", class: "quiet", text: "Unload", "aria-label": `Unload ${label}`,
-      onclick: () => unload(model.tenant, model.name) })));
+  const button = (what, onclick) => make("button", { type: "button", class: `quiet ${what}`, onclick });
+  row.append(make("td", { class: "buttons" }, button("load", () => load(model.tenant, model.name)),
+    button("unload", () => unload(model.tenant, model.name))));
   return row;
 }
 
@@ -47,7 +44,16 @@ function updateRow(row, model, status) {
   setText(row.cells[5], milliseconds(model.p50_ms));
   setText(row.cells[6], milliseconds(model.p99_ms));
   setText(row.cells[7], bytes(model.device_bytes));
-  row.querySelector("[aria-label^=Unload]").hidden = model.state !== "READY";
+  const isReady = model.state === "READY";
+  writeButton(row.querySelector(".load"), isReady ? "Reload" : "Load", model);
+  writeButton(row.querySelector(".unload"), "Unload", model);
+  row.querySelector(".unload").hidden = !isReady;
+}
+
+/** The button says what it does, and to screen readers also with which model. */
+function writeButton(button, word, model) {
+  setText(button, word);
+  setAttribute(button, "aria-label", `${word} ${model.name} of ${model.tenant}`);
 }
 
 /** How it runs in a few words, and when opened all that its executor says. */

@@ -5,7 +5,7 @@ import { colorOf } from "./devices.js";
 import { bytes, digits, milliseconds, percent, rate } from "./format.js";
 
 const KEPT = 60;
-const NUMBERS = ["p99", "p50", "Requests/s", "Busy", "Waiting", "In flight", "Turned away/s", "Memory"];
+const NUMBERS = ["p99", "p50", "Requests/s", "Busy", "Waiting", "In flight", "Refused/s", "Memory"];
 const LEAST_RATIO = 0.5;
 const MOST_RATIO = 4;
 const SVG = "http://www.w3.org/2000/svg";
@@ -72,14 +72,14 @@ function updateNumbers(card, tenant) {
     Busy: percent(measured.busy),
     Waiting: `${tenant.waiting} of ${tenant.queue}`,
     "In flight": String(tenant.in_flight),
-    "Turned away/s": rate(measured.turned_away_per_second),
+    "Refused/s": rate(measured.turned_away_per_second),
     Memory: `${bytes(tenant.device_bytes)}${limit}`,
   };
   for (const cell of card.querySelectorAll("dd")) {
     const name = cell.dataset.number;
     setText(cell, numbers[name]);
     const late = name === "p99" && tenant.target_ms !== null && measured.p99_ms > tenant.target_ms;
-    cell.classList.toggle("bad", late || (name === "Turned away/s" && measured.turned_away_per_second > 0));
+    cell.classList.toggle("bad", late || (name === "Refused/s" && measured.turned_away_per_second > 0));
   }
 }
 
@@ -98,7 +98,7 @@ function drawHistory(card, tenant) {
   card.querySelector(".p99").setAttribute("d", drawn.join(""));
   card.querySelector(".area").setAttribute("d", areas.join(""));
   card.querySelector(".quiet").setAttribute("d", quiet === null ? "" : `M0 ${at(quiet)}H60`);
-  const target = tenant.target_ms === null ? "" : `, target ${milliseconds(tenant.target_ms)}`;
+  const target = tenant.target_ms === null ? "" : `, target ${tenant.target_ms} ms`;
   const known = kept.some((each) => each !== null);
   setText(card.querySelector(".scale"), known ? `p99 of the last minute, up to ${milliseconds(highest)}${target}` : `no requests yet${target}`);
 }
@@ -119,10 +119,10 @@ function updateMeter(card, isolation) {
   const meter = card.querySelector(".meter");
   const known = ratio !== null;
   const text = known ? `${digits(ratio)}×` : "not known yet";
-  setText(card.querySelector(".ratio"), known ? `${text} ${slower ? "slower than alone" : "as alone"}` : text);
+  setText(card.querySelector(".ratio"), known ? `${text} its quiet p99${slower ? ": slower" : ""}` : text);
   setAttribute(card.querySelector(".ratio"), "class", `ratio ${known ? (slower ? "bad" : "good") : "muted"}`);
   setAttribute(meter, "aria-valuenow", known ? Math.min(ratio, MOST_RATIO) : 0);
-  setAttribute(meter, "aria-valuetext", known ? `p99 is ${digits(ratio)} times that without neighbours` : text);
+  setAttribute(meter, "aria-valuetext", known ? `${digits(ratio)} times its quiet p99` : text);
   setAttribute(meter, "class", `meter ${known ? (slower ? "slower" : "same") : "unknown"}`);
   const place = known ? Math.log(Math.min(Math.max(ratio, LEAST_RATIO), MOST_RATIO) / LEAST_RATIO) / Math.log(MOST_RATIO / LEAST_RATIO) : 0;
   meter.style.setProperty("--at", place.toFixed(3));
