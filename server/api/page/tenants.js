@@ -8,6 +8,7 @@ const KEPT = 60;
 const NUMBERS = ["p99", "p50", "Requests/s", "Busy", "Waiting", "In flight", "Refused/s", "Memory"];
 const LEAST_RATIO = 0.5;
 const MOST_RATIO = 4;
+const SLOWER = 1.1;
 const SVG = "http://www.w3.org/2000/svg";
 
 const histories = new Map();
@@ -119,11 +120,12 @@ function updateMeter(card, isolation) {
   const meter = card.querySelector(".meter");
   const known = ratio !== null;
   const text = known ? `${digits(ratio)}×` : "not known yet";
-  setText(card.querySelector(".ratio"), known ? `${text} its quiet p99${slower ? ": slower" : ""}` : text);
-  setAttribute(card.querySelector(".ratio"), "class", `ratio ${known ? (slower ? "bad" : "good") : "muted"}`);
+  const [kind, verdict] = !known ? ["muted", ""] : slower ? ["bad", ": slower"] : ratio > SLOWER ? ["warn", ": may be chance"] : ["good", ""];
+  setText(card.querySelector(".ratio"), known ? `${text} its quiet p99${verdict}` : text);
+  setAttribute(card.querySelector(".ratio"), "class", `ratio ${kind}`);
   setAttribute(meter, "aria-valuenow", known ? Math.min(ratio, MOST_RATIO) : 0);
   setAttribute(meter, "aria-valuetext", known ? `${digits(ratio)} times its quiet p99` : text);
-  setAttribute(meter, "class", `meter ${known ? (slower ? "slower" : "same") : "unknown"}`);
+  setAttribute(meter, "class", `meter ${kind}`);
   const place = known ? Math.log(Math.min(Math.max(ratio, LEAST_RATIO), MOST_RATIO) / LEAST_RATIO) / Math.log(MOST_RATIO / LEAST_RATIO) : 0;
   meter.style.setProperty("--at", place.toFixed(3));
   const quiet = `quiet p99 ${milliseconds(isolation.quiet_p99_ms)}, of ${isolation.quiet_requests} requests`;
