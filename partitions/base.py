@@ -104,6 +104,9 @@ class Device(Protocol):
         memory does nothing. Raises PartitionError.
         """
 
+    def memory(self) -> int | None:
+        """Bytes of memory that the device has; None if that cannot be found out. May block."""
+
     def energy(self) -> int | None:
         """Microjoules that the device has taken, on a meter that only grows but may begin again; None if there is none.
 

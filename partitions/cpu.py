@@ -245,6 +245,10 @@ class CpuDevice:
         borrowed = {granule: self.cores[granule] for granule in choose_lent(lent, chosen)}
         return CpuPartition(chosen, cores, self._attached, borrowed)
 
+    def memory(self) -> int | None:
+        """See `Device.memory`: this machine's."""
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     def pin(self, address: int, nbytes: int) -> "CpuDevice":
         """Do nothing, and return something to close: cores reach all memory."""
         return self

@@ -22,7 +22,7 @@ from .config.schema import Config, ModelOptions
 from .config.section import ConfigError
 from .config.tables import KeyPath, dotted, nearest
 from .config.tenant import TenantConfig
-from .device.budget import Claim, missing, refusal
+from .device.budget import Claim, missing, refusal, sized
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
@@ -169,6 +169,7 @@ class _Check:
             self._check_front_cores(tenant)
             wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
             self._try(model_loader, device, each, plan.get(each, (0,)), wanted)
+        self._check_budgets(device, tenants)
         return list(plan)
 
     def _known(self) -> list[str] | None:
@@ -234,6 +235,17 @@ class _Check:
             terms = " + ".join(map(str, memory))
             text = f"memory of all of them is {terms} = {sum(memory)} bytes, but the machine has {there}: lower it"
             self._suspicious(("tenants",), text)
+
+    def _check_budgets(self, device: Device | None, tenants: Sequence[str]) -> None:
+        """Check that the device has the memory that its tenants' models may take together."""
+        budgets = {name: budget for name in tenants if (budget := self._config.tenants[name].device_memory) is not None}
+        there = device.memory() if device else None
+        if there is not None and sum(budgets.values()) > there:
+            terms = " + ".join(f"{name} {sized(budget)}" for name, budget in budgets.items())
+            text = (
+                f"device_memory of all of its device is {terms} = {sized(sum(budgets.values()))}, but that has {sized(there)}"
+            )
+            self._suspicious(("tenants",), f"{text}: models may be refused by the device within a budget; lower one")
 
     def _check_front_cores(self, tenant: TenantConfig) -> None:
         if missing := sorted(set(tenant.front_cores or ()) - self._allowed):

@@ -476,6 +476,7 @@ class Contract:
             assert repr(each).startswith("<")
             assert "\n" not in repr(each)
         assert "\n" not in subject.device.describe()
+        assert (subject.device.memory() or 1) > 0
 
 
 class StreamingContract:

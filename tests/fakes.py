@@ -284,6 +284,9 @@ class FakeDevice:
 
     address = ""
 
+    def memory(self) -> int | None:
+        return None
+
     def energy(self) -> int | None:
         return None
 

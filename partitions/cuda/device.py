@@ -305,6 +305,11 @@ class CudaDevice:
         with self.current() as device:
             return str(device.pci_bus_id)
 
+    def memory(self) -> int | None:
+        """See `Device.memory`. Raises PartitionError, DeviceLost."""
+        with self.current(), translated(f"asking for the memory of {self!r}"):
+            return int(handle_return(driver.cuDeviceTotalMem(self.index)))
+
     def energy(self) -> int | None:
         """See `Device.energy`."""
         if self._meter is None:

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from engines import EngineError, Executor
+from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
+from partitions.base import Closing
 from partitions.plan import Granules
 
 from ..control.descriptions import RungState
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
+from .paged_executor import PagedExecutor
 
 log = logging.getLogger("greenlane.ladder")
 
@@ -34,20 +37,34 @@ class Rung:
 
 
 class Ladders:
-    """Belongs to the event loop. `workers` are the current ones, and `changing` each tenant's lock; see `Runtime`.
+    """Belongs to the event loop. `workers` are the current ones, `changing` and `paging` each tenant's locks; see `Runtime`.
 
-    `hold` says which rungs there are to be. They are made in the background, one executor at a time with the tenant's lock, so
+    `hold` says which rungs there are to be. They are made in the background, one executor at a time with the tenant's locks, so
     that a move or a load waits for one at most: on a GPU on a thread at idle priority, on CPU cores at normal priority, which
     the threads of a session would keep.
+
+    What they take counts within the tenant's budget: what does not fit is not made, and they give way to models that are
+    loaded. A model that is paged out is on no rung.
     """
 
-    def __init__(self, device: Device, workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        workers: Mapping[str, Worker],
+        changing: Mapping[str, asyncio.Lock],
+        paging: Mapping[str, asyncio.Lock],
+    ) -> None:
         self._device = device
         self._workers = workers
         self._changing = changing
+        self._paging = paging
         self._wanted: dict[str, tuple[Granules, ...]] = {}
         self._rungs: dict[str, dict[Granules, Rung]] = {}
         self._refused: set[tuple[str, Granules, ModelKey]] = set()
+        self._over_budget: dict[tuple[str, Granules, ModelKey], Mapping[str, int]] = {}
+        """Those for which there was no room, with what they take."""
+        self.refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
+        """Why a tenant's model may not take as much of the device's memory beside what the tenant has; "" if it may."""
         self._threads = ThreadPoolExecutor(1, "ladder", lower_priority if device.kind == "cuda" else None)
         self._making: asyncio.Task[None] | None = None
         self._again = False
@@ -74,10 +91,15 @@ class Ladders:
             await asyncio.wait({self._making})
 
     def take(self, name: str, granules: Granules) -> Rung | None:
-        """The rung of these granules if all of the tenant's models are ready there: it is the caller's. With its lock held."""
+        """The rung of these granules if all of the tenant's models are ready there, but those that are paged out: it is the
+        caller's. With its locks held.
+        """
         rung, worker = self._rungs.get(name, {}).get(granules), self._workers.get(name)
-        if rung and worker and rung.executors.keys() == worker.executors.keys():
-            return self._rungs[name].pop(granules)
+        if rung and worker:
+            paged = {key: executor for key, executor in worker.executors.items() if isinstance(executor, PagedExecutor)}
+            if rung.executors.keys() == worker.executors.keys() - paged.keys():
+                rung.executors |= paged
+                return self._rungs[name].pop(granules)
         return None
 
     def states(self) -> list[RungState]:
@@ -89,13 +111,34 @@ class Ladders:
         ]
 
     def _nbytes(self, name: str, rung: Rung) -> int:
-        """The memory that a rung adds. One that was the tenant's first partition adds what the present one would as a rung."""
-        worker = self._workers.get(name)
-        present = worker.executors if worker else {}
-        return sum(_added(executor) or _added(present.get(key)) for key, executor in rung.executors.items())
+        """The memory that a rung adds."""
+        return sum(sum(self._adds(name, rung, key).values()) for key in rung.executors)
+
+    def _adds(self, name: str, rung: Rung, key: ModelKey) -> dict[str, int]:
+        """What a model adds there. On the tenant's first partition it adds what it would on the present one as a rung."""
+        worker, executor = self._workers.get(name), rung.executors.get(key)
+        return (_added(executor) or _added(worker.executors.get(key) if worker else None)) if executor else {}
+
+    def adds(self, name: str, key: ModelKey) -> dict[str, int]:
+        """The memory that a tenant's model takes because it is ready on rungs. Any thread."""
+        return added(self._adds(name, rung, key) for rung in list(self._rungs.get(name, {}).values()))
+
+    async def give_way(self, name: str, needed: int) -> bool:
+        """Close executors on rungs of a tenant until so many bytes are free; whether any were. With its lock in `paging`."""
+        freed, rungs = 0, self._rungs.get(name, {})
+        for rung in sorted(rungs.values(), key=lambda each: -len(each.partition.granules)):
+            if freed < needed and (nbytes := self._nbytes(name, rung)):
+                freed += nbytes
+                executors, rung.executors = list(rung.executors.values()), {}
+                log.info(
+                    "%s is not ready to switch to granules %s: a model needs the memory", name, list(rung.partition.granules)
+                )
+                await asyncio.to_thread(_close_all, executors)
+        return bool(freed)
 
     def put(self, name: str, rung: Rung) -> None:
-        """The tenant does not use this partition after all, or no more. With its lock held."""
+        """The tenant does not use this partition after all, or no more. With its locks held."""
+        rung.executors = {key: each for key, each in rung.executors.items() if not isinstance(each, PagedExecutor)}
         self._rungs.setdefault(name, {})[tuple(rung.partition.granules)] = rung
 
     def switched(self, name: str, left: Rung, granules: Granules) -> None:
@@ -105,7 +148,7 @@ class Ladders:
         self.put(name, left)
 
     def leave_models(self, name: str, keys: Iterable[ModelKey]) -> list[Executor]:
-        """These models are not served any more: their executors on all rungs, for the caller to close. With its lock held."""
+        """These models leave: their executors on all rungs, for the caller to close. With either of the tenant's locks held."""
         rungs = self._rungs.get(name, {}).values()
         return [rung.executors.pop(key) for key in keys for rung in rungs if key in rung.executors]
 
@@ -139,18 +182,19 @@ class Ladders:
         """Close the rungs that are not wanted, and make those that are, step by step."""
         for granules, rung in list(self._rungs.get(name, {}).items()):
             if granules not in self._wanted.get(name, ()):
-                async with self._lock(name):
+                async with self._lock(self._changing, name), self._lock(self._paging, name):
                     if self._rungs.get(name, {}).get(granules) is rung:
                         await asyncio.to_thread(self._rungs[name].pop(granules).close)
         for granules in self._wanted.get(name, ()):
             step = True
             while step:
-                async with self._lock(name):
+                async with self._lock(self._changing, name), self._lock(self._paging, name):
                     step = await self._next(name, granules)
 
-    def _lock(self, name: str) -> asyncio.Lock:
+    @staticmethod
+    def _lock(locks: Mapping[str, asyncio.Lock], name: str) -> asyncio.Lock:
         """The tenant's lock; one of no account where it has gone."""
-        return self._changing.get(name) or asyncio.Lock()
+        return locks.get(name) or asyncio.Lock()
 
     async def _next(self, name: str, granules: Granules) -> bool:
         """Make the partition of a rung, or the next executor that it lacks; whether there was anything to make."""
@@ -172,7 +216,15 @@ class Ladders:
         lacking = self._lacking(name, granules, worker, rung)
         for key in lacking[:1]:
             try:
-                rung.executors[key] = await loop.run_in_executor(self._threads, worker.executors[key].alternate, rung.partition)
+                made = await loop.run_in_executor(self._threads, worker.executors[key].alternate, rung.partition)
+                if (adds := _added(made)) and (why := self.refuse(name, key, adds)):
+                    await loop.run_in_executor(self._threads, made.close)
+                    if (name, granules, key) not in self._over_budget:
+                        text = "tenant %s is not ready to switch to granules %s: model %s: %s"
+                        log.warning(text, name, list(granules), key.rpartition("#")[0], why)
+                    self._over_budget[name, granules, key] = adds
+                else:
+                    rung.executors[key] = made
             except EngineError as error:
                 self._refused.add((name, granules, key))
                 model = key.rpartition("#")[0]
@@ -181,8 +233,14 @@ class Ladders:
 
     def _lacking(self, name: str, granules: Granules, worker: Worker, rung: Rung) -> list[ModelKey]:
         """The models that are still to be made ready on a rung."""
-        keys = (key for key in worker.executors if key not in rung.executors)
-        return [key for key in keys if (name, granules, key) not in self._refused]
+        found = []
+        for key, executor in worker.executors.items():
+            this, adds = (name, granules, key), self._over_budget.get((name, granules, key))
+            if key in rung.executors or this in self._refused or isinstance(executor, PagedExecutor):
+                continue
+            if adds is None or not self.refuse(name, key, adds):
+                found.append(key)
+        return found
 
     def _carve(self, granules: Granules) -> Rung:
         """Blocks. Raises PartitionError."""
@@ -194,12 +252,12 @@ class Ladders:
             raise
 
 
-def _added(executor: Executor | None) -> int:
-    """The bytes that an alternate takes; 0 for another executor."""
+def _added(executor: Executor | None) -> dict[str, int]:
+    """What an alternate takes; nothing for another executor."""
     adds = executor.describe().get("adds") if executor else None
-    return sum(adds.values()) if isinstance(adds, dict) else 0
+    return dict(adds) if isinstance(adds, dict) else {}
 
 
-def _close_all(rungs: Iterable[Rung]) -> None:
-    for rung in rungs:
-        rung.close()
+def _close_all(things: Iterable[Closing]) -> None:
+    for each in things:
+        each.close()

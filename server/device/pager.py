@@ -29,6 +29,7 @@ from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from ..workers.worker import Worker
 from .budget import Claim, missing, refusal, sized
+from .ladders import Ladders
 from .loaded_model import Source
 from .loaded_models import LoadedModels
 from .model_loader import ModelLoader
@@ -95,6 +96,7 @@ class Pager:
         locks: MutableMapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
         loading: Callable[[str, str], AbstractContextManager[None]],
+        ladders: Ladders,
     ) -> None:
         self._tenants = tenants
         self._served = served
@@ -104,6 +106,7 @@ class Pager:
         self.locks = locks
         self._lifecycle = lifecycle
         self._loading = loading
+        self._ladders = ladders
         self._pages = {name: Pages() for name in tenants}
         self._requested: dict[tuple[str, ModelKey], Future[None]] = {}
         self._requesting = Lock()
@@ -139,7 +142,14 @@ class Pager:
         for name, worker in self._workers.items():
             if (pages := self._pages.get(name)) is not None:
                 counts = pages.ins, pages.outs, pages.in_seconds, pages.out_seconds
-                found.append(TenantMemory(name, self._tenants[name].device_memory, model_memory(worker), *counts))
+                found.append(
+                    TenantMemory(
+                        name,
+                        self._tenants[name].device_memory,
+                        model_memory(worker, partial(self._ladders.adds, name)),
+                        *counts,
+                    )
+                )
         return found
 
     @contextmanager
@@ -174,8 +184,8 @@ class Pager:
         """These models were loaded now."""
         self._pages[tenant].since.update(dict.fromkeys(models, time.monotonic_ns()))
 
-    def refuse_wide(self, tenant: str, model: ModelKey, memory: Mapping[str, int]) -> str:
-        """Why a model may not take as much more for a wide partition; "" if it may. Any thread, with the tenant's lock held."""
+    def refuse_more(self, tenant: str, model: ModelKey, memory: Mapping[str, int]) -> str:
+        """Why a model may not take as much more for another partition; "" if it may. Any thread, with its lock held."""
         config, claims, claim = self._tenants[tenant], self._claims(tenant), Claim(label(model), memory)
         fits = config.device_memory is None or missing(config.device_memory, claims, claim) <= 0
         return "" if fits else refusal(config, claims, claim)
@@ -276,10 +286,15 @@ class Pager:
             reservation.claim = claim
 
     async def _make_room(self, tenant: str, needed: Claim) -> None:
-        """Page out models until this one fits. Raises OverBudget, also if all others have requests for `PATIENCE`."""
+        """Give up rungs, then page out models, until this one fits.
+
+        Raises OverBudget, also if all others have requests for `PATIENCE`.
+        """
         config, until = self._tenants[tenant], time.monotonic() + PATIENCE
         busy: set[ModelKey] = set()
         while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
+            if await self._ladders.give_way(tenant, over):
+                continue
             residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
                 raise OverBudget(refusal(config, claims, needed))
@@ -317,6 +332,8 @@ class Pager:
             return False
         if worker.borrowing and (wide := worker.borrowing.executors.pop(model, None)):
             await asyncio.to_thread(wide.close)  # Nothing is in flight there: the model has no request.
+        for ready in self._ladders.leave_models(tenant, [model]):
+            await asyncio.to_thread(ready.close)
         await self._close(executor)
         pages = self._pages[tenant]
         pages.outs += 1
@@ -349,7 +366,7 @@ class Pager:
 
     def _claims(self, tenant: str) -> list[Claim]:
         """What the tenant's models have, and what is reserved for models that are being loaded."""
-        models = model_memory(self._workers[tenant])
+        models = model_memory(self._workers[tenant], partial(self._ladders.adds, tenant))
         held = [Claim(f"{each.name} {each.version}", each.memory) for each in models if not each.paged]
         return held + [each.claim for each in self._pages[tenant].reservations]
 
@@ -366,7 +383,8 @@ class Pager:
                 for served in loaded.served:
                     executor = executors.get(served.key)
                     if executor is not None and not isinstance(executor, PagedExecutor):
-                        memory = added([taken(executor), taken_wide(self._workers[tenant], served.key)])
+                        more = taken_wide(self._workers[tenant], served.key), self._ladders.adds(tenant, served.key)
+                        memory = added([taken(executor), *more])
                         found[served.key] = sum(memory.values())
         return found
 

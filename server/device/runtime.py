@@ -77,7 +77,7 @@ class Runtime:
         """Held while a model of a tenant is paged in or out, and while its partition changes; taken after `_changing`."""
         max_pause = config.server.max_pause
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
-        self.ladders = Ladders(device, self._workers, self._changing)
+        self.ladders = Ladders(device, self._workers, self._changing, self._paging)
         self._moves = PartitionMoves(
             self.manager,
             self._workers,

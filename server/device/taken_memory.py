@@ -1,6 +1,6 @@
 """What the models in a worker take of the device's memory. Any thread may ask."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engines import Executor
 from engines.memory import added
@@ -20,8 +20,11 @@ def bound_executors(workers: Mapping[str, Worker]) -> list[Executor]:
     return [executor for executor in executors if not isinstance(executor, PagedExecutor)]
 
 
-def model_memory(worker: Worker) -> list[ModelMemory]:
-    """What each model in a worker takes, and what those took that are paged out. Any thread."""
+def model_memory(worker: Worker, on_rungs: Callable[[ModelKey], Mapping[str, int]]) -> list[ModelMemory]:
+    """What each model in a worker takes, and what those took that are paged out. Any thread.
+
+    `on_rungs` says what one takes because it is ready on the tenant's ladder.
+    """
     found, engines = [], set[int]()
     for model, executor in {id(executor): (model, executor) for model, executor in list(worker.executors.items())}.values():
         name, _, version = label(model).rpartition(" ")
@@ -29,7 +32,7 @@ def model_memory(worker: Worker) -> list[ModelMemory]:
             found.append(ModelMemory(name, version, executor.taken, paged=True))
         else:
             own = taken(executor, id(executor.engine) in engines)
-            found.append(ModelMemory(name, version, added([own, taken_wide(worker, model)])))
+            found.append(ModelMemory(name, version, added([own, taken_wide(worker, model), on_rungs(model)])))
             engines.add(id(executor.engine))
     return found
 

@@ -73,9 +73,11 @@ class TenantModels:
         self._ladders = ladders
         self._left_out: Mapping[str, Collection[str]] = {}
         self._served = LoadedModels(tenants, strict_readiness)
-        self.pager = Pager(self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads)
-        self.pager.on_back = stretches.follow_paging
-        stretches.refuse = self.pager.refuse_wide
+        self.pager = Pager(
+            self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads, ladders
+        )
+        self.pager.on_back = self._follow_paging
+        stretches.refuse = ladders.refuse = self.pager.refuse_more
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)
@@ -111,6 +113,11 @@ class TenantModels:
         """Shut down the threads that read models."""
         self._loaders.shutdown(wait=False)
         self.pager.close()
+
+    async def _follow_paging(self, tenant: str) -> None:
+        """A model was brought back, with the lock in `paging` held: make it ready on the tenant's other partitions, too."""
+        await self._stretches.follow_paging(tenant)
+        self._ladders.follow()
 
     async def loaded(self) -> None:
         """Wait until every configured model was tried."""

@@ -57,6 +57,9 @@ class VirtualDevice:
 
     address = ""
 
+    def memory(self) -> int | None:
+        return None
+
     def energy(self) -> int | None:
         return None
 

@@ -163,6 +163,15 @@ def test_a_model_that_does_not_fit_the_tenants_budget_is_reported_with_the_arith
     assert checked.check(('"1KiB"', '"1GiB"\npaging = true')) == 0
 
 
+def test_budgets_above_what_the_device_has_are_a_possible_mistake(checked: Checked) -> None:
+    assert checked.check(('models = ["rows"]', 'models = ["rows"]\ndevice_memory = "900000GiB"')) == 0
+    (line,) = [line for line in checked.err if "device_memory" in line]
+    assert "device_memory of all of its device is acme 900000 GiB = 900000 GiB, but that has " in line
+    assert line.endswith("models may be refused by the device within a budget; lower one")
+    assert checked.check(('"900000GiB"', '"1GiB"')) == 0
+    assert not any("device_memory" in line for line in checked.err)
+
+
 def test_paging_without_a_budget_is_wrong(checked: Checked) -> None:
     assert checked.check(('models = ["rows"]', 'models = ["rows"]\npaging = true')) == 2
     assert any("tenants.acme.paging: true, but nothing is paged out without a device_memory" in line for line in checked.err)

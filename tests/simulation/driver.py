@@ -9,6 +9,9 @@ from .errors import CUDAError
 from .gpu import Gpu
 from .streams import Event, Graph
 
+MEMORY = 80 << 30
+"""Bytes that the device says it has."""
+
 CU_MEMHOSTREGISTER_PORTABLE = 1
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
 
@@ -87,6 +90,9 @@ class Driver:
         except CUDAError as error:
             return (str(error), None) if gives else (str(error),)
         return (success,) if result is None else (success, *result) if isinstance(result, tuple) else (success, result)
+
+    def cuDeviceTotalMem(self, dev: int) -> tuple[Any, ...]:
+        return self._call("cuDeviceTotalMem", lambda: MEMORY, gives=True)
 
     def cuDeviceGetDevResource(self, device: int, typename: int) -> tuple[Any, ...]:
         return self._call("cuDeviceGetDevResource", lambda: CUdevResource(self._gpu.whole()))

@@ -915,7 +915,6 @@ def test_a_minimum_above_the_share_is_refused() -> None:
     [
         ({"granules": 4, "ladder": [4, 17]}, [8] * 16, "17 is 17 granules, but the device has 16"),
         ({"sms": 16, "ladder": [16, 20]}, [8] * 4, "20 is not in whole granules of 8; expected one of 8, 16, 24, 32"),
-        ({"granules": 4, "ladder": [4], "device_memory": 2**30}, [8] * 4, "models that may be paged out (device_memory)"),
     ],
 )
 def test_a_ladder_that_does_not_fit_is_refused_with_the_numbers(

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engines import ModelRefused
+from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import PartitionError
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
@@ -174,3 +176,82 @@ async def test_everything_is_closed_at_the_end(root: Path) -> None:
     assert site.device.open == []
     assert site.device.closed
     assert all(engine.closed for engine in site.engines)
+
+
+class Counting(Site):
+    """Each model takes ten bytes, and three more on a rung."""
+
+    def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        engine: Any = super().read(path, max_batch, settings)
+        engine.memory, engine.executor_memory, engine.adds = {"weights": 6}, {"contexts": 4}, {"contexts": 3}
+        return engine  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def counting(root: Path, limit: int, paging: bool = False) -> AsyncIterator[Site]:
+    acme, globex = LADDERS
+    site = Counting(root, tenants=(acme.model_copy(update={"device_memory": limit, "paging": paging}), globex))
+    await site.controller.start()
+    await site.controller.loaded()
+    await settled(site)
+    yield site
+    await site.controller.close()
+    assert all(executor.closed for engine in site.engines for executor in engine.executors)
+
+
+async def used(site: Site) -> int:
+    return (await site.controller.memory())[0].used
+
+
+async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with counting(root, 25) as site:
+        assert rungs(site)["acme"] == {WIDE: 1}
+        assert await used(site) == 23
+        assert (
+            f"acme is not ready to switch to granules {list(WIDE)}: model b/1: it needs 3 bytes of device memory" in caplog.text
+        )
+        assert "acme has 23 bytes of 25 bytes in use" in caplog.text
+        moved = await move(site, acme=4, globex=4)
+        assert [pause.ladder for pause in moved.pauses.values()] == [False, True], "not all models were ready there"
+        await answered(site)
+        await site.controller.unload("acme", "a")
+        await site.runtime.ladders.settled()
+        assert rungs(site)["acme"] == {NARROW: 1}, "it was tried again once there was room"
+        assert await used(site) == 13
+
+
+async def test_rungs_give_way_to_a_model_that_is_loaded(root: Path) -> None:
+    async with counting(root, 32) as site:
+        assert await used(site) == 26
+        add_model(root, "c")
+        await site.controller.load("acme", "c")
+        await site.runtime.ladders.settled()
+        assert rungs(site)["acme"] == {WIDE: 0}
+        assert await used(site) == 30
+        moved = await move(site, acme=4, globex=4)
+        assert [pause.ladder for pause in moved.pauses.values()] == [False, True]
+        await answered(site)
+
+
+async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(root: Path) -> None:
+    async with counting(root, 40, paging=True) as site:
+        key, other = (site.tenant("acme").catalog.find(name).key for name in "ab")
+        models = site.runtime._models.pager
+        async with models.locks["acme"]:
+            assert await models._page_out("acme", key)
+        assert await used(site) == 13
+        for count, granules in ((4, NARROW), (2, WIDE)):
+            moved = await move(site, acme=count, globex=8 - count)
+            assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
+            await settled(site)
+            assert site.runtime.ladders._rungs["acme"][granules].executors.keys() == {other}
+            await site.infer("acme")
+        await site.infer("acme", "a")
+        await site.runtime.ladders.settled()
+        assert rungs(site)["acme"] == {WIDE: 2}
+        assert await used(site) == 26
+        moved = await move(site, acme=4, globex=4)
+        assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
+        await answered(site)
