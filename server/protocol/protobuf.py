@@ -32,6 +32,25 @@ def message_classes(
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
 
 
+def made_at_once(classes: Mapping[str, Any]) -> list[object]:
+    """Every object that protobuf would make at first use of these classes, on whichever thread that is: keep the list.
+
+    Descriptors, their options, and the classes of maps' entries are made when they are asked for, and while nothing refers to
+    them they are made and freed again and again, in tables that all threads share and that no lock guards but the GIL.
+    """
+    found: list[object] = []
+    messages = [each.DESCRIPTOR for each in classes.values()]
+    for message in messages:
+        found += (message, message.GetOptions(), message_factory.GetMessageClass(message))
+        messages += message.nested_types
+        for field in message.fields:
+            found += (field, field.GetOptions(), field.containing_oneof)
+            if (enum := field.enum_type) is not None:
+                found += (enum, enum.GetOptions(), enum.values_by_number, *enum.values)
+        found += (message.fields, message.fields_by_name, message.oneofs)
+    return found
+
+
 def _add_field(message: descriptor_pb2.DescriptorProto, package: str, label: str, kind: str, name: str, number: str) -> None:
     field = message.field.add(name=name, number=int(number))
     field.label = field.LABEL_REPEATED if label in ("repeated", "map") else field.LABEL_OPTIONAL

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from ..protocol.protobuf import message_classes
+from ..protocol.protobuf import made_at_once, message_classes
 
 _ENUMS = {
     "DataType": (
@@ -299,5 +299,7 @@ def _entry(field: FieldDescriptor) -> FieldDescriptor | None:
     return kind.fields_by_name["value"] if kind and kind.GetOptions().map_entry else None
 
 
-MESSAGE = message_classes("inference", _MESSAGES, _ENUMS, syntax="proto2")["ModelConfig"]
+_CLASSES = message_classes("inference", _MESSAGES, _ENUMS, syntax="proto2")
+_OBJECTS = made_at_once(_CLASSES)  # Tenants' models are loaded on several threads.
+MESSAGE = _CLASSES["ModelConfig"]
 """The class of model configurations."""
