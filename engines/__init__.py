@@ -12,7 +12,7 @@ from . import wire
 from .base import Engine, Executor, Preparing, Recipe, Room, Streaming, Tensor, Work
 from .chain import chain
 from .datatypes import DATATYPES, DataType
-from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
+from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, OutputsTooLarge, TensorMismatch
 from .loop import LoopEngine
 from .memo import Memo
 from .model_files.cache_folder import CacheFolder
@@ -37,6 +37,7 @@ __all__ = [
     "Loop",
     "Memo",
     "ModelRefused",
+    "OutputsTooLarge",
     "Preparing",
     "Recipe",
     "Room",

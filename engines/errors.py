@@ -20,6 +20,16 @@ class ExecutionFailed(EngineError):
     """The model failed while it ran."""
 
 
+class OutputsTooLarge(ExecutionFailed):
+    """The outputs, whose sizes the data decides, take more memory than `RuntimeSettings.memory_limit` allows: `nbytes` at
+    least, with other tensors of the run if those were in the way.
+    """
+
+    def __init__(self, nbytes: int, limit: int) -> None:
+        super().__init__(f"the run takes at least {nbytes} bytes for its tensors; its outputs may have {limit} (memory_limit)")
+        self.nbytes = nbytes
+
+
 class Cancelled(EngineError):
     """The work was cancelled before it ended."""
 

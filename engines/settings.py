@@ -52,7 +52,11 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _WARM_UP = ("opt", "usual")
 
 _COUNTS: Mapping[str, str] = MappingProxyType(
-    {"profile": "a profile's number from 0", "weight_streaming_budget": "a number of bytes from 0"}
+    {
+        "profile": "a profile's number from 0",
+        "weight_streaming_budget": "a number of bytes from 0",
+        "memory_limit": "a number of bytes from 0",
+    }
 )
 
 ONNX_RUNTIMES = (
@@ -62,6 +66,7 @@ ONNX_RUNTIMES = (
     "graph_optimization",
     "memory_arena",
     "memory_pattern",
+    "memory_limit",
 )
 """The fields of RuntimeSettings that only ONNX Runtime has."""
 
@@ -139,6 +144,8 @@ class RuntimeSettings:
     - `loop`: the model is run step by step, and answers in parts; None is once.
     - `graph_optimization`: ONNX Runtime's level of optimization. `memory_arena`, `memory_pattern`: whether it keeps memory
       that it has used, and plans the memory of a run.
+    - `memory_limit`: bytes that the outputs of a run may have if the data decides their sizes (`Expand`, `NonZero`), which
+      ONNX Runtime knows only when it takes the memory. The other tensors of the run may take as much again. None: no limit.
     """
 
     graphs: str = "on"
@@ -159,6 +166,7 @@ class RuntimeSettings:
     graph_optimization: str = "all"
     memory_arena: bool = True
     memory_pattern: bool = True
+    memory_limit: int | None = None
     loop: Loop | None = None
 
     def __post_init__(self) -> None:

@@ -23,13 +23,14 @@ from partitions.cpu import CpuPartition, CpuStream
 
 from ..base import NO_ROOM, Room, Tensor, check_tensors
 from ..datatypes import DATATYPES
-from ..errors import Cancelled, ExecutionFailed, ModelRefused
+from ..errors import Cancelled, ExecutionFailed, ModelRefused, OutputsTooLarge
 from ..memo import Memo
 from ..memory import SMALL
 from ..model_files.onnx_file import blame
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec
 from ..warmup import blank, shape_sets
+from .arenas import SHRINK, is_unsized, limited, refused, weights_beside
 from .defaults import with_default
 from .errors import clean_message, is_wrong_shape
 from .heap import heap_bytes
@@ -82,8 +83,7 @@ class OnnxEngine:
         if not isinstance(partition, CpuPartition):
             raise ModelRefused(f"{self.path}: ONNX Runtime serves partitions of CPU cores, not {partition!r}")
         before = heap_bytes()
-        options = _options(self.settings, partition.size)
-        session = partition.run_with_helpers(lambda: _session(self._model, self.path, options))
+        session = partition.run_with_helpers(lambda: self._session(partition.size))
         executor = OnnxExecutor(self, session, partition)
         self._warm_up(executor)
         self._measure(heap_bytes() - before)
@@ -99,6 +99,18 @@ class OnnxEngine:
         may allocate meanwhile; at least the file's size. A request that is larger than all of the warm-up takes more.
         """
         return {"session": max(self._model.nbytes, self._session_bytes or 0)}
+
+    @property
+    def most(self) -> int | None:
+        """Bytes that outputs may have, where the data decides how large they are; None: no limit."""
+        return self.settings.memory_limit if is_unsized(self.signature) else None
+
+    def _session(self, cores: int) -> ort.InferenceSession:
+        options = _options(self.settings, cores)
+        if self.most is None:
+            return _session(self._model, self.path, options)
+        with limited(options, 2 * self.most + weights_beside(self.path)):
+            return _session(self._model, self.path, options)
 
     def _measure(self, grown: int) -> None:
         self._session_bytes = grown if self._session_bytes is None else min(self._session_bytes, grown)
@@ -166,7 +178,9 @@ class OnnxExecutor:
         self._outputs = Outputs(engine.signature)
         self._runs = 0
         self._large = math.inf
-        self._shrinks = False
+        self._most = engine.most
+        self._keeps = engine.settings.memory_arena
+        self._shrinks = not self._keeps and self._most is not None  # The limit needs an arena.
         self._alternate = False
         self._closed = False
 
@@ -240,8 +254,45 @@ class OnnxExecutor:
     def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
         if self._shrinks:
-            self._shrinks = False
-            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+            self._shrinks = not self._keeps
+            options.add_run_config_entry(*SHRINK)
+        if self._most is not None:
+            return self._run_limited(inputs, room, options, self._most)
+        return self._run_session(inputs, room, options)
+
+    def _run_limited(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions, most: int) -> tuple[Tensor, ...]:
+        """Run where the data decides how large the outputs are. Raises OutputsTooLarge, with the memory freed.
+
+        What earlier runs left in the arena may be in the way, in pieces that are too small: then the run is made again.
+        """
+        for again in (True, False):
+            try:
+                outputs = self._run_session(inputs, room, options)
+            except RuntimeError as error:
+                if (found := refused(error)) is None:
+                    raise
+                asked, left = found
+                self._shrink()
+                if again and asked <= 2 * most:
+                    continue
+                raise OutputsTooLarge(asked if asked > most else 2 * most - left + asked, most) from None
+            break
+        if (nbytes := _nbytes(outputs)) > most:
+            del outputs
+            self._shrink()
+            raise OutputsTooLarge(nbytes, most)
+        return outputs
+
+    def _shrink(self) -> None:
+        """Free what the session keeps for later runs: a run that is stopped before it begins does that too."""
+        options = _run_options()
+        options.add_run_config_entry(*SHRINK)
+        options.terminate = True
+        inputs = min([self.engine.blank(shapes) for shapes in self.engine.warm_up], key=_nbytes)
+        with suppress(RuntimeError):
+            self._session.run_with_iobinding(self._bind(inputs, NO_ROOM).binding, options)
+
+    def _run_session(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         if self._has_strings and self._are_few(inputs):
             with suppress(UnicodeDecodeError):  # Bytes that are not UTF-8 take the other path.
                 return self._run_values(inputs, options)
@@ -342,6 +393,8 @@ class OnnxWork:
             raise Cancelled("cancelled before it began")
         try:
             self._outputs = self._run(*self._call, self._options)
+        except OutputsTooLarge:
+            raise
         except Exception as error:
             if self._options.terminate:
                 raise Cancelled("cancelled while it ran") from error

@@ -6,7 +6,7 @@ Everything here blocks; never call it on the event loop.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -330,16 +330,26 @@ def _stamp(file: ModelFile) -> Stamp:
 
 
 def open_model_loader(
-    config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None
+    config: Config,
+    device: Device | None,
+    read: Read | None = None,
+    builds: Builds | None = None,
+    tenants: Collection[str] | None = None,
 ) -> ModelLoader:
     """The loader for a configuration and a device, used by the server and by the check.
 
-    `read` replaces the libraries that load engines; `builds` builds ONNX files for them.
+    `read` replaces the libraries that load engines; `builds` builds ONNX files for them. On a CPU outputs whose size the data
+    decides may take the largest memory of these `tenants`, by default of all: what is over a tenant's own is refused after the
+    run.
     """
+    base = default_settings(config.device)
+    served = [config.tenants[name].memory for name in (config.tenants if tenants is None else tenants)]
+    if served and (device is None or device.kind == "cpu"):
+        base = base.merge(memory_limit=max(served))
     return ModelLoader(
         Repository(config.models.repository, config.models.options, config.source),
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
-        default_settings(config.device),
+        base,
         partial(unsupported, device),
         config.server.max_body,
     )

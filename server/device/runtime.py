@@ -63,7 +63,7 @@ class Runtime:
         self._config = config
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
-        self.model_loader = open_model_loader(config, device, read, self.builds)
+        self.model_loader = open_model_loader(config, device, read, self.builds, frontends)
         self._on_lost = on_lost
         self._lifecycle = Lifecycle(publish)
         self._priorities = GilPriorities()

@@ -12,6 +12,7 @@ from ..errors import (
     Outgrown,
     QueueFull,
     RequestError,
+    TooLarge,
     Unavailable,
     status_of,
 )
@@ -235,6 +236,10 @@ class Inference:
 
     def _reserve(self, slot: Slot, outgrown: Outgrown) -> None:
         """Take memory for the outputs. Raises TooLarge or MemoryFull."""
+        if outgrown.nbytes <= slot.capacity:
+            raise TooLarge(
+                f"the answer needs at least {outgrown.nbytes} bytes of memory, which is more than its model may take"
+            )
         served, blocks = self.served, self._tenant.lane.slots.blocks
         _, room = slot.inputs(served.signature, self._shapes, slot.capacity)
         needed = outgrown.nbytes - (room.address - slot.address)

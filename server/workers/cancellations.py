@@ -2,7 +2,7 @@
 
 import time
 
-from engines import Cancelled
+from engines import Cancelled, OutputsTooLarge
 from partitions import DeviceLost
 
 from ..errors import Outgrown, Unavailable
@@ -58,7 +58,7 @@ def failure_of(error: Exception) -> Failure:
     text = str(error) or type(error).__name__
     if isinstance(error, DeviceLost):
         return Failure("lost", text)
-    if isinstance(error, Outgrown):
+    if isinstance(error, Outgrown | OutputsTooLarge):
         return Failure("outgrown", str(error.nbytes))
     if isinstance(error, Unavailable):
         return Failure("stopped", text)

@@ -224,22 +224,27 @@ def test_outputs_of_unexpected_size_are_whole_and_later_ones_have_room_at_once(
     assert slots(served).nbytes == 0
 
 
-def test_memory_that_a_session_took_for_outputs_that_never_fit_is_freed(
-    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+def ask_for(http: httpx.Client, times: int) -> httpx.Response:
+    """Ask for 4,000 bytes so many times."""
+    inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [times])
+    return infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
+
+
+@pytest.mark.parametrize("times", [32_000, 1_000_000])
+def test_outputs_that_never_fit_take_no_memory(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    """128 MB and 4 GB, of a tenant that has 16 MiB."""
     monkeypatch.setattr(reclaim, "KEPT", math.inf)
     before = anonymous()
-    inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [32_000])
-    answer = infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
-    assert answer.status_code == 413
-    assert anonymous() - before > 64 * MIB
-    monkeypatch.setattr(reclaim, "KEPT", 0.0)
-    until(lambda: anonymous() - before < 32 * MIB)
+    answer = ask_for(http, times)
+    assert answer.status_code == 413, answer.text
+    assert anonymous() - before < 32 * MIB
+    assert f"{times * 4000} bytes of memory; the most for one is {MEMORY * 7 // 8} (tenants" in answer.json()["error"]
 
 
 def test_outputs_that_never_fit_are_413_with_the_numbers(served: Served, http: httpx.Client) -> None:
-    inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [5_000])
-    answer = infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
+    answer = ask_for(http, 5_000)
     assert answer.status_code == 413
     assert f"the most for one is {MEMORY * 7 // 8} (tenants.acme.memory: {MEMORY}" in answer.json()["error"]
     assert slots(served).nbytes == 0
