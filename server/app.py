@@ -41,6 +41,7 @@ from .http import asgi
 from .http.disconnects import Receive
 from .http.infer import Infer, Send
 from .http.paths import is_infer
+from .http.uvicorn_protocol import UNREAD
 from .link import ring
 from .tenants.lending import lend, open_pages
 from .tenants.limits import limit
@@ -146,11 +147,11 @@ class Application:
         return self._opened
 
     @asynccontextmanager
-    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[dict[str, object]]:
         """Open the device, load the models in the background, and close everything at shutdown."""
         with only_worker(worker_parent()):
             async with self._serving():
-                yield
+                yield {UNREAD: self.infer.unread}
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:

@@ -80,6 +80,12 @@ _BY_TENANT: tuple[
         lambda _, report: report.lane.invalid,
     ),
     (
+        CounterMetricFamily,
+        "greenlane_unread_answers",
+        "Connections closed because their clients did not read their answers",
+        lambda _, report: report.lane.unread,
+    ),
+    (
         GaugeMetricFamily,
         "greenlane_slot_bytes",
         "Bytes of the tenant's memory that its requests hold",

@@ -74,6 +74,11 @@ class ServerConfig(Section, frozen=True):
         description="How long an idle connection is kept; 5 s at most if no request on it named a tenant. Set it above the "
         "idle timeout of clients' pools and proxies, or they send requests into closed connections.",
     )
+    write_timeout: Duration = Field(
+        default=60.0,
+        description="How long a client may take to read an answer, and a second more for each 16 KiB that it has read; of "
+        'parts, how long it may leave one unread. Then its connection is closed; "0s": no limit.',
+    )
     cors_origins: Origins = Field(
         default=(),
         description='Origins of web pages that may call /v2, such as `["https://app.example"]`, or `["*"]`. Never /admin, '

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpc.aio import EOF
 
-from ..errors import QueueFull, Unavailable
+from ..errors import ClientGone, QueueFull, Unavailable
 from ..inference.in_parts import InferenceInParts
 from ..inference.refusals import refuse
 from ..tenants.service import Tenant
@@ -92,7 +92,7 @@ class Infer:
             await run.begin(message, context.time_remaining(), self._front.traceparent(context))
             del message
             while (done := await run.next()).outputs and run.in_parts:
-                await _write(context, infer_response=await run.encode(done, final=False))
+                await _write(tenant, context, infer_response=await run.encode(done, final=False))
                 run.proceed()
             last = None if run.in_parts else await run.encode(done, final=True)
             if run.in_parts and run.wants_empty_end:
@@ -100,15 +100,23 @@ class Infer:
         except CancelledError:
             run.cancel(context.time_remaining())
             raise
+        except ClientGone as error:
+            raise run.fail(error) from None
         except Exception as error:
             text = shortened(refuse(run.fail(error), tenant.name).text)
-            await _write(context, error_message=text, infer_response=ModelInferResponse(id=run.id).SerializeToString())
+            await _write(tenant, context, error_message=text, infer_response=ModelInferResponse(id=run.id).SerializeToString())
             return True
         run.succeed(done)
         if last is not None:
-            await _write(context, infer_response=last)
+            await _write(tenant, context, infer_response=last)
         return True
 
 
-async def _write(context: Any, **fields: Any) -> None:
-    await context.write(ModelStreamInferResponse(**fields).SerializeToString())
+async def _write(tenant: Tenant, context: Any, **fields: Any) -> None:
+    """Write a message once the client has room for it. Raises ClientGone if that takes too long."""
+    message = ModelStreamInferResponse(**fields).SerializeToString()
+    try:
+        async with asyncio.timeout(tenant.unread.seconds or None):
+            await context.write(message)
+    except TimeoutError:
+        raise ClientGone(tenant.unread.stopped()) from None

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from ..errors import ClientGone, RequestError, TooSlow, Unavailable
 from ..protocol.arriving_body import ArrivingBody
 from ..tenants.model_changes import is_change
+from ..tenants.unread import UnreadAnswers
 from ..tenants.uploads import Uploads
 from . import asgi
 from .body import MAX_DISCARDED, Linger, close_when_sent
@@ -28,7 +29,7 @@ from .inference import CLOSE, HttpInference, Outcome, refusal
 from .reply_writer import ReplyWriter
 from .slot_reader import SlotReader
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
-from .uvicorn_protocol import JsonHttpToolsProtocol
+from .uvicorn_protocol import UNREAD, JsonHttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 """A request with longer headers goes to uvicorn, which refuses it."""
@@ -70,7 +71,8 @@ class HttpConnection(asyncio.Protocol):
         self._hand_off = hand_off
         self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
-        self._make_fallback = partial(JsonHttpToolsProtocol, config, server_state, app_state, _loop)
+        state = {**app_state, UNREAD: infer.unread}
+        self._make_fallback = partial(JsonHttpToolsProtocol, config, server_state, state, _loop)
         self._keep_alive = config.timeout_keep_alive
         self._loop = _loop or asyncio.get_event_loop()
         self._transport: Any = None
@@ -85,6 +87,7 @@ class HttpConnection(asyncio.Protocol):
         self._inference: HttpInference | None = None
         self._task: asyncio.Task[None] | None = None
         self._uploads: Uploads | None = None
+        self._unread: UnreadAnswers | None = None
         self._in_loop = False  # Of `_answer_next`, which is not entered twice.
         self._yielding = False  # Other connections have their turn.
         self._writable = True
@@ -110,6 +113,7 @@ class HttpConnection(asyncio.Protocol):
         self._closing = True
         self._cancel_timers()
         self._end_upload()
+        self._forget_unread()
         if self._inference:
             self._inference.cancel(ClientGone("the client closed its connection"))
         elif self._task:
@@ -162,11 +166,23 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._unread = self._infer.unread(self._head.headers if self._head else {})
+        if self._unread:
+            self._unread.add(self)
 
     def resume_writing(self) -> None:
         self._writable = True
-        self._transport.resume_reading()
-        self._answer_next()
+        self._forget_unread()
+        if self._transport.is_closing():
+            close_when_sent(self._transport)
+        else:
+            self._transport.resume_reading()
+            self._answer_next()
+
+    def unread(self) -> int:
+        """Bytes of answers that the socket has not taken."""
+        unread: int = self._transport.get_write_buffer_size()
+        return unread
 
     def activity(self) -> Activity:
         """What this connection is doing; see `server.http.connection_limits`."""
@@ -306,6 +322,11 @@ class HttpConnection(asyncio.Protocol):
         self._inference = inference
         return inference
 
+    def _forget_unread(self) -> None:
+        if self._unread:
+            self._unread.discard(self)
+            self._unread = None
+
     def _end_upload(self) -> None:
         if self._uploads:
             self._uploads.discard(self)
@@ -370,6 +391,7 @@ class HttpConnection(asyncio.Protocol):
         self._cancel_timers()
         if unread:
             self._connections.discard(self)
+            self._forget_unread()
             self._reader = None  # Which refers to this object.
             Linger(self._transport, unread, self._connections).begin()
         else:
@@ -414,7 +436,10 @@ class HttpConnection(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         if self._phase in (READING_HEAD, DISCARDING) and not self._active and not self._closing:
-            self._transport.close()
+            if self._writable:
+                close_when_sent(self._transport)
+            else:
+                self._transport.close()  # Most of an answer is unread; `UnreadAnswers` says how long that may take.
         elif not self._closing:
             self._active = False
             self._idle_timer = self._loop.call_later(self._keep_alive, self._close_if_idle)

@@ -5,7 +5,6 @@ asked for when the client has taken the one before: so a slow client slows its o
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -20,10 +19,6 @@ from .disconnects import Receive
 from .exchange import Call, Reply
 from .inference import Target, refusal
 
-log = logging.getLogger("greenlane.infer")
-
-READ_SECONDS = 60.0
-"""How long a client may leave parts of an answer unread, beyond what sockets buffer, before the answer is stopped."""
 _FIELDS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -201,11 +196,10 @@ async def _send_events(generation: Generation, part: bytes | None, target: Targe
 async def _send_body(data: bytes, more: bool, target: Target, send: Send) -> None:
     """Send a piece of the body once the client has taken those before. Raises ClientGone."""
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(target.tenant.unread.seconds or None):
             await send({"type": "http.response.body", "body": data, "more_body": more})
     except TimeoutError:
-        text = f"the client has not read its answer for {READ_SECONDS:g} s"
-        log.warning("%s, which is stopped", text, extra={"tenant": target.tenant.name})
-        raise ClientGone(text) from None
+        text = f"the client has not read its answer for {target.tenant.unread.seconds:g} s"
+        raise ClientGone(text) from None  # Its connection, which is in `UnreadAnswers`, is closed there, and counted.
     except OSError as error:  # Some servers raise it once the client has gone.
         raise ClientGone(_GONE) from error

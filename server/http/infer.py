@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
 
-from ..errors import Ambiguous, ClientGone
+from ..errors import Ambiguous, ClientGone, RequestError, Unavailable
 from ..tenants.service import Service
+from ..tenants.unread import UnreadAnswers
 from . import compression, generate, strict
 from .body import Body, content_length
 from .disconnects import DisconnectWatcher, Receive
@@ -61,6 +62,17 @@ class Infer:
         if tenant is None:
             tenant = service.tenant(*strict.credentials(headers))
         return Target(tenant, name, version, service.limits, service.config.server.max_body)
+
+    def unread(self, headers: Headers) -> UnreadAnswers | None:
+        """Where the unread answers of a connection are limited whose last request has these headers; None while starting."""
+        try:
+            service = self._service()
+        except Unavailable:
+            return None
+        try:
+            return service.tenant(*strict.credentials(headers)).unread
+        except RequestError:
+            return service.unread
 
     async def answer(self, call: Call) -> Reply | None:
         """The reply to one request, errors included; None if its client has disconnected."""

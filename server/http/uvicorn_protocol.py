@@ -13,6 +13,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..tenants.model_changes import is_change
+from ..tenants.unread import UnreadAnswers
 from .body import LINGER_BYTES, Linger, close_when_sent
 from .connection_limits import Activity, connections
 from .parser import Parser
@@ -21,6 +22,10 @@ from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, Violation, find_violati
 
 MAX_HEADER_BYTES = 64 * 1024
 """Limit on the bytes of a request line with headers, of trailers, or between two chunks; beyond it a request is refused."""
+
+
+UNREAD = "greenlane.unread"
+"""In uvicorn's state of the application: returns the `UnreadAnswers` of a request with these headers, or None."""
 
 
 class JsonHttpToolsProtocol(HttpToolsProtocol):
@@ -34,6 +39,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         self._violation: Violation | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._between_requests = True
+        self._unread: UnreadAnswers | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,6 +47,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_header_timer()
+        self._forget_unread()
         self.parser.close()
         super().connection_lost(exc)
 
@@ -91,6 +98,35 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._violation and self.cycle.response_complete and not self.transport.is_closing():
             self._refuse(self._violation)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        find = self.app_state.get(UNREAD)
+        if find and self.cycle is not None and self._unread is None:
+            self._unread = find(dict(self.cycle.scope["headers"]))
+            if self._unread:
+                self._unread.add(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_unread()
+        if self.transport.is_closing():
+            close_when_sent(self.transport)
+
+    def unread(self) -> int:
+        """Bytes of answers that the socket has not taken."""
+        return self.transport.get_write_buffer_size()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.flow.write_paused:  # `UnreadAnswers` says how long the client may take to read.
+            super().timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            close_when_sent(self.transport)
+
+    def _forget_unread(self) -> None:
+        if self._unread:
+            self._unread.discard(self)
+            self._unread = None
 
     def activity(self) -> Activity:
         """What this connection is doing; see `server.http.connection_limits`."""

@@ -182,6 +182,7 @@ class HttpProcess:
             self._spawn(self._trim_memory(self._tenant))
         await self._channel.open(arguments.channel)
         arguments.handoff.setblocking(False)
+        self._server.config.load()  # `serve` would do so, but connections may arrive before that.
         loop.add_reader(arguments.handoff.fileno(), self._on_handoff)
         self._spawn(self._exit_with_supervisor())
         if arguments.to_lead:

@@ -338,7 +338,7 @@ class ReportFields(Fields):
 
     served: list[ModelReportFields]
     index: list[IndexEntry]
-    lane: tuple[int, int, int, int, int, int, tuple[int, int, int, int]]
+    lane: tuple[int, int, int, int, int, int, tuple[int, int, int, int], int]
     slots: tuple[int, int, int]
     lending: tuple[bool, int] | None
 

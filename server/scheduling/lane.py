@@ -81,7 +81,7 @@ class Lane:
         self._waiters = Waiters()
         self._collected: list[Ticket] = []
         self._flush_scheduled = False
-        self._rejected = self._expired = self._invalid = 0
+        self._rejected = self._expired = self._invalid = self._unread = 0
 
     def __repr__(self) -> str:
         return f"<Lane {self.name} {self._scheduler!r}>"
@@ -113,6 +113,7 @@ class Lane:
             self._expired,
             self._invalid,
             (requests, nbytes, connections, bodies),
+            self._unread,
         )
 
     def backlog(self) -> Counter[ModelKey]:
@@ -248,6 +249,10 @@ class Lane:
     def count_invalid(self) -> None:
         """Count an invalid request, such as one that is not JSON; it is no failure of its model."""
         self._invalid += 1
+
+    def count_unread(self) -> None:
+        """Count a connection that was closed because its client did not read its answer."""
+        self._unread += 1
 
     def reject(self, text: str) -> QueueFull:
         """Count a request that there is no room for; returns the error for it."""

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 class LaneStatistics(NamedTuple):
     """Requests queued now, in flight, and running although their clients disconnected; and counted since the start: refused for
-    lack of room, timed out, invalid, and refused for each of the tenant's limits, in the order of `limits.LIMITS`.
+    lack of room, timed out, invalid, and refused for each of the tenant's limits, in the order of `limits.LIMITS`; and
+    connections closed because their clients did not read their answers.
     """
 
     waiting: int
@@ -15,3 +16,4 @@ class LaneStatistics(NamedTuple):
     expired: int = 0
     invalid: int = 0
     limited: tuple[int, int, int, int] = (0, 0, 0, 0)
+    unread: int = 0

@@ -30,6 +30,7 @@ from .catalog import Catalog, IndexEntry, ServedModel
 from .frontend import DeviceSide, ModelReport, Report, State, not_ended
 from .model_changes import ModelChanges
 from .tracing import Tracing
+from .unread import UnreadAnswers
 from .uploads import Uploads
 
 log = logging.getLogger("greenlane")
@@ -52,6 +53,7 @@ class Tenant:
     catalog: Catalog
     lane: Lane
     uploads: Uploads
+    unread: UnreadAnswers
     changes: ModelChanges = field(default_factory=ModelChanges)
     tracing: Tracing = field(default_factory=Tracing)
 
@@ -91,6 +93,9 @@ class Service:
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self.uploads = Uploads(TENANTLESS_MEMORY)
+        self.unread = UnreadAnswers(TENANTLESS_MEMORY)
+        for unread in (self.unread, *(tenant.unread for tenant in self.tenants.values())):
+            unread.seconds = config.server.write_timeout
         self.state: State = "starting"
         self.totals: Callable[[], Awaitable[Report]] | None = None
         """Returns the report of all processes of the tenant, if it has several."""
@@ -171,7 +176,8 @@ def open_tenant(
         scheduler = Scheduler(config.queue, config.in_flight, HORIZON, queue)
     lane = Lane(config.name, scheduler, link, control, blocks, helper)
     uploads = Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})"), occupancy=occupancy)
-    return Tenant(config, Catalog(), lane, uploads)
+    unread = UnreadAnswers(config.memory, config.name, lane.count_unread)
+    return Tenant(config, Catalog(), lane, uploads, unread)
 
 
 def slots(config: TenantConfig) -> int:

@@ -32,6 +32,7 @@ def total(lead: Report, helpers: Sequence[Report]) -> Report:
         expired=sum(each.expired for each in counted),
         invalid=sum(each.invalid for each in counted),
         limited=_limited(counted),
+        unread=sum(each.unread for each in counted),
     )
     slots = SlotStatistics(*map(sum, zip(lead.slots, *(report.slots for report in helpers), strict=True)))
     lending = [report.lending for report in (lead, *helpers) if report.lending]
@@ -49,6 +50,7 @@ def ended(reports: Sequence[Report]) -> Report:
         expired=sum(each.lane.expired for each in reports),
         invalid=sum(each.lane.invalid for each in reports),
         limited=_limited([each.lane for each in reports]),
+        unread=sum(each.lane.unread for each in reports),
     )
     lending = True, sum(report.lending[1] for report in reports if report.lending)
     return Report(served, (), lane, SlotStatistics(0, 0, 0), lending=lending if last.lending else None)

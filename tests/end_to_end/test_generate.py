@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from server.config.tenant import TenantConfig
-from server.http import generate
 from tests import models
 
 from .harness import Served, configuration, serving
@@ -317,7 +316,7 @@ def test_a_step_that_runs_is_stopped_when_its_client_goes(inside: Served) -> Non
 
 
 def test_a_client_that_does_not_read_is_stopped_and_holds_nothing_else(inside: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(inside.service.tenants["acme"].unread, "seconds", 0.5)
 
     async def flood() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", inside.port, limit=1)

@@ -36,6 +36,7 @@ LABELS = {
     "greenlane_limited_requests_total": {"tenant", "limit"},
     "greenlane_expired_requests_total": {"tenant"},
     "greenlane_invalid_requests_total": {"tenant"},
+    "greenlane_unread_answers_total": {"tenant"},
     "greenlane_request_duration_seconds_bucket": {"model", "version", "tenant", "le"},
     "greenlane_request_duration_seconds_count": {"model", "version", "tenant"},
     "greenlane_request_duration_seconds_sum": {"model", "version", "tenant"},

@@ -76,6 +76,9 @@ class Answers:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
+    def unread(self, _: object) -> None:
+        return None
+
     def resolve(self, *_: object) -> Any:
         self.found += 1
         raise Unauthorized("who is this?")

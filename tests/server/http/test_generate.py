@@ -11,7 +11,6 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from server.config.tenant import TenantConfig
 from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, QueueFull, TooLarge, Unavailable
-from server.http import generate
 from server.http.exchange import Call
 from server.http.generate import Generation, respond
 from server.http.inference import Target
@@ -216,8 +215,8 @@ async def test_generate_refuses_other_than_one_part(bench: Bench, numbers: tuple
     assert b"exactly one part" in reply.body
 
 
-async def test_a_client_that_reads_nothing_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "READ_SECONDS", 0.01)
+async def test_a_client_that_reads_nothing_is_given_up(bench: Bench) -> None:
+    bench.tenant.unread.seconds = 0.01
     started: list[Any] = []
 
     async def stuck(message: Any) -> None:

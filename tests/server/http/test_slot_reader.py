@@ -24,6 +24,7 @@ from server.processes.http_process import ReplayProtocol
 from server.protocol.request import Limits
 from server.tenants.catalog import ServedModel
 from server.tenants.service import Tenant, open_tenant, slots
+from server.tenants.unread import UnreadAnswers
 
 from .test_connection import Transport
 from .test_inference import NoControl
@@ -101,6 +102,9 @@ class Bench:
 
     def resolve(self, *_: object) -> Target:
         return self.target
+
+    def unread(self, _: object) -> UnreadAnswers:
+        return self.tenant.unread
 
     def protocol(self) -> HttpConnection:
         config = uvicorn.Config(cast(Any, self), timeout_keep_alive=60, log_config=None)

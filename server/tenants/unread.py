@@ -1,0 +1,108 @@
+"""Answers that clients of one tenant have not read: limits for how long, and how many bytes of them, this process keeps.
+
+What a socket does not take is copied, so an unread answer holds no slot, but its bytes are memory of the process.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ..config.tables import dotted
+
+log = logging.getLogger("greenlane.http")
+
+MIN_RATE = 16 * 1024
+"""A client that reads so many bytes gets a second more. A slow mobile line reads several times as many in a second."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks of the connections."""
+
+
+class Reader(Protocol):
+    """A connection whose client has not read all of its answers."""
+
+    def unread(self) -> int:
+        """Bytes that were written and that the socket has not taken."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class UnreadAnswers:
+    """The connections of one tenant, or of none, with so much unread that writing pauses. Belongs to the event loop.
+
+    One that takes longer than `seconds`, and a second more for each `MIN_RATE` bytes it has read, is closed; 0: no limit. If
+    all together have more than `limit` bytes, those that have been unread the longest are closed; a single one may have more.
+    `on_closed` is called for each.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        name: str = "-",
+        on_closed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seconds = 60.0
+        self._limit = limit
+        self._setting = f" ({dotted(('tenants', name, 'memory'))})" if name != "-" else ""
+        self._name = name
+        self._on_closed = on_closed
+        self._clock = clock
+        self._readers: dict[Reader, tuple[float, int]] = {}
+        self._checking = False
+
+    def __repr__(self) -> str:
+        return f"<UnreadAnswers of {len(self._readers)} connections>"
+
+    def add(self, reader: Reader) -> None:
+        """Writing to this connection has paused."""
+        self._readers[reader] = self._clock(), reader.unread()
+        self._close_oldest(reader)
+        if not self._checking:
+            self._checking = True
+            asyncio.get_running_loop().call_later(CHECK_INTERVAL, self._check_again)
+
+    def discard(self, reader: Reader) -> None:
+        """It goes on, or was closed; does nothing if it was not added."""
+        self._readers.pop(reader, None)
+
+    def stopped(self) -> str:
+        """Count and log an answer in parts that is stopped, as its client left one unread for `seconds`; the reason."""
+        text = f"the client has not read its answer for {self.seconds:g} s"
+        log.warning("%s (server.write_timeout), which is stopped", text, extra={"tenant": self._name})
+        self._on_closed()
+        return text
+
+    def check(self) -> None:
+        """Close the connections that have taken too long. The oldest come first, so only few are looked at."""
+        now = self._clock()
+        for reader, (begun, nbytes) in list(self._readers.items()):
+            if not self.seconds or now - begun <= self.seconds:
+                break
+            unread = reader.unread()
+            if now - begun > self.seconds + max(0, nbytes - unread) / MIN_RATE:
+                self._close(reader, f"{unread} of {nbytes} bytes unread after {now - begun:.0f} s (server.write_timeout)")
+
+    def _close_oldest(self, newest: Reader) -> None:
+        total = sum([reader.unread() for reader in self._readers])
+        for reader in list(self._readers):
+            if total <= self._limit or reader is newest:
+                break
+            unread = reader.unread()
+            together = f"together they may have {self._limit}{self._setting}"
+            self._close(reader, f"{unread} bytes unread, and {total} of all connections; {together}")
+            total -= unread
+
+    def _close(self, reader: Reader, why: str) -> None:
+        self.discard(reader)
+        log.warning("a connection was closed whose client does not read its answer: %s", why, extra={"tenant": self._name})
+        self._on_closed()
+        reader.abort()
+
+    def _check_again(self) -> None:
+        self.check()
+        self._checking = bool(self._readers)
+        if self._checking:
+            asyncio.get_running_loop().call_later(CHECK_INTERVAL, self._check_again)
