@@ -39,6 +39,8 @@ class Baseline:
     """The requests of one tenant that were answered while its neighbours rested, by rate and time.
 
     By rate, as a tenant's own load makes its requests wait for each other: they are compared with those at about the same rate.
+    But clients that wait for answers send fewer when a neighbour delays these. So where there are too few at that rate, those
+    at higher rates count too: they can only have been slower, so that the ratio is too low then, and never too high.
     """
 
     def __init__(self) -> None:
@@ -66,15 +68,20 @@ class Baseline:
         quiet = self._at(need.rate)
         p99, requests = quantile(quiet, 0.99), sum(quiet)
         if p99 is None or requests < ENOUGH:
-            text = f"not known yet: {requests} of {ENOUGH} requests at about this rate while its neighbours rested"
+            text = (
+                f"not known yet: {requests} of {ENOUGH} requests at about this rate or a higher one while its neighbours rested"
+            )
             return Comparison(requests=requests, why=text)
         ratio = (need.p99 or 0.0) / p99
         return Comparison(ratio, ratio > SLOWER and need.misses(p99), p99, requests)
 
     def _at(self, rate: float) -> Sequence[int]:
-        """The requests at about this rate."""
-        near = [kept for each, kept in self._buckets.items() if abs(each - _range(rate)) <= _STEPS]
-        return [sum(column) for column in zip(*near, strict=True)]
+        """The requests at about this rate; if they are too few, also those at the next higher ones."""
+        found, now = [0] * (len(BOUNDS) + 1), _range(rate)
+        for each, kept in sorted(self._buckets.items()):
+            if abs(each - now) <= _STEPS or (each > now and sum(found) < ENOUGH):
+                found = [before + added for before, added in zip(found, kept, strict=True)]
+        return found
 
 
 def _range(rate: float) -> int:

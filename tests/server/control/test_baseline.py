@@ -45,13 +45,21 @@ def test_slower_than_while_the_neighbours_rested() -> None:
 
 
 def test_requests_at_another_rate_are_not_compared() -> None:
-    """They wait for each other more, or less, whatever neighbours do."""
+    """At a higher one they wait for each other more, whatever neighbours do."""
     baseline = Baseline()
     baseline.learn(measured(1000))
     assert baseline.compare(measured(1900)).ratio is not None
     assert baseline.compare(measured(520)).ratio is not None
     assert baseline.compare(measured(6000)).ratio is None
-    assert baseline.compare(measured(150)).ratio is None
+
+
+def test_clients_that_wait_for_late_answers_are_compared_with_when_they_sent_more() -> None:
+    baseline = Baseline()
+    baseline.learn(measured(1000))
+    baseline.learn(measured(0, 1000, seconds=1.0))
+    found = baseline.compare(measured(0, 150))
+    assert found.slower
+    assert found.requests == 1000  # The nearest are enough.
 
 
 def test_old_requests_count_less_and_less() -> None:
