@@ -405,10 +405,13 @@ class Controller:
         await _all(frontend.drained() for frontend in self._frontends.values())
 
     def _runtimes(self, tenant: str) -> list[DeviceRuntime]:
-        """Those of all devices that the tenant is on."""
-        if found := [device.runtimes[tenant] for device in self.devices if tenant in device.runtimes]:
-            return found
-        raise NotFound(f"tenant {tenant!r} has no device")
+        """Those of all devices that the tenant is on. Raises NotFound, and Unavailable while one of several does not serve."""
+        on = [device for device in self.devices if tenant in device.runtimes]
+        if not on:
+            raise NotFound(f"tenant {tenant!r} has no device")
+        if len(on) > 1 and (away := [device.name for device in on if device.runtimes[tenant].away]):
+            raise Unavailable(f"device {away[0]} is being started again; change the models of tenant {tenant} when it serves")
+        return [device.runtimes[tenant] for device in on]
 
     def _check_counts(self, counts: Mapping[str, int]) -> None:
         """Raises BadRequest."""

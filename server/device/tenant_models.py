@@ -303,7 +303,10 @@ class TenantModels:
             fitting = replace(fitting, problems=[*fitting.problems, _problem(fitting.name, error)])
         else:
             if not (whole and fitting.problems):
-                return fitting
+                why = await self._frontends[tenant].agree(fitting.name) if whole and fitting.served else ""
+                if not why:
+                    return fitting
+                fitting = replace(fitting, problems=[IndexEntry(fitting.name, "", "UNAVAILABLE", why)])
         discarded = await asyncio.to_thread(fitting.discard)
         await self.pager.free(tenant, fitting.engines.values())
         return discarded

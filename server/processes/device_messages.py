@@ -326,7 +326,7 @@ class CloseDevice(Message):
     """Finish work in flight and release the device; the process exits after its answer."""
 
 
-# To the supervisor. All are notifications, except `PublishModel`, `GetTenantUses` and `PageOutModel`.
+# To the supervisor. All are notifications, except `AgreeOnModel`, `PublishModel`, `GetTenantUses` and `PageOutModel`.
 
 
 class DeviceState(Message):
@@ -350,6 +350,13 @@ class LoadingModel(Message):
 
 class AnnounceModel(Message):
     """A model of a tenant is being loaded."""
+
+    tenant: str
+    name: str
+
+
+class AgreeOnModel(Message):
+    """A tenant's model was loaded on request. Answered as `Frontend.agree`."""
 
     tenant: str
     name: str

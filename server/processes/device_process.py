@@ -87,6 +87,12 @@ class ChannelFrontend:
         if self.held is None:
             self._channel.notify(messages.AnnounceModel(self._tenant, name))
 
+    async def agree(self, name: str) -> str:
+        if self.held is None:
+            with suppress(Unavailable):
+                return str(await self._channel.call(messages.AgreeOnModel(self._tenant, name), str))
+        return ""
+
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         message = messages.PublishModel(self._tenant, name, [ServedModelFields.of(each) for each in served], problems)
         if self.held is not None:

@@ -20,6 +20,15 @@ class LinkedFrontend(Protocol):
     def announce(self, name: str) -> None:
         """As `Frontend.announce`."""
 
+    def begin_load(self, name: str) -> None:
+        """This device loads a model on request; `end_load` follows."""
+
+    def end_load(self, name: str, error: Exception | None) -> None:
+        """That has ended, with this error or none."""
+
+    async def agree(self, name: str) -> str:
+        """As `Frontend.agree`."""
+
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         """As `Frontend.publish`."""
 

@@ -185,6 +185,15 @@ class RemoteFrontend:
         self._catalog.announce(name)
         self._notify(messages.Announce(name))
 
+    def begin_load(self, name: str) -> None:
+        """Nothing to do: no other device loads it."""
+
+    def end_load(self, name: str, error: Exception | None) -> None:
+        """As `begin_load`."""
+
+    async def agree(self, name: str) -> str:
+        return ""
+
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
         answers = await self._call_all(self._publication(name, served, problems), bool)

@@ -92,6 +92,7 @@ class RemoteRuntime:
             messages.ReportDeviceLost: lambda message: self._suspend(f"the device is lost: {message.reason}"),
             messages.LoadingModel: lambda message: self._crashes.on_loading(message.tenant, message.name),
             messages.AnnounceModel: self._announce,
+            messages.AgreeOnModel: self._agree,
             messages.PublishModel: self._publish,
             messages.GetTenantUses: self._last_uses,
             messages.PageOutModel: self._page_out,
@@ -216,7 +217,15 @@ class RemoteRuntime:
         return self._states
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        await self._change(messages.LoadModel(tenant, name, override))
+        frontend, error = self.frontends[tenant], None
+        frontend.begin_load(name)
+        try:
+            await self._change(messages.LoadModel(tenant, name, override))
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            frontend.end_load(name, error)
 
     async def unload(self, tenant: str, name: str) -> None:
         await self._change(messages.UnloadModel(tenant, name))
@@ -350,6 +359,10 @@ class RemoteRuntime:
     def _announce(self, message: messages.AnnounceModel) -> None:
         if frontend := self.frontends.get(message.tenant):
             frontend.announce(message.name)
+
+    async def _agree(self, message: messages.AgreeOnModel) -> str:
+        frontend = self.frontends.get(message.tenant)
+        return await frontend.agree(message.name) if frontend else ""
 
     async def _publish(self, message: messages.PublishModel) -> bool:
         if (frontend := self.frontends.get(message.tenant)) is None:  # It has moved to another device.

@@ -19,6 +19,7 @@ from ..tenants.frontend import DeviceSide
 from ..tenants.merged_models import Merged, MergedModels
 from ..tenants.service import slots
 from . import messages
+from .agreements import Agreements, Published
 from .remote_frontend import RemoteFrontend
 from .rpc import Channel
 
@@ -33,6 +34,7 @@ class SpreadFrontend(RemoteFrontend):
         super().__init__(config, first, links.attach(first))
         self.members = {name: MemberFrontend(self, name, each) for name, each in descriptors.items()}
         self._merged = MergedModels(list(descriptors))
+        self.agreements = Agreements(self._publish_together)
         self._keys: dict[str, dict[ModelKey, dict[str, ModelKey]]] = {}
         self._publishing: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,10 +67,16 @@ class SpreadFrontend(RemoteFrontend):
     async def publish_of(self, device: str, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         """This device serves these versions; returns when no request is left for those that they replace.
 
-        One model's publications wait for each other: what one replaces is drained before the next one is sent.
+        What was loaded on request is published once all devices have it.
         """
+        if (settled := self.agreements.published(name, device, (served, problems))) is not None:
+            return await settled
+        return await self._publish_together(name, {device: (served, problems)})
+
+    async def _publish_together(self, name: str, published: Mapping[str, Published]) -> bool:
+        """One model's publications wait for each other: what one replaces is drained before the next one is sent."""
         async with self._publishing.setdefault(name, asyncio.Lock()):
-            return await self._publish_merged(name, self._merged.put({device: (served, problems)}, name))
+            return await self._publish_merged(name, self._merged.put(published, name))
 
     async def _publish_merged(self, name: str, merged: Merged) -> bool:
         self._keys[name] = merged.keys
@@ -113,10 +121,11 @@ class SpreadFrontend(RemoteFrontend):
         return reasons[0] if all(reasons) else ""
 
     def _repeat_devices(self, channel: Channel) -> None:
+        if channel is not self._channel:
+            channel.notify(messages.Suspend(self._refusing_all))
+            return
         for name, member in self.members.items():
-            if channel is not self._channel:
-                channel.notify(messages.Suspend(self._refusing_all))
-            elif member.refusing:
+            if member.refusing:
                 channel.notify(messages.Suspend(member.refusing, name))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -165,6 +174,15 @@ class MemberFrontend:
 
     def announce(self, name: str) -> None:
         self._whole.announce(name)
+
+    def begin_load(self, name: str) -> None:
+        self._whole.agreements.begin(name, self.device)
+
+    def end_load(self, name: str, error: Exception | None) -> None:
+        self._whole.agreements.end(name, self.device, error)
+
+    async def agree(self, name: str) -> str:
+        return await self._whole.agreements.agree(name, self.device)
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         return await self._whole.publish_of(self.device, name, served, problems)

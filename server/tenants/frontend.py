@@ -64,6 +64,12 @@ class Frontend(Protocol):
     def announce(self, name: str) -> None:
         """Mark a model as loading; versions that are served stay."""
 
+    async def agree(self, name: str) -> str:
+        """A model that was loaded on request is about to be published. "", or why not: another device cannot serve it.
+
+        Waits for the other devices of a tenant on several.
+        """
+
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         """Serve exactly these versions of a model; return when no request is left for those that they replace.
 

@@ -206,6 +206,9 @@ class LocalFrontend:
     def announce(self, name: str) -> None:
         self.tenant.catalog.announce(name)
 
+    async def agree(self, name: str) -> str:
+        return ""
+
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         await publish(self.tenant, name, served, problems)
         return True

@@ -604,6 +604,25 @@ async def test_a_reload_with_one_failing_version_changes_nothing(root: Path, nth
         await site.infer("acme", "a")
 
 
+async def test_a_reload_that_another_device_cannot_serve_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(root) as site:
+        before, asked = site.tenant("acme").catalog.served(), []
+
+        async def agree(name: str) -> str:
+            asked.append(name)
+            return "device 1: no memory"
+
+        monkeypatch.setattr(site.frontends["acme"], "agree", agree)
+        bound = sum(len(engine.executors) for engine in site.engines)
+        with pytest.raises(BadRequest, match="failed to load 'a': device 1: no memory"):
+            await site.controller.load("acme", "a")
+        assert asked == ["a"]
+        assert site.tenant("acme").catalog.served() == before
+        made = [executor for engine in site.engines for executor in engine.executors]
+        assert (len(made), sum(not executor.closed for executor in made)) == (bound + 1, bound), "what was bound is closed"
+        await site.infer("acme", "a")
+
+
 async def test_a_version_without_a_model_fails_the_load_before_others_are_bound(root: Path) -> None:
     async with serving(root) as site:
         add_version(root, "a", "2")

@@ -1,0 +1,123 @@
+"""The frontend of a tenant on two devices, with the test at the other end of its channel."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from server.config.tenant import TenantConfig
+from server.processes.messages import FailInFlight, Publish, Relink, SetState, Suspend
+from server.processes.spread_frontend import DeviceSides, SpreadFrontend, open_spread
+from server.tenants.catalog import ServedModel
+
+from .test_remote_frontend import Device, Process
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+ENDED = "the process of device 0 has ended and is being started again"
+
+
+@pytest.fixture
+async def frontend() -> AsyncIterator[SpreadFrontend]:
+    frontend = open_spread(TenantConfig(name="acme", device=("0", "1"), granules=1, models=("*",)), ["0", "1"])
+    yield frontend
+    frontend.close()
+
+
+def model(name: str, load: int) -> ServedModel:
+    return ServedModel(name, "1", f"{name}/1#{load}", SIGNATURE, "onnxruntime_onnx", {})
+
+
+def published(process: Process) -> list[dict[str, dict[str, str]]]:
+    return [each.keys for each in process.heard if isinstance(each, Publish)]
+
+
+async def test_its_links_lead_to_one_memory(frontend: SpreadFrontend) -> None:
+    first, second = frontend.spread.values()
+    assert set(first[:4]).isdisjoint(second[:4])
+    assert os.fstat(first.memory).st_ino == os.fstat(second.memory).st_ino
+    before = frontend.spread
+    free = frontend.renew()
+    assert all(before[name] != each for name, each in frontend.spread.items())
+    assert frontend.descriptors == frontend.spread["0"]
+    free()
+    for each in before.values():
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each.arena)
+
+
+async def test_a_device_that_ends_is_told_to_the_process_and_to_its_replacement(frontend: SpreadFrontend) -> None:
+    zero, one = frontend.members.values()
+    process = Process()
+    channel = await process.meet(frontend)
+    await zero.publish("m", [model("m", 4)], [])
+    await one.publish("m", [model("m", 9)], [])
+    await zero.publish("n", [model("n", 5)], [])
+    assert [each.key for each in one.served()] == ["m/1#9"], "of this device"
+    process.heard.clear()
+    zero.fail_in_flight(ENDED)
+    await frontend.drained()
+    assert process.heard[0] == FailInFlight(ENDED, True, "0")
+    [lost] = [each for each in process.heard if isinstance(each, Publish)]
+    assert (lost.name, lost.served, lost.problems[0].reason) == ("n", [], ENDED), "only device 0 served it"
+    process.close()
+    await channel.closed.wait()
+    frontend.renew()()
+    process = Process()
+    channel = await process.meet(frontend)
+    assert published(process) == [{"m/1#2": {"1": "m/1#9"}}, {}]
+    assert [each for each in process.heard if isinstance(each, Suspend)] == [Suspend(ENDED, "0")]
+    assert isinstance(process.heard[-2], SetState)
+    process.close()
+    channel.close()
+
+
+async def test_a_device_that_is_started_again_gets_a_new_link(frontend: SpreadFrontend) -> None:
+    process, before = Process(), frontend.spread
+    channel = await process.meet(frontend)
+    process.answers[Relink] = True
+    (await frontend.members["1"].relink())()
+    [relink] = [each for each in process.heard if isinstance(each, Relink)]
+    assert relink.device == "1"
+    assert frontend.spread["0"] == before["0"]
+    assert frontend.spread["1"] != before["1"]
+    process.close()
+    channel.close()
+
+
+async def test_helpers_learn_only_whether_any_device_serves(frontend: SpreadFrontend) -> None:
+    lead, helper = Process(), Process()
+    channels = await lead.meet(frontend), await helper.join(frontend, 2)
+    frontend.members["0"].suspend("stuck")
+    frontend.members["1"].suspend("stuck too")
+    frontend.members["0"].suspend("")
+    await frontend.drained()
+    assert [each.reason for each in helper.heard if isinstance(each, Suspend)] == ["", "", "stuck", ""], (
+        "the first when it came"
+    )
+    assert [each.device for each in lead.heard if isinstance(each, Suspend)] == ["0", "1", "0"]
+    for end in (lead, helper, *channels):
+        end.close()
+
+
+async def test_what_both_load_on_request_is_published_once(frontend: SpreadFrontend) -> None:
+    process = Process()
+    channel = await process.meet(frontend)
+    members = list(frontend.members.values())
+    for member in members:
+        member.begin_load("m")
+    assert await asyncio.gather(*(member.agree("m") for member in members)) == ["", ""]
+    await asyncio.gather(*(member.publish("m", [model("m", at)], []) for at, member in enumerate(members, 4)))
+    for member in members:
+        member.end_load("m", None)
+    assert published(process) == [{"m/1#1": {"0": "m/1#4", "1": "m/1#5"}}]
+    process.close()
+    channel.close()
+
+
+def test_a_cancellation_reaches_every_device() -> None:
+    devices = [Device(), Device()]
+    DeviceSides(devices).cancel("acme", 3, 14)
+    assert [each.asked for each in devices] == [[("acme", 3, 14)]] * 2
