@@ -1,15 +1,26 @@
 """Whether a tenant goes on lending: judged by its own latencies, when a request met a borrower and when it did not. Pure.
 
 Only requests that found no other one open are compared, as others wait for each other anyway; each model is compared with
-itself. The median is compared and not p99: every request of the first kind met a borrower, so what lending costs is in the
-middle of them and not in their tail, and the p99 of some dozens is their longest, which any other noise may be.
+itself. Two things are compared:
+
+- The median: every request of the first kind met a borrower, so most of what lending costs is in the middle of them.
+- The tail, for borrowers that cost some requests much and others nothing: how many that met one are later than the slowest
+  twentieth of the others, by more than a borrower may cost. `exceedances` says how many are too many to be chance. The p99 of
+  some dozens would be their longest, which any other noise may be.
 """
 
 from collections import deque
+from typing import NamedTuple
+
+from .exceedances import critical
 
 ENOUGH = 16
 """Requests of a model, of each kind, that are compared."""
-_KEPT = 64
+_KEPT = 256
+TAIL = 20
+"""One in so many of the requests that met no borrower is slower than what is compared."""
+CHANCE = 0.001
+"""How likely so many late requests may be where lending costs nothing, for it to be stopped."""
 TOLERANCE = 0.15
 """How much longer the median may be that met a borrower, unless the longest work of a borrower is more."""
 FIRST_PAUSE, LONGEST_PAUSE = 1_000_000_000, 300_000_000_000
@@ -21,13 +32,39 @@ STALE = 60_000_000_000
 _MOST_MODELS = 256
 
 
+class _Baseline(NamedTuple):
+    """Of `size` requests that met no borrower, in nanoseconds: their median, and the `rank`-th longest."""
+
+    size: int
+    median: int
+    rank: int
+    tail: int
+
+
 class _Latencies:
-    """Those of one model, in nanoseconds."""
+    """Those of one model, in nanoseconds: `compared` of those that met a borrower, of which `late` were late; and `alone`, the
+    others, of which `fresh` came since the baseline was made.
+    """
 
     def __init__(self) -> None:
-        self.met: deque[int] = deque(maxlen=_KEPT)
+        self.met: list[int] = []
         self.alone: deque[int] = deque(maxlen=_KEPT)
         self.alone_at = 0
+        self.compared = self.late = 0
+        self.fresh = 0
+        self._baseline = _Baseline(0, 0, 0, 0)
+
+    def baseline(self) -> _Baseline:
+        """Made again once half of them are new, so that each is sorted twice at most."""
+        if 2 * self.fresh >= self._baseline.size:
+            ordered, size = sorted(self.alone), len(self.alone)
+            rank = max(1, size // TAIL)
+            self._baseline, self.fresh = _Baseline(size, ordered[size // 2], rank, ordered[-rank]), 0
+        return self._baseline
+
+    def forget_met(self) -> None:
+        self.met.clear()
+        self.compared = self.late = 0
 
 
 class Guard:
@@ -71,6 +108,7 @@ class Guard:
         if not met:
             found.alone.append(latency)
             found.alone_at = now
+            found.fresh += 1
             if found is self._measured and len(found.alone) >= ENOUGH:
                 self._lend(now)
         elif self.lends:
@@ -81,29 +119,40 @@ class Guard:
     def _judge(self, model: str, found: _Latencies, now: int) -> None:
         if now - found.alone_at > STALE:
             found.alone.clear()
+            found.fresh = _KEPT
         if len(found.alone) < ENOUGH:
             self._measured, self.until = found, now + MEASURING
             return
-        alone, met = _median(found.alone), _median(found.met)
-        found.met.clear()
-        if met - alone <= max(TOLERANCE * alone, self._limit):
+        if not (why := self._missed(found)):
             if now - self._lent_since > self._pause:
                 self._pause = FIRST_PAUSE
             return
         self.stops += 1
         self.until = now + self._pause
-        self.reason = (
-            f"requests of {model.rpartition('#')[0] or model} that met a borrower took {met / 1e6:.2f} ms, and others "
-            f"{alone / 1e6:.2f} ms (medians); nothing is lent for {self._pause / 1e9:g} s"
-        )
+        name = model.rpartition("#")[0] or model
+        self.reason = f"requests of {name} that met a borrower {why}; nothing is lent for {self._pause / 1e9:g} s"
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _missed(self, found: _Latencies) -> str:
+        """By what those that met a borrower miss the others; empty if they do not."""
+        if found.compared >= _KEPT:
+            found.compared = found.late = 0
+        base, met = found.baseline(), sorted(found.met)
+        last = base.tail + max(TOLERANCE * base.tail, self._limit)
+        found.compared += len(met)
+        found.late += len([each for each in met if each > last])
+        found.met.clear()
+        middle = met[len(met) // 2]
+        if middle - base.median > max(TOLERANCE * base.median, self._limit):
+            return f"took {middle / 1e6:.2f} ms, and others {base.median / 1e6:.2f} ms (medians)"
+        if found.late >= critical(base.size, base.rank, found.compared, CHANCE):
+            return (
+                f"took more than {last / 1e6:.2f} ms in {found.late} of {found.compared} cases, and {base.rank} of "
+                f"{base.size} others {base.tail / 1e6:.2f} ms or more"
+            )
+        return ""
 
     def _lend(self, now: int) -> None:
         self.until, self._lent_since, self._measured = 0, now, None
         for each in self._models.values():
-            each.met.clear()
-
-
-def _median(latencies: "deque[int]") -> int:
-    ordered = sorted(latencies)
-    return ordered[len(ordered) // 2]
+            each.forget_met()

@@ -1,8 +1,14 @@
 """When a tenant stops lending, and when it goes on. Time passes as the tests say."""
 
-import pytest
+import math
+import random
 
-from server.scheduling.guard import ENOUGH, FIRST_PAUSE, LONGEST_PAUSE, MEASURING, STALE, Guard
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.scheduling.exceedances import critical
+from server.scheduling.guard import CHANCE, ENOUGH, FIRST_PAUSE, LONGEST_PAUSE, MEASURING, STALE, Guard
 
 MS = 1_000_000
 LIMIT = 1 * MS
@@ -112,3 +118,46 @@ def test_what_is_long_ago_is_measured_again(owner: Owner) -> None:
     owner.answer(ENOUGH, 9 * MS, met=False)
     owner.answer(ENOUGH, 9 * MS, met=True)
     assert (owner.guard.lends, owner.guard.stops) == (True, 0)
+
+
+def test_it_stops_where_lending_costs_some_requests_much(owner: Owner) -> None:
+    owner.answer(256, 4 * MS, met=False)
+    for _ in range(8):
+        owner.answer(13, 4 * MS, met=True)
+        owner.answer(3, 40 * MS, met=True)  # The median is as before.
+        if not owner.guard.lends:
+            break
+    assert owner.guard.stops == 1
+    assert "that met a borrower took more than 5.00 ms in " in owner.guard.reason
+    assert owner.guard.reason.endswith("cases, and 12 of 256 others 4.00 ms or more; nothing is lent for 1 s")
+
+
+def test_a_tail_that_is_later_by_what_a_borrower_may_cost_is_none(owner: Owner) -> None:
+    for _ in range(16):
+        owner.answer(ENOUGH, 4 * MS, met=False)
+        owner.answer(8, 4 * MS, met=True)
+        owner.answer(8, 5 * MS, met=True)
+    assert owner.guard.stops == 0
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.1, 0.5, 1.5]))
+@settings(max_examples=30, deadline=None)
+def test_requests_that_are_all_alike_hardly_ever_stop_it_for_their_tail(seed: int, spread: float) -> None:
+    draw, owner, reasons = random.Random(seed), Owner(), list[str]()
+    owner.guard = Guard(1)
+    for index in range(2000):
+        owner.answer(1, int(draw.lognormvariate(0, spread) * 20 * MS), met=index % 2 == 1)
+        if owner.guard.stops > len(reasons):
+            reasons.append(owner.guard.reason)
+    late = [reason for reason in reasons if "(medians)" not in reason]
+    assert len(late) <= 1, "the medians of sixteen may differ, but not the tails"
+
+
+@given(st.integers(16, 40), st.integers(1, 3), st.integers(1, 40))
+def test_as_many_are_too_many_as_the_exact_distribution_says(earlier: int, rank: int, new: int) -> None:
+    """Compared with a count of all orders: x of the new ones are above the rank-th largest earlier one."""
+    ways = [math.comb(x + rank - 1, x) * math.comb(new - x + earlier - rank, new - x) for x in range(new + 1)]
+    assert sum(ways) == math.comb(new + earlier, new)
+    found = critical(earlier, rank, new, CHANCE)
+    assert sum(ways[found:]) < CHANCE * sum(ways) * (1 + 1e-6)
+    assert sum(ways[found - 1 :]) >= CHANCE * sum(ways) * (1 - 1e-6)
