@@ -43,6 +43,12 @@ class Kubernetes:
             return json.loads(files.read(self._folder + name))
 
 
+@cache
+def kubernetes(version: str) -> Kubernetes:
+    """The schemas of a version, read once: they are large."""
+    return Kubernetes(version)
+
+
 class KServe:
     """What KServe takes, by the classes of its package; for parts that are Kubernetes' this version of it."""
 

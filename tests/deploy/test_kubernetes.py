@@ -10,7 +10,7 @@ import yaml
 from server import __version__
 from server.config.file import load
 
-from .schemas import KServe, Kubernetes
+from .schemas import KServe, kubernetes
 from .tools import helm
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -59,17 +59,16 @@ def test_helm_has_nothing_to_say_of_the_chart() -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("settings", VALUES.values(), ids=VALUES)
 def test_kubernetes_takes_what_the_chart_renders(settings: tuple[str, ...], version: str) -> None:
-    kubernetes = Kubernetes(version)
     for name, manifest in rendered(*settings, version=version).items():
         if manifest["kind"] != "PodMonitor":  # Of the Prometheus operator.
-            assert kubernetes.mistakes(manifest) == [], name
+            assert kubernetes(version).mistakes(manifest) == [], name
 
 
 def test_the_schemas_find_mistakes() -> None:
     manifest = rendered()["StatefulSet release-greenlane"]
     manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
     manifest["spec"]["replicas"] = "one"
-    assert len(Kubernetes(NEWEST).mistakes(manifest)) == 2
+    assert len(kubernetes(NEWEST).mistakes(manifest)) == 2
 
 
 def test_a_pod_has_one_gpu_or_none() -> None:
@@ -122,13 +121,12 @@ def test_the_chart_is_of_this_version() -> None:
 
 
 def test_kserve_takes_the_runtime_and_the_example(tmp_path: Path) -> None:
-    kubernetes = Kubernetes(NEWEST)
-    kserve = KServe(kubernetes)
+    kserve = KServe(kubernetes(NEWEST))
     (runtime,) = _kserve("runtime.yaml")
     config, service = _kserve("inferenceservice.yaml")
     assert kserve.mistakes(runtime) == []
     assert kserve.mistakes(service) == []
-    assert kubernetes.mistakes(config) == []
+    assert kubernetes(NEWEST).mistakes(config) == []
     assert list(_configuration(config, tmp_path).tenants) == ["acme", "globex"]
     assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
     volumes = {volume["name"]: volume for volume in runtime["spec"]["volumes"]}
@@ -139,7 +137,7 @@ def test_kserves_schemas_find_mistakes() -> None:
     (runtime,) = _kserve("runtime.yaml")
     runtime["spec"]["protocolVersion"] = "v2"
     runtime["spec"]["containers"][0]["arguments"] = []
-    found = KServe(Kubernetes(NEWEST)).mistakes(runtime)
+    found = KServe(kubernetes(NEWEST)).mistakes(runtime)
     assert len(found) == 2
 
 
