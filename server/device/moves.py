@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from engines import Executor
 from partitions import Move, Partition, PartitionManager
@@ -78,6 +78,7 @@ class PartitionMoves:
             for name, rung in taken.items():
                 prepared[name] = self._make_worker(name, rung.partition, rung.executors)
                 placements[name] = rung.units
+            await asyncio.to_thread(_warm_up, prepared.values())
             self._prepared, self._taken = prepared, taken
             self._placed = placements
             self._move, self._locks = move, locks.pop_all()
@@ -127,7 +128,7 @@ class PartitionMoves:
         taken, self._taken = self._taken, {}
         await self._halted.aclose()
         for name, rung in taken.items():
-            prepared.pop(name)
+            await asyncio.to_thread(prepared.pop(name).retire)
             self._ladders.put(name, rung)
         await self._end(prepared.values())
 
@@ -173,6 +174,13 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
             executor.close()
         raise
     return bound
+
+
+def _warm_up(workers: Iterable[Worker]) -> None:
+    """Have their threads started before the tenants are paused. Blocks."""
+    with suppress(RuntimeError):  # There can be no more threads; when it is to serve, a worker tries again.
+        for worker in workers:
+            worker.warm_up()
 
 
 def close_all(things: Iterable[Closing]) -> None:

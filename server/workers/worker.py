@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 from engines import Executor
@@ -75,6 +75,7 @@ class Worker:
         self._session: Session | None = None
         self._loop_runs: LoopRuns | None = None
         self._threads: list[Thread] = []
+        self._gate = Semaphore(0)
         self._in_flight: dict[int, InFlight] = {}
         self._cancellations = Cancellations()
         self._can_prepare: dict[type, bool] = {}
@@ -83,7 +84,7 @@ class Worker:
         self._max_delay = self._ring_before = BUNDLE
 
     def __repr__(self) -> str:
-        state = "running" if self._threads else "not running"
+        state = "running" if self._session else "not running"
         return f"<Worker {len(self.executors)} models on {self.partition!r}, {state}>"
 
     @property
@@ -120,8 +121,20 @@ class Worker:
             session.loop.borrow(None)
             session.loop.revoke()
 
+    def warm_up(self) -> None:
+        """Start the threads, which wait until `serve` is called: that takes less time then. Blocks for about a millisecond."""
+        if not self._threads:
+            names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
+            hosted = self.partition.host_cores is not None
+            self._threads = [
+                Thread(target=self._run, args=(second,), name=name, daemon=True)
+                for second, name in enumerate(names[:1] if hosted else names)
+            ]
+            for thread in self._threads:
+                thread.start()
+
     def serve(self, endpoint: Endpoint) -> None:
-        """Start the threads, which run the tickets of this link."""
+        """Have the threads run the tickets of this link."""
         if endpoint is not self._endpoint:  # Serials start again at 1 with each link.
             self._cancellations.by_slot = {}
         self._endpoint, self._cancellations.abandoned = endpoint, None
@@ -149,13 +162,9 @@ class Worker:
             self._loop_runs.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
-        names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
-        self._threads = [
-            Thread(target=self._run, args=(session, second), name=name, daemon=True)
-            for second, name in enumerate(names[:1] if hosted else names)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.warm_up()
+        for _ in self._threads:
+            self._gate.release()
 
     def abandon(self, reason: Failure = WITHDRAWN) -> None:
         """Cancel what is in flight and start nothing more; all of it fails with this reason. Does not block. Any thread."""
@@ -211,6 +220,12 @@ class Worker:
             if session.loop:
                 session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
+        elif self._threads:  # They wait in vain.
+            for _ in self._threads:
+                self._gate.release()
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
 
     def cancel(self, slot: int, serial: int) -> None:
         """Cancel this ticket if it is still here; its completion is reported all the same. Does not block. Any thread."""
@@ -259,7 +274,12 @@ class Worker:
             if (trim := getattr(executor, "trim", None)) is not None:
                 trim(after, idle)
 
-    def _run(self, session: Session, second: int) -> None:
+    def _run(self, second: int) -> None:
+        self._gate.acquire()
+        if session := self._session:
+            self._serve(session, second)
+
+    def _serve(self, session: Session, second: int) -> None:
         try:
             self.partition.attach()
             session.started.release()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -156,6 +157,15 @@ async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> Non
     assert rungs(site) == {"acme": {WIDE: 2}, "globex": {(2, 3, 4, 5): 1}}
     assert (await move(site, acme=4, globex=4)).pauses["acme"].ladder
     await answered(site)
+
+
+async def test_a_refused_switch_leaves_no_threads(site: Site) -> None:
+    before = {*threading.enumerate()}
+    await site.runtime.prepare({"acme": WIDE, "globex": (2, 3, 4, 5)})
+    new = [each for each in {*threading.enumerate()} - before if each.name.startswith("worker")]
+    assert len(new) == 4
+    await site.runtime.discard()
+    assert not any(each.is_alive() for each in new)
 
 
 async def test_a_rung_that_cannot_be_made_is_logged_and_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -285,6 +285,7 @@ def test_halt_waits_for_what_runs_on_the_event_loop(bench: LoopBench) -> None:
 
 
 def test_an_event_loop_that_cannot_be_attached_runs_nothing(bench: LoopBench, caplog: pytest.LogCaptureFixture) -> None:
+    assert bench.worker.wait_until_started()
     while bench.link.tickets.run_now:
         bench.device.script.fail("attach")
         bench.run(1)

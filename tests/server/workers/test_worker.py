@@ -2,6 +2,7 @@
 
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -206,6 +207,21 @@ def test_threads_are_attached_to_the_partition_and_on_host_cores_there_is_only_o
         assert len(bench.partition.threads) == threads
         assert bench.link.completions.on_host_cores() == hosted
         assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_threads_that_were_started_early_serve_when_they_are_to_and_end_with_the_worker(served: bool) -> None:
+    with benched() as bench:
+        bench.worker.warm_up()
+        early = [thread for thread in threading.enumerate() if thread.name.startswith(f"worker {bench.partition!r}")]
+        assert len(early) == 2
+        if served:
+            bench.worker.serve(bench.endpoint)
+            bench.put(bench.ticket(0, 1))
+            assert bench.answer(bench.next()) == [1]
+        bench.worker.halt()
+        assert not any(thread.is_alive() for thread in early)
+        assert {*bench.partition.threads} == ({*early} if served else set())
 
 
 def test_a_ticket_that_arrives_while_another_runs_is_enqueued_at_once(either: Bench) -> None:
@@ -438,6 +454,7 @@ def test_a_halted_worker_can_serve_again(either: Bench) -> None:
         assert bench.link.completions.take() == []
         bench.worker.serve(bench.endpoint)
         assert bench.answer(bench.next()) == [number]
+    bench.worker.halt()
     assert len(bench.partition.threads) == 8
 
 
