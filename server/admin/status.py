@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from fastapi import Response
 
+from partitions.health import Health, cores_of, on_bus
+
 from .. import __version__
 from ..accounts.usage import TenantTotals
 from ..api.framework import json_response
@@ -61,6 +63,7 @@ def _device(controller: Controller, device: ControlledDevice, look: Look) -> Obj
         "state": controller.device_state(device),
         "granules": list(info.granules),
         "free": device.free,
+        "health": _health(controller, device),
         "shares": [
             {
                 "tenant": name,
@@ -72,6 +75,31 @@ def _device(controller: Controller, device: ControlledDevice, look: Look) -> Obj
         ],
         "wide": [{"tenant": each.tenant, **shown_wide(each)} for each in look.details.wide if each.tenant in device.held],
         "lent_window_seconds": LENT_WINDOW,
+    }
+
+
+def _health(controller: Controller, device: ControlledDevice) -> Object:
+    """What a GPU says of itself, and how busy cores are, whatever runs there; null for what is not known."""
+    address = device.info.address
+    if not on_bus(address):
+        busy = controller.health.busy(cores_of(address))
+        return {**shown_health(Health()), "utilization": None if busy is None else round(busy, 3)}
+    reading = controller.health.reading(device.name)
+    return shown_health(reading[0] if reading else Health())
+
+
+def shown_health(health: Health) -> Object:
+    """A GPU's reading as JSON: of its clocks, only why they are low."""
+    return {
+        "utilization": health.utilization,
+        "memory_used_bytes": health.memory_used,
+        "memory_total_bytes": health.memory_total,
+        "power_watts": health.power,
+        "power_limit_watts": health.power_limit,
+        "temperature_celsius": health.temperature,
+        "throttled": sorted(reason for reason, holds in health.throttled.items() if holds),
+        "errors": dict(health.xids),
+        "lost": health.lost,
     }
 
 

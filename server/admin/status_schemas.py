@@ -35,6 +35,20 @@ class TenantsWide(WidePartition):
     tenant: str
 
 
+class DeviceHealth(Schema):
+    """What a GPU says of itself; of cores only how busy they are. Null for what is not known."""
+
+    utilization: float | None = Field(description="Part of the time, 0 to 1, whatever runs there.")
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    temperature_celsius: int | None
+    throttled: list[str] = Field(description="Why clocks are lower than they could be.")
+    errors: dict[str, int] = Field(description="XID errors since the server began, by number.")
+    lost: bool = Field(description="It does not answer any more.")
+
+
 class DeviceNow(Schema):
     """A device, and who has what of it."""
 
@@ -45,6 +59,7 @@ class DeviceNow(Schema):
     state: _STATES
     granules: list[int] = Field(description="The size of each in units.")
     free: int = Field(description="Granules that no tenant has.")
+    health: DeviceHealth
     shares: list[Share]
     wide: list[TenantsWide]
     lent_window_seconds: int = Field(description="`used`, `lent` and `borrowed` are averages over so long.")

@@ -11,7 +11,8 @@ import pytest_asyncio
 from server.config.tenant import TenantConfig
 
 from ..end_to_end import repository
-from ..end_to_end.harness import Served, configuration, serving
+from ..end_to_end.harness import Served, configuration, cores, serving
+from ..end_to_end.processes import configure, running_devices
 from ..end_to_end.virtual import VirtualDevice
 from ..end_to_end.wire import SMALL, infer
 from .chromium import Browser, Page, browsing
@@ -151,3 +152,20 @@ async def test_a_wrong_key_says_so(browser: Browser, models: Path) -> None:
         await page.until(SHOWN)
         assert await page.evaluate("sessionStorage.length") == 0
         assert all("401" in each for each in page.complaints), page.complaints
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
+async def test_a_tenant_moves_to_another_device(browser: Browser, models: Path, tmp_path: Path) -> None:
+    first, second = cores()[:2]
+    devices = [f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"' for name, core in ((0, first), (1, second))]
+    tenant = '[tenants.acme]\ndevice = "0"\ngranules = 1\nmodels = ["identity"]'
+    with running_devices(configure(tmp_path / "greenlane.toml", models, "\n".join([*devices, tenant]))) as server:
+        page = await browser.open(f"{server.url}/")
+        await page.until(SHOWN)
+        await page.evaluate("document.getElementById('transfer-device').value = '1'")
+        await page.evaluate("document.getElementById('transfer-count').focus()")
+        await page.press("2", "Enter")
+        await page.until("document.getElementById('result').innerText.includes('acme is on device 1.')")
+        await page.until("document.querySelector('.device[data-key=\"1\"] .had')?.innerText === 'has 2'")
+        assert await page.evaluate("document.querySelectorAll('.device[data-key=\"0\"] .row').length") == 0
+        assert page.complaints == []

@@ -1,7 +1,7 @@
 // Each device: its granules in the colors of their tenants, what is lent of them, and the form to share them otherwise.
 
 import { byId, keep, make, setAttribute, setText } from "./dom.js";
-import { count, digits, ranges } from "./format.js";
+import { bytes, count, digits, percent, ranges } from "./format.js";
 
 const COLORS = 8;
 const LENT_NOW = 0.01;
@@ -44,7 +44,7 @@ function createDevice(device, repartition) {
   });
   const title = make("h3", {}, make("span", { class: "name" }), " ", make("span", { class: "state chip" }));
   const details = make("details", {}, make("summary", { text: "Change shares" }), form);
-  card.append(title, make("p", { class: "about muted" }), make("div", { class: "granules", role: "img" }));
+  card.append(title, make("p", { class: "about muted" }), make("p", { class: "health" }), make("div", { class: "granules", role: "img" }));
   card.append(make("ul", { class: "legend" }), details);
   return card;
 }
@@ -55,6 +55,8 @@ function updateDevice(card, device, status) {
   setText(state, device.state);
   setAttribute(state, "class", `state chip ${device.state === "serving" ? "good" : "warn"}`);
   setText(card.querySelector(".about"), device.description);
+  setText(card.querySelector(".health"), healthText(device.health));
+  card.querySelector(".health").classList.toggle("bad", device.health.lost || Object.keys(device.health.errors).length > 0);
   const owners = ownersOf(device);
   const drawn = card.querySelector(".granules");
   setAttribute(drawn, "aria-label", summary(device));
@@ -66,6 +68,19 @@ function updateDevice(card, device, status) {
     setText(item.querySelector(".text"), each.text);
   });
   updateForm(card.querySelector("form"), device, status);
+}
+
+/** What the device says of itself, as far as it does. */
+function healthText(health) {
+  if (health.lost) return "It does not answer any more.";
+  const parts = [];
+  if (health.utilization !== null) parts.push(`${percent(health.utilization)} busy`);
+  if (health.memory_used_bytes !== null) parts.push(`${bytes(health.memory_used_bytes)} of ${bytes(health.memory_total_bytes)} in use`);
+  if (health.power_watts !== null) parts.push(`${Math.round(health.power_watts)} of ${digits(health.power_limit_watts)} W`);
+  if (health.temperature_celsius !== null) parts.push(`${health.temperature_celsius} °C`);
+  if (health.throttled.length) parts.push(`throttled: ${health.throttled.join(", ")}`);
+  for (const [number, times] of Object.entries(health.errors)) parts.push(`XID ${number}: ${count(times, "error")}`);
+  return parts.join(" · ");
 }
 
 /** By granule: its owner, who may borrow it, and whether that one used its owner's granules in the last seconds. */

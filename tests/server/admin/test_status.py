@@ -1,0 +1,22 @@
+"""What the status page is told of a GPU."""
+
+from partitions.health import Health
+from server.admin.status import shown_health
+from server.admin.status_schemas import DeviceHealth
+
+
+def test_a_gpus_reading() -> None:
+    health = Health(
+        utilization=0.5,
+        memory_total=80 << 30,
+        memory_used=20 << 30,
+        power=350.5,
+        power_limit=700.0,
+        temperature=54,
+        throttled={"thermal": False, "power": True},
+        xids={"31": 2},
+    )
+    found = DeviceHealth(**shown_health(health))
+    assert (found.utilization, found.memory_used_bytes, found.power_limit_watts) == (0.5, 20 << 30, 700.0)
+    assert (found.throttled, found.errors, found.lost) == (["power"], {"31": 2}, False)
+    assert DeviceHealth(**shown_health(Health(lost=True))).utilization is None
