@@ -8,11 +8,12 @@ if __name__ == "__main__":
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import chain
 from math import ceil
+from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
@@ -24,8 +25,10 @@ from partitions import PartitionError
 from .app import Application, configuration, log_compilation, on_host_cores, open_configured
 from .check import check
 from .command_line import Options, parse
+from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
+from .control.reload import ReadConfig, without_file
 from .host import logs
 from .http.connection import HttpConnection
 from .processes.listen import CannotListen, listen, reserve, url
@@ -66,6 +69,11 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
         config = adjust(config) if adjust else config
+
+        def read() -> Config:
+            again = _override(load(Path(path)) if path else without_file(), options)
+            return adjust(again) if adjust else again
+
         logs.configure(config.server.log_format, config.server.log_level)
         if config.server.fronts == "inline":
             device = open_configured(config)
@@ -74,14 +82,14 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             listeners, _ = listen(config.server.host, config.server.port, {})  # No tenant has a port of its own here.
             log_compilation()
             log.info("listening on %s", ", ".join(map(url, listeners)))
-            application = Application(lambda: nullcontext(config), lambda _: device)
+            application = Application(lambda: nullcontext(config), lambda _: device, read=read)
             server = Server(_uvicorn(application, config.server.keep_alive), application.unanswered)
             server.run(sockets=listeners)
             return 0 if server.started else 1
-        return _serve_processes(config)
+        return _serve_processes(config, read)
 
 
-def _serve_processes(config: Config) -> int:
+def _serve_processes(config: Config, read: ReadConfig) -> int:
     ports = {name: tenant.port for name, tenant in config.tenants.items() if tenant.port}
     listeners, own = listen(config.server.host, config.server.port, ports)
     grpc = {name: tenant.grpc_port for name, tenant in config.tenants.items() if tenant.grpc_port}
@@ -90,12 +98,25 @@ def _serve_processes(config: Config) -> int:
     with ExitStack() as stack:
         for each in chain(listeners, *own.values(), reserved):
             stack.enter_context(each)
-        devices = dict(config.named_devices)
-        hosted = [name for name in devices if on_host_cores(config.on_device(name))]
-        for name in hosted:  # So that the processes do not find that out, and log it, once more.
+        hosted = [name for name in config.named_devices if on_host_cores(config.on_device(name))]
+        run = serve(
+            _on_cores(config, hosted),
+            open_configured,
+            listeners,
+            own,
+            hosted=hosted,
+            read=lambda: _on_cores(read(), hosted),
+        )
+        return uvloop.run(run)
+
+
+def _on_cores(config: Config, hosted: Collection[str]) -> Config:
+    """The same, with what "auto" means for these devices: so the processes do not find that out, and log it, once more."""
+    devices = dict(config.named_devices)
+    for name in hosted:
+        if name in devices and devices[name].backend == "auto":
             devices[name] = devices[name].model_copy(update={"backend": "cpu"})
-        config = config.with_devices(devices)
-        return uvloop.run(serve(config, open_configured, listeners, own, hosted=hosted))
+    return config.with_devices(devices)
 
 
 def _override(config: Config, options: Options) -> Config:

@@ -30,14 +30,17 @@ from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
 from .control.controller import Controller
+from .control.reload import ReadConfig, Reloader, without_file
 from .device.model_loader import Read
 from .device.runtime import Runtime
 from .errors import Unavailable
 from .host import logs
 from .host.malloc import keep_large_blocks
+from .host.signals import Terminal
 from .host.single_worker import AnotherWorker, only_worker, worker_parent
 from .host.watchdog import Watchdog
 from .http import asgi
+from .http.connection import forget_heads
 from .http.disconnects import Receive
 from .http.infer import Infer, Send
 from .http.paths import is_infer
@@ -91,8 +94,9 @@ class Application:
 
     `source` returns the configuration as a context manager, which is entered and left on a thread, the latter after everything
     is closed. `opener` opens the device. `prepare` is called with the configuration before anything is opened; it raises
-    ConfigError for a configuration that cannot be served in this way. `abandon` ends the process with a status when the device
-    is lost, which nothing can be closed after, or when shutdown takes too long.
+    ConfigError for a configuration that cannot be served in this way. `read` reads it again, for a reload.
+    `abandon` ends the process with a status when the device is lost, which nothing can be closed after, or when shutdown takes
+    too long.
     """
 
     def __init__(
@@ -101,12 +105,15 @@ class Application:
         opener: Callable[[Config], Device] = open_configured,
         abandon: Callable[[int], object] = os._exit,
         prepare: Callable[[Config], object] = lambda _: None,
+        read: ReadConfig = without_file,
     ) -> None:
         self._source = source
         self._prepare = prepare
         self._opener = opener
         self._abandon = abandon
+        self._read = read
         self._opened: tuple[Service, Controller] | None = None
+        self._reloader: Reloader | None = None
         self.infer = Infer(self.service)
         self._with_cors: asgi.Application = self._answer
         self._web = framework.build(
@@ -114,6 +121,7 @@ class Application:
             self.lifespan,
             service=self.service,
             controller=self.controller,
+            reloader=self.reloader,
             model_control=LocalModelControl(self.controller),
         )
 
@@ -136,6 +144,21 @@ class Application:
     def controller(self) -> Controller:
         """The control plane. Raises Unavailable before startup and after shutdown."""
         return self._require_open()[1]
+
+    def reloader(self) -> Reloader:
+        """What reads the configuration again. Raises Unavailable before startup and after shutdown."""
+        self._require_open()
+        assert self._reloader
+        return self._reloader
+
+    async def _reconfigure(self, config: Config) -> None:
+        """Use this configuration in all of this process."""
+        service = self.service()
+        service.reconfigure(config)
+        for tenant in service.tenants.values():
+            limit(tenant, config)
+        self._with_cors = cors.allow(self._answer, config.server.cors_origins)
+        forget_heads(self.infer.connections)
 
     def unanswered(self) -> int:
         """The number of accepted requests that are not answered yet."""
@@ -165,6 +188,7 @@ class Application:
                 device = self._opener(config)
                 service, controller = assemble(config, device)
                 self._opened = service, controller
+                self._reloader = Reloader(controller, self._read, self._reconfigure)
                 self._with_cors = cors.allow(self._answer, config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()
@@ -179,7 +203,7 @@ class Application:
     async def _running(self, controller: Controller) -> AsyncIterator[None]:
         """End in order by SIGTERM, by the end of this block, or at once if the device is lost. Closes the controller."""
         end = ServerEnd(controller, self._abandon)
-        restore = _drain_on_sigterm(end.drain)
+        restore = _drain_on_sigterm(end.drain, self.reloader)
         losing = asyncio.create_task(self._exit_when_device_lost(end))
         try:
             yield
@@ -267,10 +291,10 @@ def configuration(path: str | None) -> AbstractContextManager[Config]:
     return nullcontext(load(Path(path))) if path else demo.configuration()
 
 
-def _drain_on_sigterm(drain: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+def _drain_on_sigterm(drain: Callable[[], Awaitable[None]], reloader: Callable[[], Reloader]) -> Callable[[], None]:
     """Make SIGTERM drain before it does what it did; a second one does that at once. Returns a function that undoes this.
 
-    The same for SIGHUP, which a closing terminal sends, unless it is ignored, as under nohup.
+    The same for SIGHUP of a terminal that closes; any other SIGHUP reloads, unless it is ignored, as under nohup.
     """
     if current_thread() is not main_thread():
         return lambda: None
@@ -291,8 +315,16 @@ def _drain_on_sigterm(drain: Callable[[], Awaitable[None]]) -> Callable[[], None
     if not callable(before):
         return lambda: None
     signal.signal(signal.SIGTERM, on_signal)
+    terminal = Terminal()
+
+    def on_hang_up(number: int, frame: Any) -> None:
+        if terminal.closed:
+            on_signal(number, frame)
+        else:
+            loop.call_soon_threadsafe(lambda: reloader().on_signal())
+
     if handles_hang_up := signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, on_signal)
+        signal.signal(signal.SIGHUP, on_hang_up)
 
     def restore() -> None:
         signal.signal(signal.SIGTERM, before)
@@ -302,4 +334,9 @@ def _drain_on_sigterm(drain: Callable[[], Awaitable[None]]) -> Callable[[], None
     return restore
 
 
-app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=single_process.prepare)
+def _read_again() -> Config:
+    path = os.environ.get("GREENLANE_CONFIG")
+    return load(Path(path)) if path else without_file()
+
+
+app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=single_process.prepare, read=_read_again)

@@ -5,7 +5,7 @@ from functools import cache
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Document, describe
 from ..api.openapi import router as router_of
-from . import advice, autopilot, metrics, models, partitions, schemas, status, usage
+from . import advice, autopilot, metrics, models, partitions, reload, schemas, status, usage
 
 JSON, PAGE = "/admin/openapi.json", "/admin/docs"
 
@@ -23,7 +23,16 @@ _TAGS = [
 @cache
 def document() -> Document:
     """The administrators' document, computed at the first call."""
-    routers = (partitions.router, advice.router, autopilot.router, models.router, status.router, usage.router, metrics.router)
+    routers = (
+        partitions.router,
+        advice.router,
+        autopilot.router,
+        models.router,
+        reload.router,
+        status.router,
+        usage.router,
+        metrics.router,
+    )
     bodies = (schemas.Counts, schemas.Transfer, schemas.AutopilotMode)
     return describe("Greenlane administration", _DESCRIPTION, routers, bodies, _TAGS, JSON)
 

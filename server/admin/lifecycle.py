@@ -8,7 +8,7 @@ from threading import Timer
 from ..control.controller import Controller
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import end_in_time
-from . import advice, autopilot, docs, memory, metrics, models, partitions, status, usage
+from . import advice, autopilot, docs, memory, metrics, models, partitions, reload, status, usage
 
 ROUTERS = (
     partitions.router,
@@ -17,6 +17,7 @@ ROUTERS = (
     autopilot.router,
     models.router,
     status.router,
+    reload.router,
     usage.router,
     metrics.router,
     docs.router,

@@ -120,7 +120,7 @@ async def tenants(controller: ControllerDep) -> Response:
             "queue": tenant.queue,
             "credits": tenant.in_flight,
             "models": [entry.as_json() for entry in report.index],
-            **report.lane._asdict(),
+            **{key: count for key, count in report.lane._asdict().items() if key != "limited"},
             "age_seconds": round(report.age, 3),
         }
         for tenant, report in await controller.reports()

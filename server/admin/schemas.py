@@ -376,3 +376,17 @@ class Draining(Schema):
     """The server drains."""
 
     state: Literal["draining"]
+
+
+class ChangedKey(Schema):
+    """A key of the configuration's file with its values as text; of digests only the first digits."""
+
+    key: str = Field(examples=["tenants.acme.requests_per_second"])
+    old: str
+    new: str
+
+
+class Reloaded(Schema):
+    """What a reload has changed."""
+
+    changed: list[ChangedKey]

@@ -28,5 +28,25 @@ def allow(application: Application, origins: Sequence[str]) -> Application:
     return answer
 
 
+class Shared:
+    """An application with CORS for the origins that `set` was called with last."""
+
+    def __init__(self, application: Application, origins: Sequence[str]) -> None:
+        self._application = application
+        self._answer = allow(application, origins)
+
+    def __repr__(self) -> str:
+        return f"<Shared {self._application!r}>"
+
+    def set(self, origins: Sequence[str]) -> None:
+        """Allow these origins from now on."""
+        self._answer = allow(self._application, origins)
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        await self._answer(scope, receive, send)
+
+
 def _is_shared(path: str) -> bool:
     return path.startswith("/v2") and not path.startswith("/v2/repository/models/")

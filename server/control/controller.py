@@ -281,6 +281,11 @@ class Controller:
             self.ladders.remake()
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
+    async def reconfigure(self, config: Config, everywhere: Callable[[Config], Awaitable[None]]) -> None:
+        """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it."""
+        await everywhere(config)
+        self.config = config
+
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `DeviceRuntime.load`."""
         async with self._changing[tenant]:

@@ -9,6 +9,7 @@ from grpc.aio import EOF
 from ..errors import ClientGone, QueueFull, Unavailable
 from ..inference.in_parts import InferenceInParts
 from ..inference.refusals import refuse
+from ..tenants.auth import Tenancy
 from ..tenants.service import Tenant
 from .front import Front, shortened
 from .messages import ModelInferResponse, ModelStreamInferResponse
@@ -57,7 +58,8 @@ class Infer:
             raise QueueFull(f"{text}; as many fit into tenants.{tenant.name}.memory by server.max_body")
         self._streams += 1
         try:
-            while await self._answer_next(tenant, context):
+            tenancy = self._front.service.tenancy
+            while await self._answer_next(tenant, context, tenancy):
                 pass
         finally:
             self._streams -= 1
@@ -82,11 +84,16 @@ class Infer:
                 self._idle.discard(reading)
         raise Unavailable("the server is stopping")
 
-    async def _answer_next(self, tenant: Tenant, context: Any) -> bool:
-        """Write the answer to the next message of a stream, each part when the client has room for it; False at its end."""
+    async def _answer_next(self, tenant: Tenant, context: Any, tenancy: Tenancy) -> bool:
+        """Write the answer to the next message of a stream, each part when the client has room for it; False at its end.
+
+        `tenancy` is what admitted the stream. Raises Unauthorized where its key is valid no more.
+        """
         message = await self._next(context)
         if message is EOF:
             return False
+        if self._front.service.tenancy is not tenancy:  # Reloaded: the stream's key may be valid no more.
+            self._front.tenant(context)
         run = Run(tenant, self._front.service.limits, InferenceInParts)
         try:
             await run.begin(message, context.time_remaining(), self._front.traceparent(context))

@@ -1,5 +1,6 @@
-"""Signals while children are started, and while this process starts."""
+"""Signals while children are started, while this process starts, and when its terminal closes."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,3 +35,26 @@ def raise_keyboard_interrupt() -> None:
     """Raise KeyboardInterrupt for SIGINT again."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Terminal:
+    """The terminal from which this process was started, if it was.
+
+    SIGHUP comes when a terminal closes, and by convention also to have a service read its configuration again.
+    """
+
+    def __init__(self) -> None:
+        self._had = _has_terminal()
+
+    @property
+    def closed(self) -> bool:
+        """Whether there was a terminal, and is none any more."""
+        return self._had and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

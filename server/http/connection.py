@@ -71,6 +71,7 @@ class HttpConnection(asyncio.Protocol):
         self._hand_off = hand_off
         self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
+        infer.connections = self._connections
         state = {**app_state, UNREAD: infer.unread}
         self._make_fallback = partial(JsonHttpToolsProtocol, config, server_state, state, _loop)
         self._keep_alive = config.timeout_keep_alive
@@ -190,6 +191,11 @@ class HttpConnection(asyncio.Protocol):
             return Activity.ANSWERING
         receiving = self._phase != READING_HEAD or self._buffer or self._head is None
         return Activity.RECEIVING if receiving else Activity.IDLE
+
+    def forget_head(self) -> None:
+        """The configuration has changed: identify whose the next request is, also if it has the same head."""
+        if self._head is not None:
+            self._head.forget()
 
     def abort(self) -> None:
         """Close this process's socket at once, without sending anything."""
@@ -443,3 +449,10 @@ class HttpConnection(asyncio.Protocol):
         elif not self._closing:
             self._active = False
             self._idle_timer = self._loop.call_later(self._keep_alive, self._close_if_idle)
+
+
+def forget_heads(open_connections: "Connections | None") -> None:
+    """Have the next request on each of these identified, as keys may have changed."""
+    for each in list(open_connections or ()):
+        if isinstance(each, HttpConnection):
+            each.forget_head()

@@ -69,6 +69,10 @@ class Head:
         """Whether `data` is exactly one request, with this head and a complete body."""
         return len(data) == len(self.data) + self.length and data.startswith(self.data)
 
+    def forget(self) -> None:
+        """Have the next request of its connection parsed and identified, also if its head is the same."""
+        self.data, self.is_plain_infer = b"", False
+
     def on_url(self, url: bytes) -> None:
         self.path += url
 

@@ -15,6 +15,7 @@ from ..tenants.service import Service
 from ..tenants.unread import UnreadAnswers
 from . import compression, generate, strict
 from .body import Body, content_length
+from .connection_limits import Connections
 from .disconnects import DisconnectWatcher, Receive
 from .exchange import Call, Headers, Reply
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
@@ -29,6 +30,8 @@ class Infer:
     def __init__(self, service: Callable[[], Service]) -> None:
         self._service = service
         self._disconnects = DisconnectWatcher()
+        self.connections: Connections | None = None
+        """Those whose requests it answers; set by `HttpConnection`, None under a server of another kind."""
 
     def __repr__(self) -> str:
         return f"<Infer {self._disconnects!r}>"

@@ -7,6 +7,7 @@ if it has several, get connections in turn (see `HandoffQueue`).
 """
 
 import logging
+import os
 import resource
 import select
 import socket
@@ -17,6 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
+
+from ..config.schema import Config
+from ..config.tenant import TenantConfig
 from ..tenants.auth import Tenancy
 from . import handoff
 from .handoff import Handoff
@@ -38,14 +43,28 @@ MAX_QUEUED = 1024
 HEARTBEAT, HEARTBEAT_ANSWER = b"?", b"!"
 """The supervisor's question over `control` and the answer, which show that the dispatcher does not hang; no process's name.
 
-The other message to the supervisor is the name of an HTTP process that sent a malformed handoff.
+The other messages to the supervisor are RECONFIGURED, and the name of an HTTP process that sent a malformed handoff.
 """
+RECONFIGURE, RECONFIGURED = b"=", b"."
+"""The supervisor's message with a file of the tenants' keys (see `Keys`), and the answer once they are used."""
 _PAUSE = 0.1
 """Seconds for which no connections are accepted once there are no descriptors or no memory left for them."""
 _MAX_ACCEPTS = 64
 """Connections accepted at a time from one listening socket."""
 MAX_NAME = 4096
 """Bytes of the longest message over `control`."""
+
+
+class Keys(msgspec.Struct):
+    """The digests of each tenant's keys, and the default tenant: what says whose a request is."""
+
+    tenants: dict[str, tuple[str, ...]]
+    default: str | None
+
+    def tenancy(self) -> Tenancy:
+        """Tenants of which only the names and keys are known."""
+        known = [TenantConfig(name=name, models=("*",), keys_sha256=keys) for name, keys in self.tenants.items()]
+        return Tenancy(known, self.default)
 
 
 class HandoffQueue:
@@ -197,6 +216,9 @@ class Dispatcher:
         if not name:
             self._open = False
             return
+        if name == RECONFIGURE:
+            self._reconfigure(descriptors[0])
+            return
         if name == HEARTBEAT:
             with suppress(OSError):
                 self._control.send(HEARTBEAT_ANSWER)
@@ -207,6 +229,14 @@ class Dispatcher:
         queue.connect(process, end)
         self._watch(end, lambda events: self._on_process(queue, process, events))
         self._flush(queue)
+
+    def _reconfigure(self, descriptor: int) -> None:
+        """Use the keys in this file from now on."""
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(0)  # The offset is the sender's, who has just written it.
+            self._tenancy = msgspec.json.decode(file.read(), type=Keys).tenancy()
+        with suppress(OSError):
+            self._control.send(RECONFIGURED)
 
     def _on_process(self, queue: HandoffQueue, process: str, events: int) -> None:
         """An HTTP process gives a connection back, has room for more, or is gone."""
@@ -330,6 +360,11 @@ class Dispatcher:
         connection = self._waiting[descriptor].connection
         self._release(connection)
         connection.close()
+
+
+def keys_of(config: Config) -> Keys:
+    """The keys of a configuration."""
+    return Keys({name: each.keys_sha256 for name, each in config.tenants.items()}, config.server.default_tenant)
 
 
 def main(tenancy: Tenancy, log_format: str, log_level: str, listeners: list[socket.socket], control: socket.socket) -> None:

@@ -19,7 +19,7 @@ import uvloop
 from ..api import cors, docs, framework, metadata, model_control, status_page
 from ..config.schema import Config
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
-from ..http.connection import HttpConnection
+from ..http.connection import HttpConnection, forget_heads
 from ..http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
 from ..http.head import Head
 from ..http.infer import Infer
@@ -125,6 +125,7 @@ class HttpProcess:
             messages.PageIn: self._page_in,
             messages.SetAffinity: self._set_affinity,
             messages.SetState: self._set_state,
+            messages.Reconfigure: self._reconfigure,
             messages.Heartbeat: self._on_heartbeat,
             messages.Refuse: self._refuse,
             messages.Suspend: self._suspend,
@@ -243,7 +244,7 @@ class HttpProcess:
         async def everything(scope: Any, receive: Any, send: Any) -> None:
             await (infer if is_infer(scope["path"]) else application)(scope, receive, send)
 
-        shared = cors.allow(everything, self._arguments.config.server.cors_origins)
+        shared = self._shared = cors.Shared(everything, self._arguments.config.server.cors_origins)
         return uvicorn.Config(
             shared,
             loop="uvloop",
@@ -388,6 +389,15 @@ class HttpProcess:
         if loaded:
             gc.collect()
             gc.freeze()
+
+    def _reconfigure(self, message: messages.Reconfigure) -> bool:
+        config = message.config(self._service.config)
+        self._service.reconfigure(config)
+        self._shared.set(config.server.cors_origins)
+        if self._tenant:
+            self._limit(self._tenant, config)
+        forget_heads(connections(self._server.server_state))
+        return True
 
     def _on_heartbeat(self, _: messages.Heartbeat) -> None:
         self._service.heartbeat()

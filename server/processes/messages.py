@@ -15,6 +15,9 @@ from msgspec.structs import asdict
 
 from engines import Signature
 
+from ..config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, with_tables
+from ..config.schema import Config
+from ..config.section import Section
 from ..protocol.classification import Labels
 from ..scheduling.batching import Batching
 from ..scheduling.lane_statistics import LaneStatistics
@@ -162,6 +165,36 @@ class SetState(Message):
     """The state of the server."""
 
     state: State
+
+
+class Reconfigure(Message):
+    """Use these values of the configuration from now on: those keys of [server], and of each tenant, that may change.
+
+    A call: answered with True when that is so.
+    """
+
+    server: dict[str, Any]
+    tenants: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, config: Config) -> "Reconfigure":
+        tenants = {name: _values(each, LIVE_OF_TENANT) for name, each in config.tenants.items()}
+        return cls(_values(config.server, LIVE_OF_SERVER), tenants)
+
+    def config(self, before: Config) -> Config:
+        """The configuration, which was this one before."""
+        server = before.server.model_copy(update=_tuples(self.server))
+        tenants = {name: each.model_copy(update=_tuples(self.tenants[name])) for name, each in before.tenants.items()}
+        return with_tables(before, server, tenants)
+
+
+def _values(table: Section, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: getattr(table, key) for key in keys}
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """These values with tuples again where MessagePack has made lists of them."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 class Heartbeat(Message):

@@ -16,7 +16,9 @@ from ..api import framework
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..control.controller import Controller
+from ..control.reload import ReadConfig, Reloader, without_file
 from ..host.shutdown_timer import give_up
+from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
 from ..tenants.frontend import State
 from ..tenants.lending import open_pages
@@ -45,8 +47,11 @@ async def serve(
     abandon: Callable[[int], object] = os._exit,
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
     hosted: Collection[str] = (),
+    read: ReadConfig = without_file,
 ) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP, then drain. Returns the exit status.
+    """Serve until SIGTERM, SIGINT or the SIGHUP of a terminal that closes, then drain. Returns the exit status.
+
+    Any other SIGHUP reloads the configuration, which `read` reads again.
 
     `opener` opens the device of a configuration with one, in the process that has it; it is sent there, so it is a function of
     a module. `hosted` are the devices that are cores of this host: each tenant's own process has the tenant's device side.
@@ -55,11 +60,10 @@ async def serve(
     the device processes and the HTTP processes. Raises ConfigError or PartitionError for a configuration that cannot be served.
     """
     signalled = _catch_signals()
+    terminal = Terminal()
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
     async with Watchdog(config.server):
         await asyncio.to_thread(spawn.prepare)
-        if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
         if problems := config.spread_problems(hosted):
             raise ConfigError(problems)
         counts = process_counts.count(config, hosted, len(frozenset(cores(0))))
@@ -93,7 +97,19 @@ async def serve(
         for name, frontend in frontends.items():
             frontend.open(DeviceSides(spread[name]) if name in spread else runtimes[name])
         docs.document()
-        application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
+
+        async def reconfigure(config: Config) -> None:
+            service.reconfigure(config)
+            await supervisor.reconfigure(config)
+
+        reloader = Reloader(controller, read, reconfigure)
+        if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
+            on_hang_up = partial(_hang_up, terminal, signalled, reloader)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hang_up)
+        routers = (models.forwarded, *ROUTERS)
+        application = framework.build(
+            routers, service=lambda: service, controller=lambda: controller, reloader=lambda: reloader
+        )
         pages = open_pages(config, counts)
         supervisor = Supervisor(
             config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages, counts, controller.restarts
@@ -221,6 +237,14 @@ async def _first(*waiting: Coroutine[Any, Any, Any]) -> int:
         task.cancel()
     await first
     return index
+
+
+def _hang_up(terminal: Terminal, signalled: asyncio.Event, reloader: Reloader) -> None:
+    """SIGHUP: the terminal has closed, which ends the server, or the configuration is to be read again."""
+    if terminal.closed:
+        signalled.set()
+    else:
+        reloader.on_signal()
 
 
 def _catch_signals() -> asyncio.Event:

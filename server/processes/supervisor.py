@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
@@ -10,6 +11,8 @@ from itertools import chain, repeat
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from partitions import PartitionError
 
@@ -91,6 +94,7 @@ class Supervisor:
         self._restarts.update(dict.fromkeys((_DISPATCHER, *labels), 0))
         self._pages = pages
         self._dispatcher: BaseProcess | None = None
+        self._dispatcher_reconfigured = asyncio.Event()
         self._control: socket.socket | None = None
         self._dispatcher_backoff = Backoff()
         self._dispatcher_heartbeat = Heartbeat()
@@ -139,6 +143,28 @@ class Supervisor:
             elif each.number == LEAD:
                 self._restrict(each.process)
         self._restrict(self._dispatcher)
+
+    async def reconfigure(self, config: Config) -> None:
+        """Have every process use this configuration, and those that start from now on; returns when all of them do."""
+        self._config = config
+        message, channels = messages.Reconfigure.of(config), [each.channel for each in self._http.values()]
+        calls = [channel.call(message, bool) for channel in channels if not channel.closed.is_set()]
+        self._reconfigure_dispatcher()
+        await asyncio.gather(*calls, return_exceptions=True)  # One that has ended is replaced by one with this configuration.
+        with suppress(TimeoutError):  # It hangs, and is killed soon.
+            await asyncio.wait_for(self._dispatcher_reconfigured.wait(), EXIT_TIMEOUT)
+
+    def _reconfigure_dispatcher(self) -> None:
+        """Send the dispatcher the keys; one that has ended is replaced by one that has them."""
+        self._dispatcher_reconfigured.clear()
+        file = handoff.memory_file(msgspec.json.encode(dispatcher.keys_of(self._config)))
+        try:
+            assert self._control
+            socket.send_fds(self._control, [dispatcher.RECONFIGURE], [file])
+        except OSError:
+            self._dispatcher_reconfigured.set()
+        finally:
+            os.close(file)
 
     async def close(self) -> None:
         """Accept no more connections, and let every process but the device processes answer its requests and end."""
@@ -259,6 +285,8 @@ class Supervisor:
             their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
+        if arguments.config is not self._config:  # It has changed meanwhile.
+            each.channel.notify(messages.Reconfigure.of(self._config))
 
     async def _start_device(self, each: SupervisedDevice) -> None:
         """Start a device process. One that replaces another has also opened the device again when this returns."""
@@ -327,12 +355,16 @@ class Supervisor:
         self._dispatcher_heartbeat = Heartbeat()
         self._dispatcher_backoff.started(time.monotonic())
         try:
-            server = self._config.server
-            tenancy = Tenancy(self._config.tenants.values(), server.default_tenant)
+            config, server = self._config, self._config.server
+            tenancy = Tenancy(config.tenants.values(), server.default_tenant)
             arguments = tenancy, server.log_format, server.log_level, self._listeners, theirs
             self._dispatcher = await spawn.start(dispatcher.main, *arguments)
         finally:
             theirs.close()
+        if config is self._config:
+            self._dispatcher_reconfigured.set()
+        else:  # It has changed meanwhile.
+            self._reconfigure_dispatcher()
         self._restrict(self._dispatcher)
         for each in self._http.values():
             self._announce(each)
@@ -387,6 +419,8 @@ class Supervisor:
     def _on_dispatcher(self, message: bytes) -> None:
         if message == dispatcher.HEARTBEAT_ANSWER:
             self._dispatcher_heartbeat.on_answer()
+        elif message == dispatcher.RECONFIGURED:
+            self._dispatcher_reconfigured.set()
         elif (each := self._http.get(message.decode(errors="replace"))) and each.process:
             log.error("%s sent the dispatcher a malformed handoff; killing it", each.label)
             spawn.kill(each.process)

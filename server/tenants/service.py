@@ -45,7 +45,7 @@ SPARE_SLOTS = 256
 """Slots beyond those of a full queue: for requests in flight, being decoded, and being encoded."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Tenant:
     """A tenant that is served in this process: configuration, models, queue, request bodies, and its model changes."""
 
@@ -134,6 +134,13 @@ class Service:
             found = {(each.name, each.version): each.statistics for each in (await self.totals()).served}
         counted = [(each, found.get((each.name, each.version), each.statistics)) for each in served]
         return [{"name": each.name, "version": each.version, **statistics.as_json()} for each, statistics in counted]
+
+    def reconfigure(self, config: Config) -> None:
+        """Use this configuration from now on: its keys, rights and hosts."""
+        self.config = config
+        self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
+        for name, tenant in self.tenants.items():
+            tenant.config = config.tenants[name]
 
     def heartbeat(self) -> None:
         """The device process is alive; called repeatedly if it is another process."""

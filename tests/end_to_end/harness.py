@@ -89,7 +89,7 @@ def serving(
     `direct`: whether HttpConnection answers inferences without ASGI, as under `python -m server`.
     """
     opener = (lambda _: device) if device else open_configured
-    application = Application(lambda: nullcontext(config), opener, abandon)
+    application = Application(lambda: nullcontext(config), opener, abandon, read=lambda: config)
     served = Served(application)
     http: Any = partial(HttpConnection, application.infer, application, None) if direct else JsonHttpToolsProtocol
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)

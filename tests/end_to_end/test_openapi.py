@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
-from server.admin import advice, autopilot, metrics, models, partitions, status, usage
+from server.admin import advice, autopilot, metrics, models, partitions, reload, status, usage
 from server.admin import docs as admin_docs
 from server.api import docs, metadata, model_control, schemas
 from server.api.openapi import Document, operation_id
@@ -21,7 +21,16 @@ from .harness import configuration, serving
 from .wire import SMALL
 
 PUBLIC = (metadata.router, model_control.router, docs.inference)
-ADMIN = (partitions.router, advice.router, autopilot.router, models.router, status.router, usage.router, metrics.router)
+ADMIN = (
+    partitions.router,
+    advice.router,
+    autopilot.router,
+    models.router,
+    reload.router,
+    status.router,
+    usage.router,
+    metrics.router,
+)
 DOCUMENTS = {"/openapi.json": docs.document(), "/admin/openapi.json": admin_docs.document()}
 PAGES = {"/docs": docs.document(), "/admin/docs": admin_docs.document()}
 MODEL = "/v2/models/identity"
@@ -61,6 +70,7 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "load_for": ("POST", "/admin/tenants/acme/models/spin/load", b""),
     "unload_for": ("POST", "/admin/tenants/acme/models/spin/unload", b""),
     "status": ("GET", "/admin/status", b""),
+    "reload": ("POST", "/admin/reload", b""),
     "drain": ("POST", "/admin/drain", b""),
     "metrics": ("GET", "/metrics", b""),
     "usage": ("GET", "/admin/usage", b""),

@@ -1,12 +1,15 @@
 """The server as a process of its own: it starts in one command, drains on SIGTERM, and loses no accepted request."""
 
 import asyncio
+import fcntl
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,12 +65,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(config: Path, command: Sequence[str], start_new_session: bool = False) -> Iterator[Process]:
+def running(config: Path, command: Sequence[str], **settings: Any) -> Iterator[Process]:
     port = free_port()
     words = [sys.executable, "-m", *command, "--port", str(port)]
     environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    settings: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "start_new_session": start_new_session}
-    with subprocess.Popen(words, env=environment, **settings) as popen:
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, **settings) as popen:
         process = Process(popen, port)
         try:
             process.read_until("ready: acme")
@@ -129,12 +131,19 @@ def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: lis
 
 @pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
 def test_sighup_of_a_closed_terminal_drains_as_sigterm_does(config: Path, command: list[str], status: int) -> None:
-    """SIGHUP to the whole group: the shell's processes, and all that they started."""
-    with running(config, command, start_new_session=True) as process, Connection(process) as connection:
+    """The server is what the terminal started; when it closes, the kernel sends SIGHUP."""
+    ours, theirs = pty.openpty()
+    settings = {
+        "start_new_session": True,
+        "preexec_fn": lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0),
+        "pass_fds": [theirs],
+    }
+    with running(config, command, **settings) as process, Connection(process) as connection:
+        os.close(theirs)
         connection.send(posted("spin", spin(FOREVER) | {"parameters": {"timeout": 3_000_000}}))
         with httpx.Client(base_url=process.url) as http:
             until(lambda: http.get("/admin/tenants").json()["tenants"][0]["in_flight"] == 1)
-        os.killpg(process.popen.pid, signal.SIGHUP)
+        os.close(ours)
         assert connection.answer().status == 504, "it was answered as if nothing had happened"
         assert process.popen.wait(30) == status
 

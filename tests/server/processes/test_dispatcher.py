@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import select
 import socket
 import threading
@@ -10,17 +11,26 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.config.tenant import TenantConfig
 from server.processes import handoff
-from server.processes.dispatcher import MAX_PIECES, MAX_QUEUED, Dispatcher, HandoffQueue
+from server.processes.dispatcher import (
+    MAX_PIECES,
+    MAX_QUEUED,
+    RECONFIGURE,
+    RECONFIGURED,
+    Dispatcher,
+    HandoffQueue,
+    Keys,
+)
 from server.processes.handoff import Handoff
 from server.processes.routing import SHARED, UNAUTHENTICATED
-from server.tenants.auth import Tenancy
+from server.tenants.auth import Tenancy, digest
 
 TENANTS = [TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")]
-ACME = b"POST / HTTP/1.1\r\nX-Tenant: acme\r\n\r\nbody"
+ACME = b"POST /v2 HTTP/1.1\r\nX-Tenant: acme\r\n\r\nbody"
 GLOBEX = ACME.replace(b"acme", b"globex")
 PATIENCE = 10.0
 
@@ -106,6 +116,13 @@ class Bench:
         connection.sendall(data)
         return connection
 
+    def reconfigure(self, keys: Keys) -> None:
+        """Have it use these keys, and wait until it does."""
+        file = handoff.memory_file(msgspec.json.encode(keys))
+        socket.send_fds(self._control, [RECONFIGURE], [file])
+        os.close(file)
+        assert self.reports() == RECONFIGURED
+
     def wake(self) -> None:
         """Make it look at its clock."""
         self.connect(ACME)
@@ -149,6 +166,15 @@ def test_each_connection_goes_to_its_process_with_every_byte_unread(bench: Bench
     assert taken(globex) == (b"", GLOBEX)
 
 
+def test_keys_change_while_it_serves(bench: Bench) -> None:
+    acme, unauthenticated = bench.process("acme"), bench.process(UNAUTHENTICATED)
+    bench.reconfigure(Keys({"acme": (digest("key"),), "globex": ()}, None))
+    bench.connect(named := ACME.replace(b"/v2", b"/v2/models/m/infer"))
+    assert taken(unauthenticated) == (b"", named)
+    bench.connect(keyed := named.replace(b"X-Tenant: acme", b"Authorization: Bearer key"))
+    assert taken(acme) == (b"", keyed)
+
+
 def send(bench: Bench, connection: socket.socket, piece: bytes) -> None:
     """Send this and wait until the dispatcher has looked at it."""
     before = bench.dispatcher.looks
@@ -160,7 +186,7 @@ def test_headers_may_come_in_a_few_pieces(bench: Bench) -> None:
     acme = bench.process("acme")
     connection = bench.connect()
     until(lambda: bench.dispatcher.looks == 1)
-    for piece in (b"POST / HTTP/1.1\r\n", b"X-Tenant: acme", b"\r\n\r", b"\nbody"):
+    for piece in (b"POST /v2 HTTP/1.1\r\n", b"X-Tenant: acme", b"\r\n\r", b"\nbody"):
         send(bench, connection, piece)
     assert taken(acme) == (b"", ACME)
 
@@ -193,7 +219,7 @@ def test_a_client_may_stop_sending_once_its_request_is_whole(bench: Bench) -> No
     assert taken(acme) == (b"", ACME)
 
 
-@pytest.mark.parametrize("data", [b"", b"POST / HTTP/1.1\r\n"])
+@pytest.mark.parametrize("data", [b"", b"POST /v2 HTTP/1.1\r\n"])
 def test_a_client_that_disconnects_before_its_headers_are_complete(bench: Bench, data: bytes) -> None:
     connection = bench.connect(data)
     connection.shutdown(socket.SHUT_WR)
@@ -205,7 +231,7 @@ def test_a_client_that_disconnects_before_its_headers_are_complete(bench: Bench,
 
 
 def test_header_timeout_closes_only_the_slow_client(bench: Bench) -> None:
-    slow = bench.connect(b"POST / HTTP/1.1\r\n")
+    slow = bench.connect(b"POST /v2 HTTP/1.1\r\n")
     until(lambda: "1 waiting" in repr(bench.dispatcher))
     bench.now = 29.0
     later = bench.connect(b"POST")

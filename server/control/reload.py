@@ -1,0 +1,72 @@
+"""Reads the configuration again while it is served, and changes what can be changed: all of it, or nothing."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ..config.changes import Change, compare
+from ..config.schema import Config
+from ..config.section import ConfigError
+from ..errors import Conflict, RequestError, Unavailable
+from .controller import Controller
+
+log = logging.getLogger("greenlane.control")
+
+ReadConfig = Callable[[], Config]
+"""Reads the configuration's file, as the server was started with it. Blocks. Raises ConfigError."""
+Reconfigure = Callable[[Config], Awaitable[None]]
+"""Has every process use this configuration, and those that start later; returns when all of them do."""
+_SERVING = ("serving", "incomplete")
+
+
+def without_file() -> Config:
+    """The `ReadConfig` of a server that was started without a file."""
+    raise ConfigError(["there is no configuration file: the server was started without one"])
+
+
+class Reloader:
+    """Belongs to the event loop."""
+
+    def __init__(self, controller: Controller, read: ReadConfig, reconfigure: Reconfigure) -> None:
+        self._controller = controller
+        self._read = read
+        self._reconfigure = reconfigure
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Reloader of {self._controller!r}>"
+
+    async def reload(self) -> list[Change]:
+        """Read the file and use it; what has changed. Nothing has after an error.
+
+        Raises Conflict with every problem of the file, and with every key that needs a restart; Unavailable while the server
+        starts or ends.
+        """
+        async with self._lock:
+            if self._controller.state not in _SERVING:
+                raise Unavailable(f"the server is {self._controller.state}; reload when it serves")
+            old = self._controller.config
+            try:
+                new = await asyncio.to_thread(self._read)
+            except ConfigError as error:
+                raise Conflict(f"the file cannot be served, so nothing has changed:\n{error}") from error
+            changes = compare(old, new)
+            if fixed := [change for change in changes if not change.live]:
+                lines = "\n".join(f"{change} needs a restart" for change in fixed)
+                raise Conflict(f"nothing has changed, as not all of it can while the server runs:\n{lines}")
+            await self._controller.reconfigure(new, self._reconfigure)
+        log.info("reloaded %s: %s", new.source, "; ".join(map(str, changes)) or "nothing has changed")
+        return changes
+
+    def on_signal(self) -> None:
+        """Reload, and log what comes of it."""
+        task = asyncio.get_running_loop().create_task(self._reload_and_log())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _reload_and_log(self) -> None:
+        try:
+            await self.reload()
+        except RequestError as error:
+            log.error("SIGHUP: %s", error)

@@ -1,0 +1,187 @@
+"""The configuration read again while it is served, in each form: keys, limits, and all of it or nothing."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .harness import cores
+from .processes import Load, Running, client, configure, running, running_device, running_plain
+from .wire import SMALL, Connection, infer, posted, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["identity"]
+keys_sha256 = [{keys}]
+{more}
+[tenants.globex]
+granules = 1
+models = ["identity"]
+{globex}
+"""
+FORMS: dict[str, tuple[Any, str]] = {
+    "uvicorn": (running_plain, ""),
+    "processes": (running, ""),
+    "device process": (running_device, "http_processes = 2"),
+}
+OLD, NEW, LAST = "old-key", "new-key", "last-key"
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Site:
+    """A server and its file, which `write` changes."""
+
+    def __init__(self, path: Path, repository: Path, always: str) -> None:
+        self.path = path
+        self._repository = repository
+        self._always = always
+        self.server: Running
+
+    def write(self, *keys: str, more: str = "", globex: str = "", **server: str) -> Path:
+        """Write the file; `more` and `globex` are keys of the tenants."""
+        quoted = ", ".join(f'"{digest(key)}"' for key in keys)
+        tenants = TENANTS.format(keys=quoted, more=f"{self._always}\n{more}", globex=globex)
+        return configure(self.path, self._repository, tenants, **server)
+
+    def reload(self) -> httpx.Response:
+        with client(self.server) as http:
+            return http.post("/admin/reload")
+
+    def status(self, key: str) -> int:
+        """What a request with this key is answered, on a connection of its own."""
+        with client(self.server, Authorization=f"Bearer {key}") as http:
+            return infer(http, "identity", SMALL).status_code
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def started(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
+    start, always = FORMS[request.param]
+    site = Site(tmp_path_factory.mktemp("reload") / "greenlane.toml", standard, always)
+    with start(site.write(OLD)) as server:
+        site.server = server
+        until(lambda: site.status(OLD) == 200)
+        yield site
+
+
+@pytest.fixture
+def site(started: Site) -> Iterator[Site]:
+    """As it was started."""
+    yield started
+    started.write(OLD)
+    os.kill(started.server.popen.pid, signal.SIGHUP)
+    until(lambda: [started.status(key) for key in (OLD, NEW, LAST)] == [200, 401, 401])
+
+
+def changed(answer: httpx.Response) -> dict[str, tuple[str, str]]:
+    assert answer.status_code == 200, answer.text
+    return {each["key"]: (each["old"], each["new"]) for each in answer.json()["changed"]}
+
+
+def test_keys_are_rotated_without_a_failed_request(site: Site) -> None:
+    """Both are valid, then only the new one: also on connections that were open before and repeat the same head."""
+    ask = posted("identity", SMALL, f"Authorization: Bearer {OLD}")
+    with Connection(site.server) as connection, Load(site.server, **{"X-Tenant": "globex"}) as load:
+        connection.send(ask)
+        assert connection.answer().status == 200
+        assert (site.status(OLD), site.status(NEW)) == (200, 401)
+        site.write(OLD, NEW)
+        old, both = f"{digest(OLD)[:8]}...", f"{digest(OLD)[:8]}..., {digest(NEW)[:8]}..."
+        assert changed(site.reload()) == {"tenants.acme.keys_sha256": (old, both)}
+        for _ in range(5):  # Of several processes each is asked.
+            assert (site.status(OLD), site.status(NEW)) == (200, 200)
+        connection.send(ask)
+        assert connection.answer().status == 200
+        site.write(NEW)
+        assert list(changed(site.reload())) == ["tenants.acme.keys_sha256"]
+        for _ in range(5):
+            assert (site.status(OLD), site.status(NEW)) == (401, 200)
+        connection.send(ask)
+        assert connection.answer().status == 401
+        load.more()
+    assert load.wrong == []
+
+
+def test_limits_change_and_go(site: Site) -> None:
+    site.write(OLD, more="requests_per_second = 1\nburst_requests = 2")
+    assert changed(site.reload()) == {
+        "tenants.acme.requests_per_second": ("(not set)", "1"),
+        "tenants.acme.burst_requests": ("(not set)", "2"),
+    }
+    assert 429 in [site.status(OLD) for _ in range(8)]
+    site.write(OLD)
+    assert site.reload().status_code == 200
+    assert [site.status(OLD) for _ in range(8)] == [200] * 8
+
+
+def test_the_admin_key_and_web_pages_origins_change(site: Site) -> None:
+    site.write(OLD, admin_key_sha256=f'"{digest("admin")}"', cors_origins='["https://app.example"]')
+    assert set(changed(site.reload())) == {"server.admin_key_sha256", "server.cors_origins"}
+    assert site.reload().status_code == 401
+    with client(site.server, Authorization="Bearer admin") as http:
+        page = http.get("/v2", headers={"Authorization": f"Bearer {OLD}", "Origin": "https://app.example"})
+        assert page.headers["access-control-allow-origin"] == "https://app.example"
+        site.write(OLD)
+        assert http.post("/admin/reload").status_code == 200
+
+
+def test_what_needs_a_restart_refuses_all_of_it(site: Site) -> None:
+    site.write(NEW, more="queue = 7", max_body='"1MiB"')
+    answer = site.reload()
+    assert answer.status_code == 409
+    assert answer.json()["error"].splitlines() == [
+        "nothing has changed, as not all of it can while the server runs:",
+        "server.max_body: '64MiB' -> '1MiB' needs a restart",
+        "tenants.acme.queue: 64 -> 7 needs a restart",
+    ]
+    assert (site.status(OLD), site.status(NEW)) == (200, 401)
+
+
+def test_an_invalid_file_is_refused_with_every_problem(site: Site) -> None:
+    site.write(NEW, more='queue = "x"\nbanana = 1')
+    answer = site.reload()
+    assert answer.status_code == 409
+    text = answer.json()["error"]
+    assert "tenants.acme.queue: 'x' is not a whole number" in text
+    assert "tenants.acme.banana: unknown key" in text
+    site.path.write_text("not = [toml")
+    assert "not TOML" in site.reload().json()["error"]
+    assert (site.status(OLD), site.status(NEW)) == (200, 401)
+
+
+def test_processes_that_are_replaced_have_the_new_configuration(site: Site) -> None:
+    site.write(LAST)
+    assert site.reload().status_code == 200
+    if site.server.pids("(dispatcher)"):
+        site.server.kill("acme", "(dispatcher)")
+    until(lambda: _status(site, LAST) == 200)
+    assert site.status(OLD) == 401
+
+
+def _status(site: Site, key: str) -> int:
+    try:
+        return site.status(key)
+    except httpx.TransportError:
+        return 0
+
+
+def test_sighup_reloads(site: Site) -> None:
+    site.write(LAST)
+    os.kill(site.server.popen.pid, signal.SIGHUP)
+    until(lambda: site.status(LAST) == 200)
+    until(lambda: site.status(OLD) == 401)
+    site.write(NEW, more="queue = 7")
+    os.kill(site.server.popen.pid, signal.SIGHUP)
+    site.write(OLD)
+    os.kill(site.server.popen.pid, signal.SIGHUP)
+    until(lambda: site.status(OLD) == 200)

@@ -1,0 +1,72 @@
+"""What differs between two configurations, and what of it may change while they are served."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from server.config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, Change, compare
+from server.config.file import keys, load
+from server.config.server import ServerConfig
+from server.config.tenant import TenantConfig
+from server.processes.messages import Reconfigure
+
+FILE = """
+[server]
+default_tenant = "acme"
+usage_dir = "usage"
+[models]
+repository = "."
+[models.resnet]
+max_batch = 8
+[tenants.acme]
+granules = 1
+lend = "2ms"
+http_processes = "auto"
+front_cores = "0-1"
+ladder = [1, 2]
+models = ["*"]
+bytes_per_second = "1MB"
+"""
+KEY = "ab" * 32
+LEND = 'lend = "2ms"'
+GLOBEX = "[tenants.globex]\ngranules = 1\nmodels = ['*']"
+
+
+def changes(tmp_path: Path, old: str, new: str) -> list[Change]:
+    found = []
+    for text in (old, new):
+        (tmp_path / "greenlane.toml").write_text(text)
+        found.append(load(tmp_path / "greenlane.toml"))
+    return compare(*found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("", "", None),
+        ('"1MB"', '"2MB"', Change("tenants.acme.bytes_per_second", "1000000", "2000000", True)),
+        (LEND, f'{LEND}\nkeys_sha256 = ["{KEY}"]', Change("tenants.acme.keys_sha256", "none", "abababab...", True)),
+        ('default_tenant = "acme"', "", Change("server.default_tenant", "'acme'", "(not set)", True)),
+        ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", False)),
+        ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", False)),
+        ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),
+        ("[models]", f"{GLOBEX}\n[models]", Change("tenants.globex", "(not set)", "a table", False)),
+    ],
+)  # fmt: skip
+def test_a_change_has_its_key_and_both_values(tmp_path: Path, old: str, new: str, change: Change | None) -> None:
+    assert changes(tmp_path, FILE, FILE.replace(old, new) if old else FILE) == ([change] if change else [])
+
+
+def test_what_may_change_are_keys_of_the_file() -> None:
+    assert set(LIVE_OF_SERVER) <= set(keys(ServerConfig))
+    assert set(LIVE_OF_TENANT) <= set(keys(TenantConfig))
+
+
+def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> None:
+    (tmp_path / "greenlane.toml").write_text(FILE)
+    before = load(tmp_path / "greenlane.toml")
+    (tmp_path / "greenlane.toml").write_text(FILE.replace('"1MB"', f'"2MB"\nkeys_sha256 = ["{KEY}"]'))
+    after = load(tmp_path / "greenlane.toml")
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Reconfigure.of(after)), type=Reconfigure)
+    assert sent.config(before) == after != before
