@@ -27,7 +27,7 @@ VALUES = {
         "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null",
         f"image.digest=sha256:{'0' * 64}",
     ),
-    "on cores": ("gpus=0,cache.size=,resources.cpu=4,podDisruptionBudget.enabled=false",),
+    "on cores": ("gpus=0,cache.size=,resources.cpu=4,podDisruptionBudget.enabled=false,restartOnChange=false",),
 }
 Manifest = dict[str, Any]
 
@@ -88,6 +88,15 @@ def test_a_pod_has_no_more_rights_than_the_image_needs() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
     assert mounts == {"/etc/greenlane": True, "/models": True, "/var/cache/greenlane": False, "/tmp": False}
+
+
+def test_a_change_of_the_configuration_restarts_servers_if_it_is_to() -> None:
+    def annotations(*settings: str) -> Any:
+        manifests = rendered("config=a=1", *settings)
+        return manifests["StatefulSet release-greenlane"]["spec"]["template"]["metadata"].get("annotations")
+
+    assert annotations() != annotations("config=a=2")
+    assert annotations("restartOnChange=false") == annotations("restartOnChange=false", "config=a=2")
 
 
 def test_mistakes_in_values_are_found() -> None:

@@ -58,3 +58,7 @@ def test_the_unit_for_several_servers_is_the_unit_for_one() -> None:
 def test_the_unit_restarts_after_a_lost_device_but_not_after_a_wrong_configuration() -> None:
     unit = settings(ONE)
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == (["on-failure"], ["2"])
+
+
+def test_systemctl_reload_sends_the_signal_on_which_the_server_reads_its_configuration_again() -> None:
+    assert settings(ONE)["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
