@@ -155,7 +155,7 @@ async def test_a_wrong_key_says_so(browser: Browser, models: Path) -> None:
 
 
 @pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
-async def test_a_tenant_moves_to_another_device(browser: Browser, models: Path, tmp_path: Path) -> None:
+async def test_a_move_to_another_device_and_reading_the_configuration(browser: Browser, models: Path, tmp_path: Path) -> None:
     first, second = cores()[:2]
     devices = [f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"' for name, core in ((0, first), (1, second))]
     tenant = '[tenants.acme]\ndevice = "0"\ngranules = 1\nmodels = ["identity"]'
@@ -166,6 +166,9 @@ async def test_a_tenant_moves_to_another_device(browser: Browser, models: Path, 
         await page.evaluate("document.getElementById('transfer-count').focus()")
         await page.press("2", "Enter")
         await page.until("document.getElementById('result').innerText.includes('acme is on device 1.')")
+        await page.evaluate("document.querySelector('#reload-form button').focus()")
+        await page.press("Enter")
+        await page.until("document.getElementById('result').innerText.includes('read; nothing has changed.')")
         await page.until("document.querySelector('.device[data-key=\"1\"] .had')?.innerText === 'has 2'")
         assert await page.evaluate("document.querySelectorAll('.device[data-key=\"0\"] .row').length") == 0
         assert page.complaints == []

@@ -17,16 +17,16 @@ export function say(text, failed = false) {
   if (!failed) hiding = setTimeout(() => result.replaceChildren(), SHOWN);
 }
 
-/** Make a change, and say what came of it; whether it was made. */
+/** Make a change, and say what came of it, which may be a function of the answer; whether it was made. */
 async function change(path, method, body, doing, done) {
   say(doing);
   try {
-    await ask(path, method, body);
+    const answer = await ask(path, method, body);
+    say(typeof done === "function" ? done(answer) : done);
   } catch (error) {
     say(error.message, true);
     return false;
   }
-  say(done);
   return true;
 }
 
@@ -77,6 +77,10 @@ export function listen() {
     const path = `/admin/tenants/${encodeURIComponent(tenant)}/device`;
     return change(path, "PUT", body, `Moving ${tenant} …`, `${tenant} is on device ${body.device}.`);
   });
+  onSubmit("reload-form", () => change("/admin/reload", "POST", undefined, "Reading the configuration …", ({ changed }) => {
+    const keys = changed.map((each) => each.key).join(", ");
+    return keys ? `The configuration was read; changed: ${keys}.` : "The configuration was read; nothing has changed.";
+  }));
   onSubmit("drain-form", async () => {
     if (!(await confirmed("Drain the server? It refuses new requests from then on, for good.", "Drain"))) return;
     await change("/admin/drain", "POST", undefined, "Draining …", "The server drains.");
