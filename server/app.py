@@ -25,7 +25,7 @@ from . import demo, single_process
 from .admin import docs as admin_docs
 from .admin.lifecycle import ROUTERS, ServerEnd
 from .admin.models import LocalModelControl
-from .api import cors, docs, framework, metadata, model_control, status_page
+from .api import cors, docs, framework, metadata, model_control, status_page, trace_settings
 from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
@@ -117,11 +117,12 @@ class Application:
         self.infer = Infer(self.service)
         self._with_cors: asgi.Application = self._answer
         self._web = framework.build(
-            (metadata.router, model_control.router, docs.router, status_page.router, *ROUTERS),
+            (metadata.router, model_control.router, docs.router, status_page.router, trace_settings.router, *ROUTERS),
             self.lifespan,
             service=self.service,
             controller=self.controller,
             reloader=self.reloader,
+            set_log_level=logs.set_level,
             model_control=LocalModelControl(self.controller),
         )
 

@@ -8,7 +8,7 @@ from threading import Timer
 from ..control.controller import Controller
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import end_in_time
-from . import advice, autopilot, docs, memory, metrics, models, partitions, reload, status, usage
+from . import advice, autopilot, docs, log_settings, memory, metrics, models, partitions, reload, status, usage
 
 ROUTERS = (
     partitions.router,
@@ -21,6 +21,7 @@ ROUTERS = (
     usage.router,
     metrics.router,
     docs.router,
+    log_settings.router,
 )
 """Administration and metrics."""
 

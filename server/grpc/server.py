@@ -32,8 +32,8 @@ UNSERVED = {
         [f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")],
         "raw_input_contents: shared memory is not served, since regions have no tenant",
     ),
-    "TraceSetting": "server.log_level, and profilers from outside",
-    "LogSettings": "server.log_level",
+    "TraceSetting": "server.tracing_endpoint; GET /v2/trace/setting over HTTP",
+    "LogSettings": "GET and POST /v2/logging over HTTP",
 }
 """The service's other methods, and what to use in place of each."""
 

@@ -48,6 +48,17 @@ def configure(style: str, level: str) -> None:
         logger.propagate = False
 
 
+def set_level(level: str) -> None:
+    """Log records of this level, `debug` to `error`, and of all that are more severe, from now on."""
+    for name in ("greenlane", "uvicorn"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def level() -> str:
+    """The level of this process."""
+    return logging.getLevelName(logging.getLogger("greenlane").level).lower()
+
+
 def _name(record: logging.LogRecord) -> str:
     """The logger's name; uvicorn's, `uvicorn.error`, looks like an error in lines that report none."""
     return "uvicorn" if record.name == "uvicorn.error" else record.name

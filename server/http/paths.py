@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from ..errors import NotFound, WrongMethod
 
-_SHARED = (b"/admin", b"/metrics", b"/status/")
+_SHARED = (b"/admin", b"/metrics", b"/status/", b"/v2/logging", b"/v2/trace/")
 _INFERENCES = ("/infer", "/generate", "/generate_stream")
 _TENANTLESS = (b"/v2", b"/v2/", b"/docs", b"/openapi.json")
 
@@ -23,7 +23,7 @@ def is_generate(path: str) -> bool:
 
 
 def is_shared(path: bytes) -> bool:
-    """Whether this path is answered by the shared HTTP process for everybody: administration, metrics, the status page."""
+    """Whether this path is answered by the shared HTTP process: administration, metrics, the status page, settings."""
     return path == b"/" or path.startswith(_SHARED)
 
 

@@ -19,6 +19,7 @@ import uvloop
 
 from ..config.schema import Config
 from ..errors import RequestError, Unavailable
+from ..host import logs
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.malloc import keep_large_blocks
 from ..host.watchdog import Watchdog
@@ -31,7 +32,7 @@ from ..tenants.frontend import DeviceSide
 from . import device_messages as messages
 from . import spawn
 from .descriptors import DescriptorReceiver
-from .messages import Message, ServedModelFields
+from .messages import Message, ServedModelFields, SetLogLevel
 from .process_setup import set_up
 from .rpc import Channel
 from .runtime_server import Opener, RuntimeServer
@@ -149,6 +150,7 @@ class DeviceProcess:
         )
         handlers: dict[type[Message], Callable[[Any], Any]] = {
             **self._server.handlers(),
+            SetLogLevel: lambda message: logs.set_level(message.level),
             messages.CancelTenantTicket: self._cancel,
             messages.ReplaceLink: self._replace_link,
             messages.AdoptTenant: self._adopt,

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 import uvloop
 
-from ..api import cors, docs, framework, metadata, model_control, status_page
+from ..api import cors, docs, framework, metadata, model_control, status_page, trace_settings
 from ..config.schema import Config
+from ..host import logs
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
 from ..http.connection import HttpConnection, forget_heads
 from ..http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
@@ -126,6 +127,7 @@ class HttpProcess:
             messages.SetAffinity: self._set_affinity,
             messages.SetState: self._set_state,
             messages.Reconfigure: self._reconfigure,
+            messages.SetLogLevel: lambda message: logs.set_level(message.level),
             messages.Heartbeat: self._on_heartbeat,
             messages.Refuse: self._refuse,
             messages.Suspend: self._suspend,
@@ -235,7 +237,7 @@ class HttpProcess:
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
         application = framework.build(
-            (metadata.router, model_control.router, docs.router, status_page.router, proxy.router),
+            (metadata.router, model_control.router, docs.router, status_page.router, trace_settings.router, proxy.router),
             service=lambda: self._service,
             forward=self._forward,
             model_control=proxy.RemoteModelControl(self._forward),

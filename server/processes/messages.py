@@ -197,6 +197,12 @@ def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
+class SetLogLevel(Message):
+    """Log what is of this level or more severe."""
+
+    level: str
+
+
 class Heartbeat(Message):
     """The device process does not hang. Answered with `HeartbeatAnswer`."""
 

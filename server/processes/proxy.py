@@ -33,6 +33,8 @@ ForwardDep = Annotated[Forward, Depends(_forwarding)]
 
 @router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[RequireAdmin])
 @router.get("/metrics", dependencies=[RequireAdmin])
+@router.get("/v2/logging")
+@router.post("/v2/logging", dependencies=[RequireAdmin])
 async def administer(service: ServiceDep, forward: ForwardDep, request: Request) -> Response:
     body = await read_body(request, service.uploads)
     return await cancel_on_disconnect(request, _forwarded(forward, request, body))

@@ -78,6 +78,9 @@ async def serve(
             service.set_state(state)
             supervisor.set_state(state)
 
+        def set_log_level(level: str) -> None:
+            supervisor.set_log_level(level)
+
         async def on_relinked(name: str, free: Callable[[], None]) -> None:
             async with transfers.locks[name]:
                 await asyncio.gather(*(each.replace_link(name) for each in spread.get(name, [runtimes[name]])))
@@ -108,7 +111,11 @@ async def serve(
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hang_up)
         routers = (models.forwarded, *ROUTERS)
         application = framework.build(
-            routers, service=lambda: service, controller=lambda: controller, reloader=lambda: reloader
+            routers,
+            service=lambda: service,
+            controller=lambda: controller,
+            reloader=lambda: reloader,
+            set_log_level=set_log_level,
         )
         pages = open_pages(config, counts)
         supervisor = Supervisor(

@@ -19,6 +19,7 @@ from partitions import PartitionError
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..errors import RequestError
+from ..host import logs
 from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..link import activity
@@ -100,6 +101,7 @@ class Supervisor:
         self._dispatcher_heartbeat = Heartbeat()
         self._state: State = "starting"
         self._cores: frozenset[int] = frozenset()
+        self._log_level = ""
         self._watching: set[asyncio.Task[None]] = set()
         self._watching_devices: set[asyncio.Task[None]] = set()
 
@@ -132,6 +134,14 @@ class Supervisor:
                 each.frontend.set_state(state)
             elif each.number == LEAD:
                 each.channel.notify(messages.SetState(state))
+
+    def set_log_level(self, level: str) -> None:
+        """Have every process log at this level, this one and later replacements too; the dispatcher keeps its own."""
+        self._log_level = level
+        logs.set_level(level)
+        processes: list[SupervisedProcess | SupervisedDevice] = [*self._http.values(), *self._devices]
+        for each in processes:
+            each.channel.notify(messages.SetLogLevel(level))
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict these processes, and their later replacements, to these cores."""
@@ -287,6 +297,12 @@ class Supervisor:
         await each.channel.open(ours)
         if arguments.config is not self._config:  # It has changed meanwhile.
             each.channel.notify(messages.Reconfigure.of(self._config))
+        self._send_log_level(each)
+
+    def _send_log_level(self, each: SupervisedProcess | SupervisedDevice) -> None:
+        """Have a process that was just started log as the others do, if that was changed."""
+        if self._log_level:
+            each.channel.notify(messages.SetLogLevel(self._log_level))
 
     async def _start_device(self, each: SupervisedDevice) -> None:
         """Start a device process. One that replaces another has also opened the device again when this returns."""
@@ -304,6 +320,7 @@ class Supervisor:
             their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
+        self._send_log_level(each)
         await self._connect(each.runtime, each)
         for name, link in links.items():
             if name in frontends and frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.

@@ -32,7 +32,8 @@ def test_only_these_routes_are_not_described() -> None:
     heads = {("HEAD", path) for path in ("/", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready")}
     heads |= {("HEAD", "/v2/models/{name}/ready"), ("HEAD", "/v2/models/{name}/versions/{version}/ready")}
     pages = {("GET", f"{start}{path}") for start in ("", "/admin") for path in ("/docs", "/openapi.json")}
-    assert hidden == heads | pages | {("GET", "/"), ("GET", "/status/{name}"), ("GET", "/v2/")}
+    settings = {("GET", "/v2/logging"), ("POST", "/v2/logging")}  # Triton's; docs/protocol.md has them.
+    assert hidden == heads | pages | settings | {("GET", "/"), ("GET", "/status/{name}"), ("GET", "/v2/")}
 
 
 @pytest.mark.parametrize("router", [model_control.router, partitions.router, metrics.router])

@@ -1,0 +1,81 @@
+"""Triton's log settings: its switches by severity are one level here, for all processes but the dispatcher."""
+
+import logging
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from ..api.body import read_object
+from ..api.dependencies import RequireAdmin, ServiceDep
+from ..api.framework import json_response
+from ..api.openapi import operation_id
+from ..errors import BadRequest
+from ..host import logs
+from ..protocol.json_document import Object, show
+
+log = logging.getLogger("greenlane.admin")
+
+router = APIRouter(include_in_schema=False, generate_unique_id_function=operation_id)
+SetLevel = Callable[[str], None]
+"""Sets the level of all processes: debug, info, warning or error."""
+
+_SEVERITIES = ("log_error", "log_warning", "log_info")
+"""Triton's switches, the most severe first. A level logs all that are more severe too."""
+_LEVELS = ("error", "warning", "info", "debug")
+
+
+def set_level(request: Request) -> SetLevel:
+    """Who sets the level in this form of the server."""
+    found: SetLevel = request.app.state.set_log_level
+    return found
+
+
+@router.get("/v2/logging")
+async def settings(service: ServiceDep) -> Response:
+    """What is logged, in Triton's words."""
+    return json_response(_settings(service.config.server.log_format))
+
+
+@router.post("/v2/logging", dependencies=[RequireAdmin])
+async def change(service: ServiceDep, request: Request, set_level: Annotated[SetLevel, Depends(set_level)]) -> Response:
+    """Change what is logged until the server ends, and return what is logged then. All or nothing."""
+    style = service.config.server.log_format
+    level = _level(await read_object(request, service.uploads), _settings(style))
+    set_level(level)
+    log.info("the log's level is %s now", level)
+    return json_response(_settings(style))
+
+
+def _settings(style: str) -> Object:
+    level = _LEVELS.index(logs.level())
+    return {
+        "log_file": "",
+        **{name: level >= at for at, name in reversed(list(enumerate(_SEVERITIES)))},
+        "log_verbose_level": int(level == 3),
+        "log_format": "default" if style == "text" else style,
+    }
+
+
+def _level(given: Object, now: Object) -> str:
+    """The level that is asked for. Raises BadRequest for what no level means."""
+    for name, value in given.items():
+        if name not in now:
+            raise BadRequest(f"{name}: there is no such log setting; there are {', '.join(now)}")
+        expected = "true or false" if name in _SEVERITIES else "a whole number of at least 0"
+        if name in _SEVERITIES and type(value) is not bool:
+            raise BadRequest(f"{name}: {show(value)}; expected {expected}")
+        if name == "log_verbose_level" and (type(value) is not int or value < 0):
+            raise BadRequest(f"{name}: {show(value)}; expected {expected}")
+        if name == "log_file" and value != "":
+            raise BadRequest(f"log_file: {show(value)}; the log goes to standard error, redirect that")
+        if name == "log_format" and value != now["log_format"]:
+            raise BadRequest(f"log_format: {show(value)}; set server.log_format, and restart the server")
+    wanted = {**now, **given}
+    if wanted["log_verbose_level"]:
+        return "debug"
+    switches = [bool(wanted[name]) for name in _SEVERITIES]
+    if not switches[0] or switches != sorted(switches, reverse=True):
+        asked = ", ".join(f"{name} {str(on).lower()}" for name, on in zip(_SEVERITIES, switches, strict=True))
+        raise BadRequest(f"{asked}: errors are always logged, and what is more severe than something that is logged is too")
+    return _LEVELS[sum(switches) - 1]
