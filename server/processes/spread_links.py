@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ..link import ring as links
+from ..link.messages import ModelKey
 from ..link.ring import Descriptors
 from ..link.spread import Spread
 from ..tenants.service import Tenant, publish
@@ -22,16 +23,24 @@ class SpreadLinks:
         attached |= {name: links.attach(each, memory) for name, each in others}
         self.spread = Spread(attached)
         self._suspended = ""
+        self._left: dict[str, list[ModelKey]] = {}
+        """Keys of models that were replaced, by name."""
 
     def __repr__(self) -> str:
         return f"<SpreadLinks {self.spread!r}>"
 
     async def publish(self, message: messages.Publish) -> None:
-        """As `service.publish`. Tickets that name the models that are replaced go where they went until none is left."""
-        left = [each.key for each in self.tenant.catalog.served() if each.name == message.name and each.key not in message.keys]
+        """As `service.publish`. Tickets that name the models that are replaced go where they went.
+
+        They are forgotten when the same model is published the next time: by then no helper has a request for them either.
+        """
+        name, served = message.name, [each.served() for each in message.served]
+        self.spread.forget(self._left.pop(name, ()))
+        self._left[name] = [
+            each.key for each in self.tenant.catalog.served() if each.name == name and each.key not in message.keys
+        ]
         self.spread.serve(message.keys)
-        await publish(self.tenant, message.name, [each.served() for each in message.served], message.problems)
-        self.spread.forget(left)
+        await publish(self.tenant, name, served, message.problems)
 
     def suspend(self, device: str, reason: str) -> None:
         """This device gets no tickets for now, or some again with "". Requests that run there fail; those that wait do not."""

@@ -19,6 +19,7 @@ TENANTS = """
 [tenants.acme]
 device = ["0", "1"]
 granules = 1
+http_processes = 2
 models = ["identity", "spin", "rows"]
 [tenants.globex]
 device = "1"
