@@ -56,6 +56,7 @@ def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_t
     assert device.granules == H100
     assert device.describe() == f"Simulated H100, 132 SMs in 16 granules (15 of 8, 1 of 12), {QUEUES[gpu.cuda]}"
     assert repr(device) == "<CudaDevice 0, Simulated H100, granules 15 of 8, 1 of 12>"
+    assert device.address == "0000:ff:1f.7"
 
 
 def test_partitions_of_two_splits_overlap_and_the_probe_says_so(cuda: Any, device: Any) -> None:
