@@ -74,7 +74,7 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             again = _override(load(Path(path)) if path else without_file(), options)
             return adjust(again) if adjust else again
 
-        logs.configure(config.server.log_format, config.server.log_level)
+        logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
         if config.server.fronts == "inline":
             device = open_configured(config)
             config.fit(device.unit, device.granules)

@@ -26,6 +26,7 @@ from .admin import docs as admin_docs
 from .admin.lifecycle import ROUTERS, ServerEnd
 from .admin.models import LocalModelControl
 from .api import cors, docs, framework, metadata, model_control, status_page, trace_settings
+from .api.audited import audited
 from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
@@ -126,6 +127,8 @@ class Application:
             model_control=LocalModelControl(self.controller),
         )
 
+        self._audited = audited(self._web)
+
     def __repr__(self) -> str:
         return f"<Application {self._opened!r}>"
 
@@ -136,7 +139,7 @@ class Application:
         if scope["type"] == "http" and is_infer(scope["path"]):
             await self.infer(scope, receive, send)
         else:
-            await self._web(scope, receive, _in_lines(send) if scope["type"] == "lifespan" else send)
+            await self._audited(scope, receive, _in_lines(send) if scope["type"] == "lifespan" else send)
 
     def service(self) -> Service:
         """The HTTP side. Raises Unavailable before startup and after shutdown."""
@@ -183,7 +186,7 @@ class Application:
         source = self._source()
         config = await asyncio.to_thread(source.__enter__)
         try:
-            logs.configure(config.server.log_format, config.server.log_level)
+            logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
             async with Watchdog(config.server):
                 self._prepare(config)
                 device = self._opener(config)

@@ -18,6 +18,7 @@ from engines import EngineError
 from partitions import PartitionError
 
 from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
+from ..tenants import audit
 
 log = logging.getLogger("greenlane")
 
@@ -67,6 +68,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _on_error(request: Request, error: Exception) -> JSONResponse:
+    audit.refused(error, request.method, request.url.path, request.client, request.headers.get("authorization"))
     request_id = uuid.uuid4().hex
     found = answer(_translate(request, error), request_id)
     if found.status == 500:

@@ -28,6 +28,9 @@ def load(path: Path) -> Config:
     if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
         text = f"{shown(repository)} is not an existing directory: {folder / repository}"
         found.append((("models", "repository"), text))
+    audit = corrected["server"].get("audit") if isinstance(corrected.get("server"), dict) else None
+    if isinstance(audit, str) and audit and not os.path.isdir((folder / audit).parent):
+        found.append((("server", "audit"), f"{shown(audit)} is in no existing directory: {(folder / audit).parent}"))
     if found:
         raise ConfigError([f"{path.name}: {dotted(key)}: {text}" for key, text in found])
     return _assembled(sections, path.name)

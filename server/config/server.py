@@ -69,6 +69,13 @@ class ServerConfig(Section, frozen=True):
     )
     log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level to log.")
+    audit: Location | None = Field(
+        default=None,
+        examples=["audit.jsonl"],
+        description="File for audit lines in JSON, relative to the configuration file: calls that change something below "
+        "/admin, loads and unloads, refusals for lack of a key, and reloads. "
+        '"-" writes them to the log. Without it there are none.',
+    )
     keep_alive: KeepAlive = Field(
         default=75.0,
         description="How long an idle connection is kept; 5 s at most if no request on it named a tenant. Set it above the "

@@ -8,6 +8,7 @@ from ..config.changes import Change, compare
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..errors import Conflict, RequestError, Unavailable
+from ..tenants import audit
 from .controller import Controller
 
 log = logging.getLogger("greenlane.control")
@@ -38,6 +39,16 @@ class Reloader:
         return f"<Reloader of {self._controller!r}>"
 
     async def reload(self) -> list[Change]:
+        """As `_reload`, with a line in the audit."""
+        try:
+            changes = await self._reload()
+        except RequestError as error:
+            audit.record("reload refused", reason=str(error))
+            raise
+        audit.record("reloaded", changed=[str(change) for change in changes])
+        return changes
+
+    async def _reload(self) -> list[Change]:
         """Read the file and use it; what has changed. Nothing has after an error.
 
         Raises Conflict with every problem of the file, and with every key that needs a restart; Unavailable while the server

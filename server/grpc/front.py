@@ -9,6 +9,7 @@ from grpc.aio import EOF
 
 from ..errors import Ambiguous, BadRequest, LimitExceeded, Misdirected, TooSlow
 from ..inference.refusals import refuse
+from ..tenants import audit
 from ..tenants.service import Service, Tenant
 
 MIN_READERS = 8
@@ -83,6 +84,8 @@ class Front:
 
     async def refuse(self, context: Any, error: Exception) -> NoReturn:
         """End a call with an error."""
+        given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        audit.refused(error, "gRPC", self.name, context.peer(), given[0] if given else None)
         answer = refuse(error, self.name)
         if isinstance(error, LimitExceeded):  # Clients with a retry policy wait for so many milliseconds.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(ceil(1000 * error.retry_after))),))

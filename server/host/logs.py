@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 import time
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 
 from .log_writer import RateLimit, Writer
 
@@ -33,8 +35,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-def configure(style: str, level: str) -> None:
+def configure(style: str, level: str, audit: Path | None = None) -> None:
     """Send records of Greenlane and uvicorn of at least this level to standard error, as `text` or `json`.
+
+    The audit's go to this file as JSON, which may be moved away at any time; beside the others if its name is `-`.
 
     Some of the records that come too often are left out. Logging never waits for the reader of standard error.
     """
@@ -46,6 +50,23 @@ def configure(style: str, level: str) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+    _configure_audit(audit, handler)
+
+
+def _configure_audit(path: Path | None, others: logging.Handler) -> None:
+    logger = logging.getLogger("greenlane.audit")
+    for each in logger.handlers:
+        if isinstance(each, WatchedFileHandler):
+            each.close()
+    logger.propagate = False
+    logger.setLevel(logging.CRITICAL if path is None else logging.INFO)
+    if path is None or path.name == "-":
+        logger.handlers = [others]
+        return
+    file = WatchedFileHandler(path, encoding="utf-8", delay=True)
+    file.addFilter(RateLimit())
+    file.setFormatter(JsonFormatter())
+    logger.handlers = [file]
 
 
 def set_level(level: str) -> None:
@@ -65,4 +86,4 @@ def _name(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
-    return {name: getattr(record, name) for name in _EXTRAS if hasattr(record, name)}
+    return {**getattr(record, "audit", {}), **{name: getattr(record, name) for name in _EXTRAS if hasattr(record, name)}}

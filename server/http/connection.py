@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from ..errors import ClientGone, RequestError, TooSlow, Unavailable
 from ..protocol.arriving_body import ArrivingBody
+from ..tenants import audit
 from ..tenants.model_changes import is_change
 from ..tenants.unread import UnreadAnswers
 from ..tenants.uploads import Uploads
@@ -323,6 +324,8 @@ class HttpConnection(asyncio.Protocol):
             inference = HttpInference(head.target, head.length)
             inference.expect(head.length)
         except Exception as error:
+            client, path = self._transport.get_extra_info("peername"), head.path.decode("latin-1")
+            audit.refused(error, head.method, path, client, head.headers.get(b"authorization"))
             self._finish(head, refusal(error, head.target))
             return None
         self._inference = inference

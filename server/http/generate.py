@@ -14,6 +14,7 @@ from ..inference.in_parts import InferenceInParts
 from ..link.messages import Done
 from ..protocol.generate import MAX_BYTES, decode, encode, event
 from ..protocol.request import InferRequest
+from ..tenants import audit
 from .body import content_length
 from .disconnects import Receive
 from .exchange import Call, Reply
@@ -167,6 +168,7 @@ async def respond(
         why = error
     except Exception as error:
         why = error
+        audit.refused(error, call.method, call.path, call.client, call.headers.get(b"authorization"))
         return refusal(error, target)
     except asyncio.CancelledError as error:
         why = error

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import Ambiguous, ClientGone, RequestError, Unavailable
+from ..tenants import audit
 from ..tenants.service import Service
 from ..tenants.unread import UnreadAnswers
 from . import compression, generate, strict
@@ -90,6 +91,7 @@ class Infer:
         except ClientGone:
             return None
         except Exception as error:
+            audit.refused(error, call.method, call.path, call.client, call.headers.get(b"authorization"))
             return refusal(error, target)
 
     async def _infer(self, inference: HttpInference, call: Call, target: Target) -> "Success":

@@ -482,7 +482,7 @@ class HttpProcess:
 def main(arguments: ProcessArguments) -> None:
     """The process."""
     server = arguments.config.server
-    set_up(arguments.name, server.log_format, server.log_level, number=arguments.number)
+    set_up(arguments.name, server.log_format, server.log_level, number=arguments.number, audit=server.audit)
     keep_large_blocks()
     if arguments.name in (SHARED, UNAUTHENTICATED):
         os.nice(_NICE)

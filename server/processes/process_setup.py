@@ -32,7 +32,9 @@ class ProcessName(logging.Filter):
         return True
 
 
-def set_up(name: str, log_format: str, log_level: str, device: bool = False, number: int = LEAD) -> None:
+def set_up(
+    name: str, log_format: str, log_level: str, device: bool = False, number: int = LEAD, audit: Path | None = None
+) -> None:
     """Ignore signals, which are for the main process; set process name, logging, descriptor limit and OOM score.
 
     `number` says which of the tenant's HTTP processes it is; that of a helper is part of its process name.
@@ -47,7 +49,7 @@ def set_up(name: str, log_format: str, log_level: str, device: bool = False, num
     with suppress(OSError):
         which = "" if number == LEAD else f".{number}"
         _COMMAND.write_text(f"greenlane{which} {name}")  # The kernel keeps 15 bytes of it.
-    logs.configure(log_format, log_level if device or log_level == "error" else "warning")
+    logs.configure(log_format, log_level if device or log_level == "error" else "warning", audit)
     if device:
         return
     set_oom_score(name)

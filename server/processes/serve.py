@@ -13,6 +13,7 @@ from typing import Any
 from ..admin import docs, models
 from ..admin.lifecycle import ROUTERS, ServerEnd
 from ..api import framework
+from ..api.audited import audited
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..control.controller import Controller
@@ -119,7 +120,17 @@ async def serve(
         )
         pages = open_pages(config, counts)
         supervisor = Supervisor(
-            config, frontends, listeners, own, application, on_relinked, devices, in_tenants, pages, counts, controller.restarts
+            config,
+            frontends,
+            listeners,
+            own,
+            audited(application),
+            on_relinked,
+            devices,
+            in_tenants,
+            pages,
+            counts,
+            controller.restarts,
         )
         try:
             await _start(supervisor, controller)

@@ -78,7 +78,8 @@ class HostedDeviceSide:
 def main(arguments: TenantArguments) -> None:
     """The process."""
     http = arguments.http
-    set_up(http.name, http.config.server.log_format, http.config.server.log_level)
+    server = http.config.server
+    set_up(http.name, server.log_format, server.log_level, audit=server.audit)
     sys.setswitchinterval(SWITCH_INTERVAL)
     keep_large_blocks()
     config = http.config.on_device(arguments.device)

@@ -1,0 +1,99 @@
+"""The audit, in both forms: who called what, who was refused, and what was reloaded."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .processes import Running, client, configure, running, running_plain
+from .test_reload import digest
+from .wire import SMALL, infer, until
+
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["identity"]
+keys_sha256 = ["{key}"]
+{more}
+"""
+KEYED = {"Authorization": "Bearer secret"}
+ADMIN = {"Authorization": "Bearer admin"}
+SETTINGS = {"audit": '"audit.jsonl"', "admin_key_sha256": f'"{digest("admin")}"'}
+
+
+class Site:
+    def __init__(self, folder: Path, repository: Path) -> None:
+        self.folder = folder
+        self._repository = repository
+
+    def write(self, more: str = "") -> Path:
+        tenants = TENANTS.format(key=digest("secret"), more=more)
+        return configure(self.folder / "greenlane.toml", self._repository, tenants, **SETTINGS)
+
+    def lines(self, message: str) -> list[dict[str, Any]]:
+        """The audit's lines of this kind."""
+        file = self.folder / "audit.jsonl"
+        found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [line for line in found if line["message"] == message]
+
+
+@pytest.fixture(scope="module", params=[running, running_plain], ids=["processes", "uvicorn"])
+def start(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def site(standard: Path, tmp_path_factory: pytest.TempPathFactory, start: Any) -> Site:
+    return Site(tmp_path_factory.mktemp("audit"), standard)
+
+
+@pytest.fixture(scope="module")
+def server(site: Site, start: Any) -> Iterator[Running]:
+    with start(site.write()) as server, client(server, **KEYED) as http:
+        until(lambda: infer(http, "identity", SMALL).status_code == 200)
+        yield server
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with client(server) as http:
+        yield http
+
+
+def test_changes_are_written_with_who_asked_and_the_outcome(site: Site, http: httpx.Client) -> None:
+    assert http.get("/admin/tenants", headers=ADMIN).status_code == 200
+    assert http.put("/admin/partitions", json={"acme": 4096}, headers=ADMIN).status_code == 409
+    assert http.post("/v2/repository/models/identity/load", headers=KEYED).status_code == 200
+    found = [[each[key] for key in ("method", "path", "client", "key", "status")] for each in site.lines("call")]
+    admin, own = (f"{digest(key)[:8]}..." for key in ("admin", "secret"))
+    assert found == [
+        ["PUT", "/admin/partitions", "127.0.0.1", admin, 409],
+        ["POST", "/v2/repository/models/identity/load", "127.0.0.1", own, 200],
+    ]
+
+
+def test_refusals_of_keys_are_written_and_no_key_is(site: Site, http: httpx.Client) -> None:
+    wrong = {"Authorization": "Bearer wrong"}
+    assert infer(http, "identity", SMALL, headers=wrong).status_code == 401
+    assert http.post("/admin/drain", headers=wrong).status_code == 401
+    assert http.get("/v2/models/identity", headers={"X-Tenant": "acme"}).status_code == 401
+    found = [(each["method"], each["path"], each.get("key")) for each in site.lines("unauthorized")]
+    tried = f"{digest('wrong')[:8]}..."
+    assert found == [
+        ("POST", "/v2/models/identity/infer", tried),
+        ("POST", "/admin/drain", tried),
+        ("GET", "/v2/models/identity", None),
+    ]
+    assert "wrong" not in (site.folder / "audit.jsonl").read_text()
+
+
+def test_reloads_are_written_with_what_changed(site: Site, http: httpx.Client) -> None:
+    site.write("requests_per_second = 5")
+    assert http.post("/admin/reload", headers=ADMIN).status_code == 200
+    site.write("requests_per_second = 5\nqueue = 3")
+    assert http.post("/admin/reload", headers=ADMIN).status_code == 409
+    assert [each["changed"] for each in site.lines("reloaded")] == [["tenants.acme.requests_per_second: (not set) -> 5"]]
+    assert "tenants.acme.queue: 64 -> 3 needs a restart" in site.lines("reload refused")[0]["reason"]
