@@ -1,0 +1,120 @@
+"""The controller with a tenant on two devices, beside one that is on the second alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partitions import DoesNotFit
+from partitions.plan import Granules
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.tenant import TenantConfig
+from server.control.controller import Controller
+from server.control.descriptions import Execution, ModelMemory, Pause, TenantMemory
+from server.errors import BadRequest, Unavailable
+
+from .test_several_devices import FakeRuntime
+
+
+class SpreadRuntime(FakeRuntime):
+    """Also loads, and says what its models take."""
+
+    def __init__(self, steps: list[str], name: str) -> None:
+        super().__init__(steps, name)
+        self.prepared: list[Mapping[str, Granules]] = []
+        self.loaded: list[str] = []
+
+    async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
+        self.prepared.append(granules)
+        return await super().prepare(granules)
+
+    async def commit(self) -> dict[str, Pause]:
+        return {}
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        self.loaded.append(f"{tenant} {name}")
+
+    async def memory(self) -> list[TenantMemory]:
+        models = [ModelMemory("m", "1", {"weights": 3, "contexts": 1})]
+        return [TenantMemory("acme", 10, models, 1, 2, 0.5, 0.25)]
+
+    async def executions(self) -> list[Execution]:
+        return [Execution("acme", "m", "1", {"graphs": "own", "counts": {"replays": 4}})]
+
+
+class Site:
+    def __init__(self) -> None:
+        tenants = [
+            TenantConfig(name="globex", device="1", granules=1, models=("*",)),
+            TenantConfig(name="acme", device=("0", "1"), granules=1, models=("*",)),
+        ]
+        config = Config(
+            devices={"0": DeviceConfig(), "1": DeviceConfig()},
+            models=ModelsConfig(repository=Path()),
+            tenants={tenant.name: tenant for tenant in tenants},
+            source="test",
+        )
+        self.runtimes = {name: SpreadRuntime([], name) for name in config.named_devices}
+        frontends: Any = dict.fromkeys(config.tenants)
+        self.states: list[str] = []
+        self.controller = Controller(config, frontends, self.states.append)
+        for name, runtime in self.runtimes.items():
+            self.controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
+
+    def held(self) -> dict[str, dict[str, Granules]]:
+        return {each.name: {name: held.granules for name, held in each.held.items()} for each in self.controller.devices}
+
+
+@pytest.fixture
+async def site() -> Site:
+    site = Site()
+    await site.controller.start()
+    return site
+
+
+async def test_it_has_as_many_granules_of_each_and_not_the_same_ones(site: Site) -> None:
+    assert site.held() == {"0": {"acme": (0,)}, "1": {"globex": (0,), "acme": (1,)}}
+    move = await site.controller.repartition({"acme": 2})
+    assert list(move.movers) == ["acme"]
+    assert site.held() == {"0": {"acme": (0, 1)}, "1": {"globex": (0,), "acme": (1, 2)}}
+    assert [runtime.prepared for runtime in site.runtimes.values()] == [[{"acme": (0, 1)}], [{"acme": (1, 2)}]]
+    with pytest.raises(DoesNotFit, match="globex 1 \\+ acme 4 = 5 granules"):
+        await site.controller.repartition({"acme": 4})
+    assert site.held()["0"] == {"acme": (0, 1)}
+
+
+async def test_it_is_ready_when_all_of_its_devices_have_loaded_its_models(site: Site) -> None:
+    site.controller._log_ready = _nothing  # type: ignore[method-assign]
+    site.controller.on_state(["acme"], "serving", "0")
+    site.controller.on_state(["globex"], "serving", "1")
+    assert site.states == []
+    site.controller.on_state(["acme"], "serving", "1")
+    assert site.states == ["serving"]
+
+
+async def _nothing() -> None:
+    """Reports are not asked for."""
+
+
+async def test_models_are_loaded_on_both_unless_one_is_started_again(site: Site) -> None:
+    await site.controller.load("acme", "m")
+    assert [runtime.loaded for runtime in site.runtimes.values()] == [["acme m"], ["acme m"]]
+    site.runtimes["1"].away = True
+    with pytest.raises(Unavailable, match="device 1 is being started again; change the models of tenant acme"):
+        await site.controller.load("acme", "m")
+    assert [runtime.loaded for runtime in site.runtimes.values()] == [["acme m"], ["acme m"]]
+
+
+async def test_what_both_say_of_a_model_is_added_up(site: Site) -> None:
+    [memory] = await site.controller.memory()
+    assert memory == TenantMemory("acme", 20, [ModelMemory("m", "1", {"weights": 6, "contexts": 2})], 2, 4, 1.0, 0.5)
+    assert {name: each["acme"].used for name, each in (await site.controller.memory_on()).items()} == {"0": 4, "1": 4}
+    assert await site.controller.executions() == [
+        Execution("acme", "m", "1", {"graphs": "own", "counts": {"replays": 8}}),
+    ]
+
+
+async def test_it_does_not_move_to_another_device(site: Site) -> None:
+    with pytest.raises(BadRequest, match="tenant acme: on devices 0 and 1: it is on several devices and cannot move"):
+        await site.controller.transfer("acme", "1")
