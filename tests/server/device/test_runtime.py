@@ -31,6 +31,7 @@ from server.repository.model_config import ModelConfig, from_json
 from server.tenants.frontend import State
 from server.tenants.lending import lend, open_pages
 from server.tenants.service import LocalFrontend, Service, Tenant
+from server.workers.ticket_runner import TicketRunner
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.lanes import submit
@@ -912,8 +913,7 @@ async def test_a_worker_that_cannot_start_suspends_its_tenant_and_is_restarted(r
 
 async def test_waiting_requests_fail_when_the_worker_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(root) as site:
-        worker = site.runtime._workers["acme"]
-        monkeypatch.setattr(worker, "_start_all", _fail)
+        monkeypatch.setattr(TicketRunner, "_start_all", _fail)
         asking = await site.asked(3)
         answers = await asyncio.gather(*asking, return_exceptions=True)
         assert {type(answer) for answer in answers} == {Unavailable}

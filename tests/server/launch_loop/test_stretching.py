@@ -63,10 +63,10 @@ class Looping(Borrower):
 
     def wait_until_held(self) -> None:
         """Block until the loop has a ticket wait."""
-        session, until = self.worker._session, time.monotonic() + PATIENCE
-        assert session
-        assert session.loop
-        while not session.loop._loop.held:
+        runner, until = self.worker._runner, time.monotonic() + PATIENCE
+        assert runner
+        assert runner.session.loop
+        while not runner.session.loop._loop.held:
             assert time.monotonic() < until, "no ticket waits"
             time.sleep(0)
 
@@ -76,10 +76,10 @@ class Looping(Borrower):
         for _ in range(2):
             self.run(1)
         self.owners[0].activity.end()
-        session = self.worker._session
-        assert session
-        assert session.loop
-        session.loop._times[0].home = 10**9
+        assert self.worker._runner
+        loop = self.worker._runner.session.loop
+        assert loop
+        loop._times[0].home = 10**9
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ def test_the_loop_goes_wide_while_the_owners_rest(bench: Looping) -> None:
 
 def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> None:
     assert bench.worker.borrowing
-    session, statistics = bench.worker._session, bench.worker.borrowing.statistics
-    assert session
-    assert session.loop
+    assert bench.worker._runner
+    loop, statistics = bench.worker._runner.session.loop, bench.worker.borrowing.statistics
+    assert loop
     before, enqueued = statistics.why_home(), bench.script.reached["enqueue"]
     bench.owners[0].activity.begin()
     for number in range(3):
@@ -123,7 +123,7 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
         bench.run(number)
     bench.owners[0].activity.set_lends(True)
     bench.owners[0].activity.end()
-    session.loop._times[0].wide = bench.worker.borrowing.limit + 1
+    loop._times[0].wide = bench.worker.borrowing.limit + 1
     bench.run(1)
     assert bench.script.reached["enqueue"] == enqueued, "the loop ran them"
     more = dict.fromkeys(WHY_HOME, 0) | {"owner_busy": 3, "owner_stopped": 2, "too_long": 1}

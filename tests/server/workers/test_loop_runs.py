@@ -32,8 +32,8 @@ class LoopBench(Bench):
 
     def serve_by(self, worker: Worker) -> None:
         worker.serve(self.endpoint)
-        if worker._loop_runs:
-            worker._loop_runs._cpu_time = lambda: self.cpu_time
+        if worker._runner and (loop_runs := worker._runner._loop_runs):
+            loop_runs._cpu_time = lambda: self.cpu_time
 
     def run(self, *numbers: float, slot: int = 0, model: str = "m/1#1", deadline: float = NEVER) -> Done | None:
         """Ask for a run on this thread."""
