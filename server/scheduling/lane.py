@@ -20,16 +20,16 @@ from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
 from .batch_runs import BatchRuns
-from .batch_timer import BatchTimer
 from .batching import Batching
 from .deadlines import Deadlines
 from .lane_statistics import LaneStatistics
+from .launcher import Launcher
 from .lender import Lender
 from .limits import LIMITS, RateLimits
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
-from .run_now import run_or_put
+from .relinking import Relinking
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
 from .waiters import Waiters
@@ -67,8 +67,6 @@ class Lane:
         self._link = link
         self._helper = helper
         self._loop: Any = None  # Compiled code would check that `remove_reader` returns a bool; uvloop's does not.
-        self._relinking = asyncio.Lock()
-        self._cut_off = False
         self._canceller = canceller
         self._pending: dict[int, PendingRequest] = {}
         self._abandoned: dict[int, PendingRequest] = {}
@@ -77,10 +75,9 @@ class Lane:
             scheduler, self.slots, link.tickets, self._pending, self._serials, canceller.cancel, self._finish
         )
         self._parts = PartRuns(scheduler, link.tickets, self.deadlines, self._serials, self._expire)
-        self._batch_timer = BatchTimer(self._launch)
+        self._launcher = Launcher(scheduler, self._batches, link.tickets, self._end)
         self._waiters = Waiters()
-        self._collected: list[Ticket] = []
-        self._flush_scheduled = False
+        self._relinking = Relinking(scheduler, self._waiters, self._use, self._launcher.launch)
         self._rejected = self._expired = self._invalid = self._unread = 0
 
     def __repr__(self) -> str:
@@ -93,7 +90,7 @@ class Lane:
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop receiving completions, and cancel all timers."""
-        self._batch_timer.set(None)
+        self._launcher.close()
         self.deadlines.close()
         if self.lender is not None:
             self.lender.close()
@@ -197,7 +194,7 @@ class Lane:
         too, and new ones are refused until `suspend("")`, or with `queued=False` all of them wait. Nothing is launched before
         `relink`.
         """
-        self._cut_off = self._scheduler.held = True
+        self._relinking.cut_off()
         self._on_completions()  # Works that ended before are answered.
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
@@ -210,7 +207,7 @@ class Lane:
             self.slots.release(pending.slot)
         self._abandoned.clear()
         self._batches.end_all()
-        self._collected = []
+        self._launcher.forget()
         if queued:
             self.suspend(reason)
         for pending in launched:
@@ -224,16 +221,7 @@ class Lane:
         `limit` seconds: then the old link stays in use. Afterwards the lane uses nothing of the link that it has left.
         """
         self.slots.check(link.arena)
-        async with self._relinking:
-            self._scheduler.held = True
-            try:
-                ended = await self._all_ended(limit)
-                if ended:
-                    self._use(link)
-            finally:
-                self._scheduler.held = self._cut_off
-                self._launch()
-        return ended
+        return await self._relinking.change(link, limit)
 
     def expire(self, timeout: float) -> DeadlineExceeded:
         """Count a request that timed out after so many seconds; returns the error for it."""
@@ -302,12 +290,12 @@ class Lane:
         if queues is not None and (limits := queues.limits_for(priority)).timeout:
             pending.queue_deadline = time.monotonic() + limits.timeout
             self.deadlines.add(pending.queue_deadline, -ticket.serial, partial(self._expire_in_queue, pending, limits))
-        self._launch(True)
+        self._launcher.launch(True)
 
     def proceed(self, slot: Slot) -> None:
         """Queue the next part of the answer in this slot, whose memory is written again; after Outgrown, the same part."""
         self._parts.proceed(self._pending[slot.index])
-        self._launch()
+        self._launcher.launch()
 
     def end_parts(self, model: ModelKey, reason: str) -> None:
         """End the answers in parts of a model with Unavailable."""
@@ -350,15 +338,6 @@ class Lane:
         """Whether a request for this model is queued or in flight."""
         return any(each.ticket.model == model for each in self._all())
 
-    async def _all_ended(self, limit: float) -> bool:
-        """Wait until nothing is in flight, for at most so many seconds; whether that is so."""
-        try:
-            async with asyncio.timeout(None if limit == math.inf else limit):
-                await self._waiters.wait_until(lambda: not self._scheduler.busy)
-        except TimeoutError:
-            return not self._scheduler.busy
-        return True
-
     def _use(self, link: Link) -> None:
         """Change links; nothing is in flight. Queued tickets, which were written when they were queued, are written again."""
         self.slots.move(link.arena)
@@ -367,10 +346,10 @@ class Lane:
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
             self._loop.add_reader(link.completions.event, self._on_completions)
-        self._link, self._batches.tickets, self._parts.tickets = link, link.tickets, link.tickets
+        self._link = link
+        self._batches.tickets = self._parts.tickets = self._launcher.tickets = link.tickets
         self._scheduler.deferred = link.completions.deferred()
         self._scheduler.on_host_cores = link.completions.on_host_cores()
-        self._cut_off = False
 
     def _on_completions(self) -> None:
         completions, scheduler = self._link.completions, self._scheduler
@@ -380,11 +359,11 @@ class Lane:
         for done in ended:
             scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
         if scheduler.batchable and self._link.tickets.run_now is None:
-            self._launch()  # Before the answers are written, which takes a while; the next work can run meanwhile.
+            self._launcher.launch()  # Before the answers are written, which takes a while; the next work can run meanwhile.
         for done in ended:
             self.deadlines.fire_due()
             self._end(done)
-        self._launch()
+        self._launcher.launch()
         self._waiters.wake()
 
     def _end(self, done: Done) -> None:
@@ -415,7 +394,7 @@ class Lane:
         """Have the worker free what it keeps of an answer in parts; the slot is free when that has ended."""
         self._abandoned[pending.slot.index] = pending
         self._parts.free(pending)
-        self._launch()
+        self._launcher.launch()
 
     def _expire(self, pending: PendingRequest) -> None:
         """Its deadline has passed, whether the timer or the worker noticed first."""
@@ -438,44 +417,3 @@ class Lane:
 
     def _all(self) -> list[PendingRequest | PendingBatch]:
         return [*self._pending.values(), *self._abandoned.values(), *self._batches.running.values()]
-
-    def _launch(self, new: bool = False) -> None:
-        """Send or run what may run: at once if the worker is idle, else together with what else comes in this loop iteration.
-
-        What may run on this thread waits for the iteration's other `new` requests: so each step of them is done for all in a
-        row, with its code in the processor's caches, and batches form.
-        """
-        while not self._scheduler.busy:
-            if new and self._link.tickets.run_now is not None:
-                self._flush_soon()
-                return
-            tickets = self._choose() if self._scheduler.batchable else self._scheduler.take()
-            if not tickets or run_or_put(self._link.tickets, tickets, self._scheduler, self._end):
-                return
-        if self._scheduler.batchable:
-            self._flush_soon()
-        elif tickets := self._scheduler.take():
-            self._collected += tickets
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        tickets, self._collected, self._flush_scheduled = self._collected, [], False
-        if not self._scheduler.busy:
-            self._launch()
-            return
-        if self._scheduler.batchable:
-            tickets += self._choose()
-        self._link.tickets.put(tickets)
-
-    def _choose(self) -> list[Ticket]:
-        """As `Scheduler.take`, if some requests can be batched."""
-        tickets, now = [], time.monotonic()
-        while (choice := self._scheduler.choose(now)).members:
-            tickets.append(self._batches.launch(choice))
-        self._batch_timer.set(choice.due)
-        return tickets

@@ -63,10 +63,10 @@ class Looping(Borrower):
 
     def wait_until_held(self) -> None:
         """Block until the loop has a ticket wait."""
-        runner, until = self.worker._runner, time.monotonic() + PATIENCE
-        assert runner
-        assert runner.session.loop
-        while not runner.session.loop._loop.held:
+        assert self.worker._runner
+        loop, until = self.worker._runner.session.loop, time.monotonic() + PATIENCE
+        assert loop
+        while not loop._loop.held:
             assert time.monotonic() < until, "no ticket waits"
             time.sleep(0)
 

@@ -567,9 +567,9 @@ async def test_several_requests_on_an_idle_partition_wait_for_their_delay(batcha
 async def test_a_lane_that_is_closed_launches_no_more(batchable: Lane, hand: Hand) -> None:
     await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
     await hand.end()
-    assert batchable._batch_timer.active
+    assert batchable._launcher._batch_timer.active
     batchable.close(asyncio.get_running_loop())
-    assert not batchable._batch_timer.active
+    assert not batchable._launcher._batch_timer.active
 
 
 async def test_deferred_tickets_do_not_count_as_in_flight(lane: Lane, hand: Hand, link: Link) -> None:

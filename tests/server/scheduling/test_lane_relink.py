@@ -423,7 +423,7 @@ async def test_a_delayed_batch_waits_for_the_new_link(lane: Lane, hand: Hand, an
     for _ in range(2):
         give(lane, batching=delayed)
     await settle()
-    assert not lane._batch_timer.active
+    assert not lane._launcher._batch_timer.active
     new, second = another()
     assert await lane.relink(new)
     await settle()
