@@ -1,0 +1,168 @@
+"""`python -m benchmarks.soak`: random load on three tenants for minutes, with everything that may happen to a server. Linux.
+
+Right requests (every answer is checked), wrong ones, slow readers, and clients that leave; beside that repartitions with a
+ladder and without, lending, loads of models, reloads of the configuration, and kills of two tenants' processes. The device is
+16 granules on whatever cores there are (`benchmarks.virtualcores`), or with `--device cuda` a GPU. The load comes from threads
+of this one process, at a bounded rate: latencies say how long clients waited here, not what the server can do.
+
+Exit status 0 if it held: no wrong answer, none missing but on connections that a kill ended, memory and descriptors flat, the
+account's sums right, and every tenant answered at the end.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from greenlane.load import machine
+from greenlane.load.server_process import ServerProcess, server_process
+
+from .soak_clients import MODELS, ROWS, Client, onnx_of
+from .soak_events import Events, Sample, ask, watch
+from .soak_report import Account, Report
+
+TENANTS = """[tenants.acme]
+granules = 6
+ladder = [4, 6]
+models = ["*"]
+{acme}
+[tenants.beta]
+granules = 4
+burst = 8
+models = ["*"]
+{beta}
+[tenants.gamma]
+granules = 4
+lend = true
+models = ["*"]
+"""
+LIMITS = (
+    {"acme": "", "beta": ""},
+    {"acme": "requests_per_second = 100000", "beta": ""},
+    {"acme": "", "beta": "max_connections = 500"},
+)
+"""What reloads change; none of it refuses anything here."""
+PLANS = [{"acme": a, "beta": b, "gamma": c} for a, b, c in ((6, 4, 4), (4, 4, 4), (6, 5, 4), (4, 4, 3), (6, 4, 3))]
+KILLED = "beta", "gamma"
+"""acme's process lives throughout, so that its memory can be looked at."""
+KINDS = {"kept": (2, 0.03), "new": (1, 0.06), "wrong": (1, 0.08), "leave": (1, 0.15), "slow": (1, 2.0)}
+"""Clients a tenant, and seconds between two requests of each on average, by what they do."""
+
+
+@dataclass(slots=True)
+class Soak:
+    """One run: its clients, events and samples."""
+
+    server: ServerProcess
+    events: Events
+    clients: list[Client]
+    stopped: threading.Event
+    samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
+
+    def run(self, seconds: float) -> None:
+        """Do all of it for so long."""
+        runs = [self.events.run, lambda: watch(self.server, self.stopped, self.samples), *(each.run for each in self.clients)]
+        threads = [threading.Thread(target=run) for run in runs]
+        for thread in threads:
+            thread.start()
+        try:
+            time.sleep(seconds)
+        finally:
+            self.stopped.set()
+            for thread in threads:
+                thread.join()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Random load and faults for minutes.")
+    parser.add_argument("--minutes", type=float, default=10.0, help="default: 10")
+    parser.add_argument("--seed", type=int, default=0, help="of what happens when; default: 0")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--every", type=float, default=1.5, help="seconds between two changes, on average; default: 1.5")
+    parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between two kills; default: 20")
+    parser.add_argument("--json", type=Path, help="where the report is written to as JSON")
+    options = parser.parse_args(arguments)
+    facts = machine.describe(machine.command("benchmarks.soak")) | machine.load()
+    with tempfile.TemporaryDirectory(prefix="greenlane-soak-") as folder:
+        report = soak(Path(folder), options)
+    print(*(f"{name}: {text}" for name, text in facts.items()), "", *report.lines(), sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps({"machine": facts, **report.document()}, indent=1))
+    return int(bool(report.failures()))
+
+
+def soak(folder: Path, options: argparse.Namespace) -> Report:
+    """Serve, and do all of it; the report."""
+    texts, config = [configuration(folder, options.device, limits) for limits in LIMITS], folder / "greenlane.toml"
+    for name, width in MODELS.items():
+        (folder / "models" / name / "1").mkdir(parents=True)
+        (folder / "models" / name / "1" / "model.onnx").write_bytes(onnx_of(name))
+        (folder / "models" / name / "config.pbtxt").write_text(_pbtxt(name, width))
+    config.write_text(texts[0])
+    chance, stopped = random.Random(options.seed), threading.Event()
+    program = "server" if options.device == "cuda" else "benchmarks.virtualcores"
+    with server_process([sys.executable, "-m", program, "--config", str(config)]) as server:
+        clients = [
+            Client(server.port, tenant, kind, pace, random.Random(chance.getrandbits(64)), stopped)
+            for tenant in ("acme", *KILLED)
+            for kind, (count, pace) in KINDS.items()
+            for _ in range(count)
+        ]
+        events = Events(
+            server,
+            config,
+            texts,
+            PLANS,
+            KILLED,
+            options.every,
+            options.kill_every,
+            random.Random(chance.getrandbits(64)),
+            stopped,
+        )
+        run = Soak(server, events, clients, stopped)
+        run.run(options.minutes * 60)
+        answered = _answered(server.port, chance)
+        account = Account.of(ask(server.port, "GET", "/admin/usage")[1])
+        log = [line for line in server.log if "Traceback" in line or "ERROR" in line]
+    return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log)
+
+
+def configuration(folder: Path, device: str, limits: dict[str, str]) -> str:
+    """The text of a configuration file."""
+    head = '[server]\nport = 0\ndrain_grace = "0s"\n[device]\nbackend = "{}"\n[models]\nrepository = "{}/models"\n'
+    return head.format(device, folder) + TENANTS.format(**limits)
+
+
+def _pbtxt(name: str, width: int) -> str:
+    tensors = "".join(
+        f'{where} [ {{ name: "{tensor}" data_type: TYPE_FP32 dims: [ {width} ] }} ]\n'
+        for where, tensor in (("input", "x"), ("output", "y"))
+    )
+    return f'name: "{name}"\nmax_batch_size: {ROWS}\n{tensors}dynamic_batching {{ }}\n'
+
+
+def _answered(port: int, chance: random.Random) -> dict[str, int]:
+    """How many of 20 right requests each tenant answers after all of it."""
+    found = {}
+    for tenant in ("acme", *KILLED):
+        asked = Client(port, tenant, "kept", 0.001, chance, threading.Event())
+        thread = threading.Thread(target=asked.run)
+        thread.start()
+        until = time.monotonic() + 30
+        while len(asked.outcomes) < 20 and time.monotonic() < until:
+            time.sleep(0.01)
+        asked.stopped.set()
+        thread.join()
+        found[tenant] = sum(outcome.what == "right" for outcome in asked.outcomes[:20])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What is done to the server during a soak, at random: repartitions, loads, reloads, kills; and samples of its processes."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from greenlane.load.server_process import ServerProcess
+
+from .soak_clients import MODELS
+
+
+class Event(NamedTuple):
+    """Something that was done, to which tenant ("" for all), when, and the status that it was answered, 200 for a signal."""
+
+    name: str
+    tenant: str
+    began: float
+    ended: float
+    status: int
+
+
+class Sample(NamedTuple):
+    """Of one process at one time: KiB of memory of its own, and descriptors."""
+
+    at: float
+    anonymous: int
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Events:
+    """A thread that does something every `every` seconds, on average, and one kill every `kill_every`."""
+
+    server: ServerProcess
+    config: Path
+    texts: Sequence[str]
+    plans: Sequence[dict[str, int]]
+    killed: Sequence[str]
+    """Tenants whose processes are killed, in turn."""
+    every: float
+    kill_every: float
+    chance: random.Random
+    stopped: threading.Event
+    done: list[Event] = field(default_factory=list)
+    _kills: int = 0
+    _killed: float = 0.0
+
+    def run(self) -> None:
+        """Until stopped."""
+        what: list[tuple[str, Callable[[], tuple[str, int]]]] = [
+            ("repartition", self._repartition),
+            ("repartition", self._repartition),
+            ("load of a model", self._load),
+            ("reload (POST)", self._reload),
+            ("reload (SIGHUP)", self._hang_up),
+            ("reload, refused", self._refused),
+        ]
+        next_kill = time.monotonic() + self.kill_every
+        while not self.stopped.wait(self.chance.expovariate(1 / self.every)):
+            name, act = self.chance.choice(what)
+            if time.monotonic() > next_kill:
+                next_kill += self.kill_every
+                name, act = "kill", self._kill
+            began = time.monotonic()
+            try:
+                tenant, status = act()
+            except (OSError, http.client.HTTPException):
+                tenant, status = "", 0
+            self.done.append(Event(name, tenant, self._killed if name == "kill" else began, time.monotonic(), status))
+
+    def _ask(self, method: str, path: str, body: object = None, tenant: str = "") -> int:
+        return ask(self.server.port, method, path, body, tenant)[0]
+
+    def _repartition(self) -> tuple[str, int]:
+        return "", self._ask("PUT", "/admin/partitions", self.chance.choice(self.plans))
+
+    def _load(self) -> tuple[str, int]:
+        tenant, name = self.chance.choice([*self.killed, "acme"]), self.chance.choice(list(MODELS))
+        return tenant, self._ask("POST", f"/v2/repository/models/{name}/load", {}, tenant)
+
+    def _reload(self) -> tuple[str, int]:
+        self.config.write_text(self.chance.choice(self.texts))
+        return "", self._ask("POST", "/admin/reload")
+
+    def _hang_up(self) -> tuple[str, int]:
+        self.config.write_text(self.chance.choice(self.texts))
+        os.kill(self.server.popen.pid, signal.SIGHUP)
+        return "", 200
+
+    def _refused(self) -> tuple[str, int]:
+        self.config.write_text("[tenants.acme]\nqueue = 'no number'\n")
+        try:
+            return "", self._ask("POST", "/admin/reload")
+        finally:
+            self.config.write_text(self.texts[0])
+
+    def _kill(self) -> tuple[str, int]:
+        tenant = self.killed[self._kills % len(self.killed)]
+        for one in self.server.family():
+            if one.name == f"greenlane {tenant}"[:15] and one.state != "Z":
+                self._killed = time.monotonic()
+                os.kill(one.pid, signal.SIGKILL)
+                self._kills += 1
+                return tenant, 200
+        return tenant, 0
+
+
+def ask(port: int, method: str, path: str, body: object = None, tenant: str = "") -> tuple[int, Any]:
+    """Status and document of one request. Raises OSError and HTTPException."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        headers = {"X-Tenant": tenant} if tenant else {}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text or b"null")
+    finally:
+        connection.close()
+
+
+def watch(server: ServerProcess, stopped: threading.Event, samples: dict[tuple[str, int], list[Sample]]) -> None:
+    """Sample every process once a second until stopped, by its name and number."""
+    while not stopped.wait(1.0):
+        for one in server.family():
+            with suppress(OSError, StopIteration, ValueError):
+                lines = Path(f"/proc/{one.pid}/status").read_text().splitlines()
+                anonymous = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+                count = len(os.listdir(f"/proc/{one.pid}/fd"))
+                samples.setdefault((one.name, one.pid), []).append(Sample(time.monotonic(), anonymous, count))

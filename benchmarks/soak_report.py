@@ -1,0 +1,184 @@
+"""What a soak found: counts, latencies by what was going on, memory and descriptors over time, the account."""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from greenlane.load.figures import percentile
+
+from .soak_clients import Client, Outcome
+from .soak_events import Event, Sample
+
+GOOD = frozenset({"right", "refused", "left"})
+MEMORY, DESCRIPTORS = 4096, 16
+"""KiB and descriptors by which the last third of a process's life may be above its second third."""
+LEAST = 30
+"""Samples, one a second, of a process that are enough to look at."""
+ENDING = 0.25
+"""Seconds that a killed process may need until the kernel has closed its sockets; they are looked at separately."""
+AFTER_KILL = 2.0
+"""Seconds after a kill for which answers are said to be beside it."""
+SUMS = 0.02
+"""By which the account's sums may differ from the time that passed."""
+
+
+class Account(NamedTuple):
+    """What is granted and free over what there was, and what was borrowed less what was lent, in seconds of a granule."""
+
+    share: float
+    borrowed: float
+    lent: float
+
+    @classmethod
+    def of(cls, usage: dict[str, Any]) -> "Account":
+        """From GET /admin/usage."""
+        (device,) = usage["devices"]
+        there = sum(device[key] for key in ("used", "idle", "lent", "free"))
+        borrowed = sum(each.get("borrowed") or 0 for each in usage["tenants"])
+        return cls(there / (device["units"] * usage["seconds"]), borrowed, device["lent"])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run."""
+
+    seconds: float
+    clients: Sequence[Client]
+    events: Sequence[Event]
+    samples: dict[tuple[str, int], list[Sample]]
+    account: Account
+    answered: dict[str, int]
+    log: Sequence[str]
+
+    def failures(self) -> list[str]:
+        """Why it did not hold."""
+        counts = self.counts()
+        found = [f"{count} {what}" for what, count in counts.items() if what in ("wrong", "unanswered")]
+        found += [f"{row['name']}: memory or descriptors grow" for row in self.processes() if not row["flat"]]
+        found += [f"{tenant} answers {count} of 20 at the end" for tenant, count in self.answered.items() if count < 20]
+        if abs(self.account.share - 1) > SUMS:
+            found.append(f"the account's sum is {self.account.share:.3f} of what there was")
+        return found
+
+    def counts(self) -> Counter[str]:
+        """Requests by how they ended."""
+        return Counter(what for client in self.clients for what, _ in self._judged(client))
+
+    def causes(self) -> Counter[tuple[str, str, str]]:
+        """Requests that did not end well, by the tenant, how and why."""
+        found = Counter[tuple[str, str, str]]()
+        for client in self.clients:
+            found.update((client.tenant, what, each.cause) for what, each in self._judged(client) if what not in GOOD)
+        return found
+
+    def _judged(self, client: Client) -> Iterator[tuple[str, Outcome]]:
+        """A connection that was there when its tenant was killed is lost by that; any other may not be lost.
+
+        One that is made within ENDING of it may still be handed to the process that ends, and is lost with it.
+        """
+        kills = sorted((each.began, each.ended) for each in self.events if each.name == "kill" and each.tenant == client.tenant)
+        for each in client.outcomes:
+            what, cause = each.what, each.cause
+            if what in ("lost", "late", "connection refused"):
+                before = [ended for began, ended in kills if began <= each.ended]
+                after = each.opened - before[-1] if before else math.inf
+                what = "lost by a kill" if after <= 0 else "lost with a process that ended" if after < ENDING else "unanswered"
+                cause += f", connected {after * 1e3:.0f} ms after a kill" if after > 0 else ""
+            yield what, each._replace(cause=cause)
+
+    def latencies(self) -> dict[tuple[str, str], list[float]]:
+        """Seconds of right answers, ascending, by tenant and by what was going on."""
+        found: dict[tuple[str, str], list[float]] = {}
+        spans = sorted(self.events, key=lambda each: each.began)
+        begins = [each.began for each in spans]
+        for client in self.clients:
+            for each in client.outcomes:
+                if each.what == "right" and client.kind != "slow":
+                    now = _beside(spans, begins, client.tenant, each)
+                    for what in (*sorted(now or {"nothing else"}), "all"):
+                        found.setdefault((client.tenant, what), []).append(each.ended - each.began)
+        return {key: sorted(found[key]) for key in sorted(found)}
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Memory and descriptors of processes that lived long enough: medians of the second and the last third of the life."""
+        rows = []
+        for (name, pid), samples in sorted(self.samples.items()):
+            if len(samples) >= LEAST:
+                third = len(samples) // 3
+                middle, last = samples[third : 2 * third], samples[2 * third :]
+                anonymous = [round(median(each.anonymous for each in part)) for part in (middle, last)]
+                descriptors = [round(median(each.descriptors for each in part)) for part in (middle, last)]
+                flat = anonymous[1] - anonymous[0] <= MEMORY and descriptors[1] - descriptors[0] <= DESCRIPTORS
+                slope = _slope([(each.at, each.anonymous) for each in samples[third:]]) * 60 / 1024
+                row = {"name": name, "pid": pid, "seconds": len(samples), "KiB": anonymous, "descriptors": descriptors}
+                rows.append(row | {"MiB a minute": round(slope, 2), "flat": flat})
+        return rows
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield "| requests that ended so | count |\n|---|---|"
+        yield from (f"| {what} | {count:,} |" for what, count in self.counts().most_common())
+        yield "\n| not answered rightly: tenant | how | cause | count |\n|---|---|---|---|"
+        yield from (f"| {tenant} | {how} | {why} | {count:,} |" for (tenant, how, why), count in self.causes().most_common(30))
+        yield "\n| done to the server | status | count | median | worst |\n|---|---|---|---|---|"
+        for name, status in sorted({(each.name, each.status) for each in self.events}):
+            took = [(e.ended - e.began) * 1e3 for e in self.events if (e.name, e.status) == (name, status)]
+            shown = "" if name in ("kill", "reload (SIGHUP)") else f"{median(took):,.0f} ms | {max(took):,.0f} ms"
+            yield f"| {name} | {status or 'not answered'} | {len(took)} | {shown or ' | '} |"
+        yield "\n| tenant | beside | right answers | p50 | p99 | worst |\n|---|---|---|---|---|---|"
+        for (tenant, what), times in self.latencies().items():
+            figures = [percentile(times, 0.5), percentile(times, 0.99), times[-1]]
+            yield f"| {tenant} | {what} | {len(times):,} | " + " | ".join(f"{each * 1e3:,.1f} ms" for each in figures) + " |"
+        yield "\n| process | lived for | memory of its own, second and last third | slope | descriptors | flat |"
+        yield "|---|---|---|---|---|---|"
+        for row in self.processes():
+            (m, n), (d, e) = row["KiB"], row["descriptors"]
+            memory = f"{m / 1024:.1f} MiB, {n / 1024:.1f} MiB | {row['MiB a minute']:+.2f} MiB a minute"
+            yield f"| {row['name']} | {row['seconds']} s | {memory} | {d}, {e} | {'yes' if row['flat'] else 'NO'} |"
+        share, borrowed, lent = self.account
+        yield f"\nAccount: {share:.4f} of the time that passed; borrowed {borrowed:.2f} s, lent {lent:.2f} s."
+        yield f"Right answers of 20 at the end: {', '.join(f'{name} {count}' for name, count in self.answered.items())}."
+        yield f"Errors in the log: {len(self.log)}."
+        yield from self.log[:10]
+        yield "\n" + ("It held." if not self.failures() else "It did NOT hold: " + "; ".join(self.failures()))
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        latencies = [
+            {"tenant": tenant, "beside": what, "count": len(times), "p50": percentile(times, 0.5)}
+            | {"p99": percentile(times, 0.99), "worst": times[-1]}
+            for (tenant, what), times in self.latencies().items()
+        ]
+        causes = [{"tenant": t, "how": how, "cause": why, "count": n} for (t, how, why), n in self.causes().items()]
+        return {
+            "seconds": self.seconds,
+            "requests": self.counts(),
+            "causes": causes,
+            "latencies": latencies,
+            "events": Counter(f"{each.name}: {each.status}" for each in self.events),
+            "processes": self.processes(),
+            "account": self.account._asdict(),
+            "answered": self.answered,
+            "failures": self.failures(),
+        }
+
+
+def _beside(spans: Sequence[Event], begins: Sequence[float], tenant: str, outcome: Outcome) -> set[str]:
+    """What was done while this was answered. Events follow each other; only those of kills reach into the next ones."""
+    found, at = set(), bisect_left(begins, outcome.ended)
+    for each in spans[max(0, at - 16) : at]:
+        if each.ended + (AFTER_KILL if each.name == "kill" else 0.0) >= outcome.began:
+            name = each.name.partition(" (")[0]
+            found.add(name if name != "kill" else "its kill" if each.tenant == tenant else "another's kill")
+    return found
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the line through these with the least squares, in units a second."""
+    x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    square = sum((at - x) ** 2 for at, _ in points)
+    return sum((at - x) * (value - y) for at, value in points) / square if square else 0.0

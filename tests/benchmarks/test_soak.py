@@ -1,0 +1,87 @@
+"""What the soak makes of what it saw: which requests a kill excuses, what grows, and which answers are wrong."""
+
+import http.client
+import io
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from benchmarks.soak_clients import Client, Outcome, judge
+from benchmarks.soak_events import Event, Sample
+from benchmarks.soak_report import Account, Report
+
+KILL = Event("kill", "beta", 100.0, 100.01, 200)
+FLAT = [Sample(float(at), 50_000, 30) for at in range(90)]
+
+
+def report(*outcomes: Outcome, samples: list[Sample] = FLAT, answered: int = 20, share: float = 1.0) -> Report:
+    client = Client(0, "beta", "kept", 1.0, random.Random(0), threading.Event(), list(outcomes))
+    processes = {("greenlane acme", 1): samples}
+    return Report(120.0, [client], [KILL], processes, Account(share, 0.0, 0.0), {"beta": answered}, [])
+
+
+def lost(opened: float, ended: float) -> Outcome:
+    return Outcome("lost", "kept", opened, opened, ended)
+
+
+@pytest.mark.parametrize(
+    ("opened", "ended", "what"),
+    [
+        (90.0, 100.02, "lost by a kill"),
+        (90.0, 110.0, "lost by a kill"),  # It was idle when its process was killed.
+        (90.0, 99.9, "unanswered"),
+        (100.1, 100.2, "lost with a process that ended"),
+        (100.5, 100.6, "unanswered"),
+    ],
+)
+def test_a_kill_excuses_connections_that_were_there(opened: float, ended: float, what: str) -> None:
+    found = report(lost(opened, ended))
+    assert found.counts() == {what: 1}
+    assert found.failures() == (["1 unanswered"] if what == "unanswered" else [])
+
+
+def test_what_grows_or_is_missing_is_a_failure() -> None:
+    growing = [each._replace(anonymous=50_000 + 200 * at) for at, each in enumerate(FLAT)]
+    leaking = [each._replace(descriptors=30 + at) for at, each in enumerate(FLAT)]
+    grows = ["greenlane acme: memory or descriptors grow"]
+    assert report().failures() == []
+    assert report(samples=growing).failures() == report(samples=leaking).failures() == grows
+    assert report(samples=growing).processes()[0]["MiB a minute"] == pytest.approx(200 * 60 / 1024, abs=0.01)
+    assert report(answered=19, share=0.9).failures() == [
+        "beta answers 19 of 20 at the end",
+        "the account's sum is 0.900 of what there was",
+    ]
+    assert report(Outcome("wrong", "kept", 1.0, 1.0, 2.0)).failures() == ["1 wrong"]
+
+
+def test_latencies_stand_beside_what_was_going_on() -> None:
+    quiet, killed = Outcome("right", "kept", 1.0, 50.0, 50.5), Outcome("right", "kept", 1.0, 101.0, 101.25)
+    assert report(quiet, killed).latencies() == {
+        ("beta", "all"): [0.25, 0.5],
+        ("beta", "its kill"): [0.25],
+        ("beta", "nothing else"): [0.5],
+    }
+
+
+@pytest.mark.parametrize(("data", "what"), [([1, 2], "right"), ([1, 3], "wrong"), ([1], "wrong"), (["a", 2], "wrong")])
+def test_an_answer_is_compared_value_by_value(data: list[object], what: str) -> None:
+    body = json.dumps({"outputs": [{"name": "y", "shape": [1, 2], "datatype": "FP32", "data": data}]}).encode()
+    assert judge(_answer(200, body), body, np.array([[1, 2]], np.float32))[0] == what
+
+
+def test_an_error_is_told_by_its_status_and_text() -> None:
+    body = b'{"error": "the queue is full"}'
+    assert judge(_answer(503, body), body, np.zeros((1, 1), np.float32)) == ("503", "the queue is full")
+
+
+def _answer(status: int, body: bytes) -> http.client.HTTPResponse:
+    class Socket:
+        def makefile(self, _: str) -> io.BytesIO:
+            return io.BytesIO(b"HTTP/1.1 %d ?\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+
+    answer = http.client.HTTPResponse(Socket())  # type: ignore[arg-type]
+    answer.begin()
+    return answer
