@@ -1,5 +1,6 @@
 """`POST /admin/reload`: reads the configuration's file again, and changes what can be changed while it is served."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import Depends, Request, Response
@@ -21,9 +22,11 @@ def _reloader(request: Request) -> Reloader:
 
 @router.post("/reload", response_model=schemas.Reloaded, responses=errors(409))
 async def reload(reloader: Annotated[Reloader, Depends(_reloader)]) -> Response:
-    """Read the configuration's file again: keys, limits and what else may change while the server runs; all of it or nothing.
+    """Read the configuration's file again: keys, limits, models and what else may change while it runs; all of it or nothing.
 
-    409 with every problem of the file, or with every key that needs a restart; what was served stays then.
+    409 with every problem of the file, with every key that needs a restart, or with every added model that cannot be loaded;
+    what was served stays then. Models that are added are loaded before the answer, which takes as long.
     """
-    changes = await reloader.reload()
+    # Shielded, as a load is: what has begun is completed, even if its client disconnects.
+    changes = await asyncio.shield(asyncio.ensure_future(reloader.reload()))
     return json_response({"changed": [{"key": each.key, "old": each.old, "new": each.new} for each in changes]})

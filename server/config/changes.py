@@ -22,7 +22,7 @@ LIMITS_OF_TENANT = (
     "max_connections",
     "max_large_bodies",
 )
-LIVE_OF_TENANT = ("keys_sha256", "target_p99", "target_rate", *LIMITS_OF_TENANT)
+LIVE_OF_TENANT = ("keys_sha256", "models", "target_p99", "target_rate", *LIMITS_OF_TENANT)
 """Keys of [tenants.NAME] that may."""
 ABSENT = "(not set)"
 _DIGITS = 8

@@ -211,6 +211,14 @@ class TenantConfig(Section, frozen=True):
         """Whether this tenant sees the model of this name."""
         return model in self.models or "*" in self.models
 
+    def may_call_of(self, there: Iterable[str]) -> list[str]:
+        """The models that this tenant names, and those of a repository with these models that it may call, each once."""
+        return [name for name in dict.fromkeys([*self.models, *there]) if name != "*" and self.may_call(name)]
+
+    def with_models(self, models: Iterable[str]) -> "TenantConfig":
+        """The same with this list of models."""
+        return self.model_copy(update={"models": tuple(models)})
+
     def share(self, unit: str, sizes: Sequence[int]) -> int:
         """How many granules this tenant gets on a device whose granules have these sizes in `unit`s (`core` or `SM`).
 

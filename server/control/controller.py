@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Literal, TypeVar
 
 from partitions import Misplaced, Move
@@ -23,6 +23,7 @@ from .descriptions import Execution, PartitionInfo, TenantMemory, on_both, share
 from .device_runtime import DeviceRuntime
 from .health import HealthMonitor
 from .ladders import LadderPlans
+from .model_lists import ModelChange, changed
 from .moves import By, MoveLog, MoveRecord
 from .overview import Overview
 from .pilot import Pilot
@@ -282,9 +283,23 @@ class Controller:
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
     async def reconfigure(self, config: Config, everywhere: Callable[[Config], Awaitable[None]]) -> None:
-        """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it."""
-        await everywhere(config)
-        self.config = config
+        """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it.
+
+        Models that tenants may call now are loaded first. Raises Conflict if one cannot be; then nothing has changed.
+        """
+        lists = changed(self.config, config)
+        async with AsyncExitStack() as locks:
+            for name in lists:
+                await locks.enter_async_context(self._changing[name])
+            change = ModelChange(self.devices, lists)
+            await change.prepare()
+            try:
+                await everywhere(config)
+            except BaseException:
+                await asyncio.shield(change.discard())
+                raise
+            self.config = config
+            await change.use()
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `DeviceRuntime.load`."""

@@ -93,6 +93,21 @@ class DeviceRuntime(Protocol):
     async def unload(self, tenant: str, name: str) -> None:
         """Stop serving a model to one tenant; see `server.device.tenant_models`."""
 
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+        """Load what these tenants may call by these lists and not by those that they have; nothing of it is served yet.
+
+        Returns why models cannot be served; none are changed then. `use_models` or `discard_models` follows.
+        """
+
+    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+        """Serve the models of these lists: what was prepared is added, and the rest of what was served goes.
+
+        Returns when all requests for that have ended. If its process has ended, the next one starts with these lists.
+        """
+
+    async def discard_models(self) -> None:
+        """Free what was prepared. Does nothing if nothing was."""
+
     async def executions(self) -> list[Execution]:
         """How each model runs now; see `engines.Executor.describe`."""
 

@@ -44,6 +44,10 @@ class LoadedModels:
         models[loaded.name] = replace(loaded, executors={})
         return before
 
+    def forget(self, tenant: str, name: str) -> LoadedModel | None:
+        """Know nothing of this model any more. Returns it, if it was known."""
+        return self._models[tenant].pop(name, None)
+
     def serves(self, tenant: str, name: str) -> bool:
         """Whether at least one version of a tenant's model is served."""
         loaded = self._models[tenant].get(name)

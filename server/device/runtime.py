@@ -27,6 +27,7 @@ from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
 from .ladders import Ladders
+from .model_lists import ModelLists
 from .model_loader import Read, open_model_loader
 from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
@@ -106,6 +107,7 @@ class Runtime:
             self._stretches,
             self.ladders,
         )
+        self._lists = ModelLists(self._models, self.model_loader)
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -121,9 +123,16 @@ class Runtime:
         return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules), device.address)
 
     async def start(
-        self, granules: Mapping[str, Granules], left_out: Mapping[str, Collection[str]] = MappingProxyType({})
+        self,
+        granules: Mapping[str, Granules],
+        left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
+        models: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> dict[str, frozenset[int] | None]:
-        """As `DeviceRuntime.start`; models that are `left_out`, by tenant, are not loaded."""
+        """As `DeviceRuntime.start`; models that are `left_out`, by tenant, are not loaded.
+
+        `models` are lists of tenants that differ from those of the configuration.
+        """
+        self._lists.set(models)
         self._loop = asyncio.get_running_loop()
         for name, frontend in self.frontends.items():
             frontend.open(self)
@@ -175,15 +184,26 @@ class Runtime:
         """As `TenantModels.unload`."""
         await self._models.unload(tenant, name)
 
-    async def adopt(self, name: str, granules: Granules, beyond: int) -> None:
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+        return await self._lists.prepare(lists)
+
+    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+        await self._lists.use(lists)
+
+    async def discard_models(self) -> None:
+        await self._lists.discard()
+
+    async def adopt(self, name: str, granules: Granules, beyond: int, models: Sequence[str] | None = None) -> None:
         """Serve one tenant more, whose frontend has just come: give it a partition, page-lock its memory, and load its models.
 
-        Numbers of its models' loads are above `beyond`. Raises as `start` does; `release` it then.
+        `models` is its list if that differs from the one of the configuration. Numbers of its models' loads are above `beyond`.
+        Raises as `start` does; `release` it then.
         """
         self._changing[name] = asyncio.Lock()
         self._worker_control.add(name)
         self._supervision.add(name, self._config.execution_limit(name))
-        self._models.add(self._config.tenants[name])
+        config = self._config.tenants[name]
+        self._models.add(config if models is None else config.with_models(models))
         self.frontends[name].open(self)
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +16,7 @@ from engines.tensorrt.thread_priority import lower_priority
 from ..config.tenant import TenantConfig
 from ..control.descriptions import Execution
 from ..errors import BadRequest, NotFound, Unavailable
+from ..link.messages import ModelKey
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
@@ -61,7 +62,7 @@ class TenantModels:
         stretches: Stretches,
         ladders: Ladders,
     ) -> None:
-        self._tenants = dict(tenants)
+        self.tenants = dict(tenants)
         self._frontends = frontends
         self._model_loader = model_loader
         self._workers = workers
@@ -72,10 +73,8 @@ class TenantModels:
         self._stretches = stretches
         self._ladders = ladders
         self._left_out: Mapping[str, Collection[str]] = {}
-        self._served = LoadedModels(tenants, strict_readiness)
-        self.pager = Pager(
-            self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads, ladders
-        )
+        self.served = LoadedModels(tenants, strict_readiness)
+        self.pager = Pager(self.tenants, self.served, frontends, model_loader, workers, paging, lifecycle, self._loads, ladders)
         self.pager.on_back = self._follow_paging
         stretches.refuse = ladders.refuse = self.pager.refuse_more
         self.ordering = {name: asyncio.Lock() for name in tenants}
@@ -87,7 +86,7 @@ class TenantModels:
         self._loading: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<TenantModels {len(self._changes)} changes on their way, {self._served!r}>"
+        return f"<TenantModels {len(self._changes)} changes on their way, {self.served!r}>"
 
     def start(self, left_out: Mapping[str, Collection[str]]) -> None:
         """Start loading all models of all tenants but those that are left out; each tenant must have its partition."""
@@ -97,15 +96,15 @@ class TenantModels:
 
     def add(self, tenant: TenantConfig) -> None:
         """A tenant without models has come."""
-        self._tenants[tenant.name] = tenant
-        self._served.add(tenant.name)
+        self.tenants[tenant.name] = tenant
+        self.served.add(tenant.name)
         self.ordering[tenant.name] = asyncio.Lock()
         self.pager.add(tenant.name)
 
     def remove(self, tenant: str) -> None:
         """This tenant has gone; none of its models is being changed."""
-        self._tenants.pop(tenant, None)
-        self._served.remove(tenant)
+        self.tenants.pop(tenant, None)
+        self.served.remove(tenant)
         self.ordering.pop(tenant, None)
         self.pager.remove(tenant)
 
@@ -133,7 +132,7 @@ class TenantModels:
         loaded; later it is completed all the same.
         """
         self._check_may_call(tenant, name)
-        await self._in_turn(tenant, partial(self._load, tenant, name, override))
+        await self.in_turn(tenant, partial(self._load, tenant, name, override))
 
     async def unload(self, tenant: str, name: str) -> None:
         """Stop serving a model to one tenant: accepted requests are finished, new ones get 503.
@@ -142,13 +141,50 @@ class TenantModels:
         call. Cancelling is as for `load`.
         """
         self._check_may_call(tenant, name)
-        await self._in_turn(tenant, partial(self._unload, tenant, name))
+        await self.in_turn(tenant, partial(self._unload, tenant, name))
+
+    async def stage(self, tenant: str, name: str, among: Mapping[str, LoadedModel]) -> LoadedModel:
+        """Read and bind a model, all versions or none, and publish nothing: `publish` does that, or `unstage` frees it.
+
+        Until then its executors are in the tenant's worker, so a repartition moves them too. `among` are the models of which an
+        ensemble is made. Call it within `in_turn`.
+        """
+        with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
+            prepared = await self._read_model(tenant, name, None, reservation, among)
+            async with self._changing[tenant]:
+                loaded = await self._bind(tenant, prepared, reservation, whole=True)
+                self._workers[tenant].executors.update(loaded.executors)
+                self.pager.came(tenant, loaded.executors)
+                reservation.end()
+        return replace(loaded, executors={})
+
+    async def publish(self, tenant: str, loaded: LoadedModel) -> None:
+        """Serve a model that was staged, or that is `LoadedModel.stopped`. Call it within `in_turn`."""
+        async with self._changing[tenant]:
+            await self._put(tenant, loaded)
+
+    async def unstage(self, tenant: str, loaded: LoadedModel) -> None:
+        """Free a model that was staged. Call it within `in_turn`."""
+        async with self._changing[tenant]:
+            await self._free(tenant, [served.key for served in loaded.served])
+
+    async def try_to_load(self, tenant: str, name: str) -> None:
+        """Load a model as at the start: what is wrong with it is in the index. Call it within `in_turn`."""
+        await self._replace(tenant, name)
+
+    async def forget(self, tenant: str, name: str) -> None:
+        """Stop serving a model, once its requests have ended, and know nothing of it any more. Call it within `in_turn`."""
+        async with self._changing[tenant]:
+            before = self.served.forget(tenant, name)
+            settled = await self._frontends[tenant].publish(name, [], [])
+            await self._left(tenant, before, settled)
+        log.info("no model of %s any more: %s", tenant, name)
 
     def executions(self) -> list[Execution]:
         """As `LoadedModels.executions`, on the current workers."""
-        return self._served.executions(self._workers)
+        return self.served.executions(self._workers)
 
-    async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a change after all earlier ones of the tenant; once started it is completed even if the caller is cancelled.
 
         Raises Unavailable if the server was closed meanwhile.
@@ -169,24 +205,25 @@ class TenantModels:
         if name not in there:
             raise BadRequest(f"failed to load {name!r}: not in the repository")
         steps = await asyncio.to_thread(self._model_loader.steps, name, override)
-        allowed = [step for step in steps if step in there and self._tenants[tenant].may_call(step)]
-        missing = [step for step in allowed if not self._served.serves(tenant, step)]
+        allowed = [step for step in steps if step in there and self.tenants[tenant].may_call(step)]
+        missing = [step for step in allowed if not self.served.serves(tenant, step)]
         changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
         loaded = await self._load_alone(tenant, name, override)
-        await self._renew_ensembles(tenant, {*changed, name} if loaded.served else changed, name)
+        await self.renew_ensembles(tenant, {*changed, name} if loaded.served else changed, [name])
         if not loaded.served:
             raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
         log.info("loaded for %s: %s", tenant, versions(loaded))
 
     async def _load_alone(self, tenant: str, name: str, override: str | None) -> LoadedModel:
-        return await self._replace(tenant, name, override, whole=True, kept=self._served.serves(tenant, name))
+        return await self._replace(tenant, name, override, whole=True, kept=self.served.serves(tenant, name))
 
     async def _replace(
         self, tenant: str, name: str, override: str | None = None, whole: bool = False, kept: bool = False
     ) -> LoadedModel:
         """Read and bind a model, and publish it; one that is to be `kept` stays if this fails. `whole` is as in `_bind`."""
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
-            prepared = await self._read_model(tenant, name, override, reservation)
+            self._frontends[tenant].announce(name)
+            prepared = await self._read_model(tenant, name, override, reservation, self.served.of(tenant))
             async with self._changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole, kept)
                 reservation.end()  # What was bound is in the worker from now on.
@@ -194,19 +231,19 @@ class TenantModels:
                     await self._put(tenant, loaded)
         return loaded
 
-    async def _renew_ensembles(self, tenant: str, changed: Collection[str], name: str) -> None:
-        """Rebuild the ensembles that use one of these models, except the one of this name, which was just loaded.
+    async def renew_ensembles(self, tenant: str, changed: Collection[str], loaded: Collection[str]) -> None:
+        """Rebuild the ensembles that use one of these models, except those that were just `loaded`. Call it within `in_turn`.
 
         An ensemble that cannot be rebuilt becomes unavailable with the reason, as in Triton.
         """
-        for ensemble in self._served.ensembles(tenant, changed):
-            if ensemble.name != name:
+        for ensemble in self.served.ensembles(tenant, changed):
+            if ensemble.name not in loaded:
                 await self._replace(tenant, ensemble.name, ensemble.override, whole=True)
 
     async def _unload(self, tenant: str, name: str) -> None:
         async with self._changing[tenant]:
-            if name in self._served.of(tenant):
-                for ensemble in self._served.ensembles(tenant, [name]):
+            if name in self.served.of(tenant):
+                for ensemble in self.served.ensembles(tenant, [name]):
                     await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
                     log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
                 await self._put(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", UNLOADED)], {}))
@@ -214,15 +251,15 @@ class TenantModels:
 
     async def _load_all(self) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
-        await asyncio.gather(*(self.load_tenant(tenant) for tenant in list(self._tenants)))
+        await asyncio.gather(*(self.load_tenant(tenant) for tenant in list(self.tenants)))
         if self._lifecycle.state == "starting":
-            self._lifecycle.set_state(self._served.state())
+            self._lifecycle.set_state(self.served.state())
 
     async def load_tenant(self, name: str) -> None:
         """Load all models that a tenant may call. Ends early if the server does."""
-        tenant = self._tenants[name]
+        tenant = self.tenants[name]
         known = await asyncio.to_thread(self._model_loader.names)
-        names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
+        names = tenant.may_call_of(known)
         for name in names:
             self._frontends[tenant.name].announce(name)
         for name in await asyncio.to_thread(self._model_loader.in_order, names):
@@ -234,7 +271,7 @@ class TenantModels:
                     await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
                     continue
                 await self._replace(tenant.name, name)
-        if not any(self._served.serves(tenant.name, name) for name in self._served.of(tenant.name)):
+        if not any(self.served.serves(tenant.name, name) for name in self.served.of(tenant.name)):
             log.warning(
                 "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
@@ -251,13 +288,14 @@ class TenantModels:
             being_loaded.remove(name)
             self._on_loading(tenant, being_loaded[-1] if being_loaded else "")
 
-    async def _read_model(self, tenant: str, name: str, override: str | None, reservation: Reservation) -> PreparedModel:
+    async def _read_model(
+        self, tenant: str, name: str, override: str | None, reservation: Reservation, among: Mapping[str, LoadedModel]
+    ) -> PreparedModel:
         """Read a model, which takes minutes if it has to be built: without a partition's lock, and on threads that are used for
         nothing else. One at a time for each tenant. Without room for its files in the tenant's budget it is not read.
         """
-        self._frontends[tenant].announce(name)
-        loop, among = asyncio.get_running_loop(), self._served.of(tenant)
-        if self._tenants[tenant].device_memory is not None:
+        loop = asyncio.get_running_loop()
+        if self.tenants[tenant].device_memory is not None:
             least = await asyncio.to_thread(self._model_loader.file_bytes, name, override)
             try:
                 await self.pager.make_room(tenant, reservation, {"file": least}, least=True)
@@ -291,7 +329,7 @@ class TenantModels:
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
         loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept)
-        fitting = await asyncio.to_thread(close_oversized, loaded, self._tenants[tenant])
+        fitting = await asyncio.to_thread(close_oversized, loaded, self.tenants[tenant])
         known = frozenset(loaded.messages(kept))
         for line in fitting.messages(kept):
             if line not in known:
@@ -313,13 +351,24 @@ class TenantModels:
 
     async def _put(self, tenant: str, loaded: LoadedModel) -> None:
         """Publish a model in place of the old one, which is closed when its last request has ended."""
-        executors = self._workers[tenant].executors
-        executors.update(loaded.executors)
+        self._workers[tenant].executors.update(loaded.executors)
         self.pager.came(tenant, loaded.executors)
-        before = self._served.put(tenant, loaded)
+        before = self.served.put(tenant, loaded)
         settled = await self._frontends[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        await self._left(tenant, before, settled)
+
+    async def _left(self, tenant: str, before: LoadedModel | None, settled: bool) -> None:
+        """Close what was served before, and have all else follow the tenant's models, which have changed."""
+        await self._free(tenant, [served.key for served in before.served] if before else [], settled)
+        await self._stretches.follow_models(tenant)
+        self._ladders.follow()
+        if self._lifecycle.state in ("serving", "incomplete") and self.served.state() != self._lifecycle.state:
+            self._lifecycle.set_state(self.served.state())
+
+    async def _free(self, tenant: str, keys: Sequence[ModelKey], settled: bool = True) -> None:
+        """Close the executors of these models, and what was made of them. Not `settled`: requests for them may be running."""
+        executors = self._workers[tenant].executors
         async with self.pager.locks[tenant]:  # One of them may be on its way back.
-            keys = [served.key for served in before.served] if before else []
             left = [executors.pop(key) for key in keys]
         wide = [*self._stretches.leave_models(tenant, keys), *self._ladders.leave_models(tenant, keys)]
         if settled:
@@ -328,13 +377,9 @@ class TenantModels:
             async with self._worker_control.stopped(tenant):
                 await asyncio.to_thread(_close, [*wide, *left])
         await self.pager.free(tenant, [executor.engine for executor in left])
-        await self._stretches.follow_models(tenant)
-        self._ladders.follow()
-        if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
-            self._lifecycle.set_state(self._served.state())
 
     def _check_may_call(self, tenant: str, name: str) -> None:
-        if not self._tenants[tenant].may_call(name):
+        if not self.tenants[tenant].may_call(name):
             raise NotFound(f"Request for unknown model: {name!r} is not found")
 
 

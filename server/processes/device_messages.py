@@ -160,11 +160,13 @@ class OpenDevice(Message):
 class StartTenants(Message):
     """Partition the device and load models, but not those that are left out, by tenant, because they ended processes before.
 
-    Answered with the host's cores of each partition, by tenant.
+    `models` are the lists of tenants that are not those of the configuration any more. Answered with the host's cores of each
+    partition, by tenant.
     """
 
     granules: dict[str, tuple[int, ...]]
     left_out: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    models: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 class WaitUntilLoaded(Message):
@@ -230,6 +232,22 @@ class UnloadModel(Message):
     name: str
 
 
+class PrepareModels(Message):
+    """As `DeviceRuntime.prepare_models`. Answered with a list of the problems."""
+
+    lists: dict[str, list[str]]
+
+
+class UseModels(Message):
+    """As `DeviceRuntime.use_models`. Answered when that is done."""
+
+    lists: dict[str, list[str]]
+
+
+class DiscardModels(Message):
+    """Free what was prepared."""
+
+
 class GetExecutions(Message):
     """Answered with a list of `ExecutionFields`."""
 
@@ -262,7 +280,8 @@ class AdoptTenant(Message):
     """Make a tenant of another device ready on these granules, beside those of this one, and then make these changes.
 
     Its link is one to its memory that is not in use yet, whose descriptors were sent by this number. The models' keys have
-    numbers above `beyond`. Answered with what would be published, as a list of `PublishModel`.
+    numbers above `beyond`. `models` is its list, if that is not the one of the configuration any more. Answered with what would
+    be published, as a list of `PublishModel`.
     """
 
     tenant: str
@@ -272,6 +291,7 @@ class AdoptTenant(Message):
     granules: tuple[int, ...]
     changes: list[LoadModel | UnloadModel]
     beyond: Count
+    models: list[str] | None = None
 
 
 class NameModels(Message):

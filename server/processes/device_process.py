@@ -194,7 +194,7 @@ class DeviceProcess:
         frontend.held = {}
         self._frontends[message.tenant] = frontend
         try:
-            await runtime.adopt(message.tenant, message.granules, message.beyond)
+            await runtime.adopt(message.tenant, message.granules, message.beyond, message.models)
             for change in message.changes:
                 with suppress(RequestError):  # The model is not served then, which the supervisor sees.
                     if isinstance(change, messages.LoadModel):

@@ -31,6 +31,7 @@ from .device_messages import (
     WideFields,
     WideStateFields,
 )
+from .kept_lists import KeptLists, Lists
 from .linked_frontend import LinkedFrontend
 from .messages import Message
 from .report_source import REPORT_TIMEOUT
@@ -72,6 +73,7 @@ class RemoteRuntime:
         self._executions: list[Execution] = []
         self._memory: list[TenantMemory] = []
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
+        self.lists = KeptLists()
         self._affinity: messages.SetDeviceAffinity | None = None
         self._plans: Mapping[str, Wide] = {}
         self._rungs: dict[str, list[Granules]] = {}
@@ -110,7 +112,8 @@ class RemoteRuntime:
             await channel.call(messages.OpenDevice(), DeviceInfoFields)
             if self._affinity:
                 channel.notify(self._affinity)
-            await channel.call(messages.StartTenants(dict(self._granules), dict(self._crashes.left_out())), _Cores)
+            left_out, lists = dict(self._crashes.left_out()), self.lists.at_start()
+            await channel.call(messages.StartTenants(dict(self._granules), left_out, lists), _Cores)
             self._resuming = asyncio.create_task(self._resume(channel))
         self._sender = sender  # Before its start the process has no worker that could change links.
 
@@ -230,6 +233,29 @@ class RemoteRuntime:
     async def unload(self, tenant: str, name: str) -> None:
         await self._change(messages.UnloadModel(tenant, name))
 
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+        found: list[str] = await self._call(messages.PrepareModels(_plain(lists)), list[str])
+        return found
+
+    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+        """The lists are kept for a process that replaces this one, and what was loaded on request if they still have it."""
+        self.lists.use(lists)
+        for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
+            del self._changes[tenant, name]
+        try:
+            await self._call(messages.UseModels(_plain(lists)))
+            self.lists.on_used(lists)
+        except Unavailable as error:
+            log.warning("the next process uses the new lists of models: %s", error)
+        except (RequestError, EngineError, PartitionError) as error:
+            if self._channel:  # It serves other models than its tenants may call.
+                log.error("%s is started again, as its tenants may call other models now: %s", self.label, error)
+                self._channel.close()
+
+    async def discard_models(self) -> None:
+        with suppress(Unavailable):  # What a process had that has ended is gone.
+            await self._call(messages.DiscardModels())
+
     async def executions(self) -> list[Execution]:
         """The last ones that are known if the process does not answer within `REPORT_TIMEOUT`."""
         with suppress(Unavailable, TimeoutError):
@@ -299,25 +325,43 @@ class RemoteRuntime:
         return self._channel
 
     async def adopt(
-        self, tenant: str, link: Descriptors, granules: Granules, changes: Changes, beyond: int
+        self,
+        tenant: str,
+        link: Descriptors,
+        granules: Granules,
+        changes: Changes,
+        beyond: int,
+        models: list[str] | None = None,
     ) -> list[messages.PublishModel]:
         """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
 
-        Returns its models, which are not published; their keys have numbers above `beyond`. Raises as `start` does, and
-        Unavailable; nothing is left of it then.
+        `models` is its list of models if that was changed since the start. Returns its models, which are not published; their
+        keys have numbers above `beyond`. Raises as `start` does, and Unavailable; nothing is left of it then.
         """
         if self._sender is None:
             raise Unavailable(f"{self.label} has ended and is being started again")
         number = self._sender.send(link[:4])
-        message = messages.AdoptTenant(tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond)
+        message = messages.AdoptTenant(
+            tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond, models
+        )
         try:
             found: list[messages.PublishModel] = await self._call(message, list[messages.PublishModel])
         except Unavailable as error:
             raise Unavailable(f"{self.label} ended while it prepared tenant {tenant}, which is served as before") from error
         return found
 
-    def join(self, tenant: str, frontend: LinkedFrontend, granules: Granules, changes: Changes) -> None:
-        """The tenant is this device's from now on, and of every process that replaces this one."""
+    def join(
+        self,
+        tenant: str,
+        frontend: LinkedFrontend,
+        granules: Granules,
+        changes: Changes,
+        models: list[str] | None = None,
+    ) -> None:
+        """The tenant is this device's from now on, and of every process that replaces this one. `models` is as for `adopt`."""
+        if models is not None:
+            self.lists.use({tenant: models})
+            self.lists.on_used({tenant: models})
         self.frontends[tenant], self._granules[tenant] = frontend, granules
         self._changes |= {(tenant, name): change for name, change in changes.items()}
         if self._away:  # It ended when the tenant was not in it yet.
@@ -347,6 +391,7 @@ class RemoteRuntime:
         """Free everything that the process has of a tenant that it does not serve any more."""
         self._leaving.pop(tenant, None)
         self._reasons.pop(tenant, None)
+        self.lists.remove(tenant)
         for key in [key for key in self._changes if key[0] == tenant]:
             del self._changes[key]
         with suppress(Unavailable):
@@ -408,7 +453,15 @@ class RemoteRuntime:
                 log.warning("not as before in %s: %s", self.label, error)
         for tenant, frontend in list(self.frontends.items()):
             for name in {each.name for each in frontend.served() if (tenant, each.name) not in self._published}:
-                await frontend.publish(name, [], [IndexEntry(name, "", "UNAVAILABLE", _NOT_FOUND_AGAIN)])
+                problem = IndexEntry(name, "", "UNAVAILABLE", _NOT_FOUND_AGAIN)
+                await frontend.publish(name, [], [problem] if self.lists.allows(tenant, name) else [])
+        while late := self.lists.late():  # They were changed while it loaded.
+            try:
+                await channel.call(messages.UseModels(late))
+            except (RequestError, EngineError, PartitionError) as error:
+                if channel.closed.is_set():
+                    return
+                log.warning("not all models may be as configured in %s: %s", self.label, error)
         log.info("%s serves again: %s", self.label, ", ".join(self.frontends) or "no tenant")
         self._away = False
         for tenant, frontend in self.frontends.items():
@@ -443,6 +496,11 @@ class RemoteRuntime:
         if self._mover is None or self._mover is not self._channel:
             raise Unavailable(f"{self.label} has ended during a move, and is being started again")
         return await self._call(message, result)
+
+
+def _plain(lists: Mapping[str, Sequence[str]]) -> Lists:
+    """As a message has them."""
+    return {tenant: list(models) for tenant, models in lists.items()}
 
 
 def _ignore(answer: "asyncio.Future[Any]") -> None:

@@ -48,7 +48,7 @@ class RuntimeServer:
         """The handlers of the messages that a runtime answers."""
         return {
             messages.OpenDevice: self._open,
-            messages.StartTenants: lambda message: self.opened.start(message.granules, message.left_out),
+            messages.StartTenants: lambda message: self.opened.start(message.granules, message.left_out, message.models),
             messages.WaitUntilLoaded: lambda _: self.opened.loaded(),
             messages.PrepareMove: lambda message: self.opened.prepare(message.granules),
             messages.HaltMove: lambda _: self.opened.halt(),
@@ -61,6 +61,9 @@ class RuntimeServer:
             messages.GetStretches: self._stretches,
             messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
+            messages.PrepareModels: lambda message: self.opened.prepare_models(message.lists),
+            messages.UseModels: lambda message: self.opened.use_models(message.lists),
+            messages.DiscardModels: lambda _: self.opened.discard_models(),
             messages.GetExecutions: self._executions,
             messages.GetMemory: self._memory,
             messages.GetUsage: self._usage,

@@ -47,7 +47,7 @@ class TenantTransfers:
         unused = links.renew(frontend.descriptors)
         try:
             beyond = max((load_of(each.key) for each in frontend.served()), default=0)
-            models = await target.adopt(tenant, unused, granules, source.changes(tenant), beyond)
+            models = await target.adopt(tenant, unused, granules, source.changes(tenant), beyond, source.lists.of(tenant))
         finally:
             unused.close()
         async with self.locks[tenant]:
@@ -78,7 +78,7 @@ class TenantTransfers:
             raise
         self._runtimes[tenant] = target
         frontend.open(target)
-        target.join(tenant, frontend, granules, changes)
+        target.join(tenant, frontend, granules, changes, source.lists.of(tenant))
         await source.release(tenant)
         free()
         await target.serve_adopted(tenant, keys)

@@ -113,7 +113,10 @@ class Catalog:
             self._entries[name] = [IndexEntry(name, "", "LOADING")]
 
     def put(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
-        """Serve exactly these versions of a model; each keeps the counters of the same version before."""
+        """Serve exactly these versions of a model; each keeps the counters of the same version before.
+
+        With neither versions nor problems the tenant does not know the model any more.
+        """
         before = self._served.pop(name, {})
         for item in before.values():
             del self._by_key[item.key]
@@ -123,6 +126,8 @@ class Catalog:
             self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
         ready = [IndexEntry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
         self._entries[name] = ready + problems
+        if not self._entries[name]:
+            del self._entries[name]
         self.paged -= {item.key for item in before.values()} - {item.key for item in kept}
 
     def _of(self, name: str) -> list[IndexEntry]:

@@ -3,23 +3,24 @@
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from . import repository
 from .harness import cores
 from .processes import Load, Running, client, configure, running, running_device, running_plain
-from .wire import SMALL, Connection, infer, posted, until
+from .wire import SMALL, Connection, answered, infer, posted, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
 TENANTS = """
 [tenants.acme]
 granules = 1
-models = ["identity"]
+models = {models}
 keys_sha256 = [{keys}]
 {more}
 [tenants.globex]
@@ -33,6 +34,7 @@ FORMS: dict[str, tuple[Any, str]] = {
     "device process": (running_device, "http_processes = 2"),
 }
 OLD, NEW, LAST = "old-key", "new-key", "last-key"
+MODELS = ("identity", "other", "third")
 
 
 def digest(key: str) -> str:
@@ -48,26 +50,34 @@ class Site:
         self._always = always
         self.server: Running
 
-    def write(self, *keys: str, more: str = "", globex: str = "", **server: str) -> Path:
-        """Write the file; `more` and `globex` are keys of the tenants."""
+    def write(self, *keys: str, more: str = "", globex: str = "", models: Sequence[str] = ("identity",), **server: str) -> Path:
+        """Write the file; `more` and `globex` are keys of the tenants, and `models` those that acme may call."""
         quoted = ", ".join(f'"{digest(key)}"' for key in keys)
-        tenants = TENANTS.format(keys=quoted, more=f"{self._always}\n{more}", globex=globex)
+        tenants = TENANTS.format(keys=quoted, more=f"{self._always}\n{more}", globex=globex, models=list(models))
         return configure(self.path, self._repository, tenants, **server)
 
     def reload(self) -> httpx.Response:
         with client(self.server) as http:
             return http.post("/admin/reload")
 
-    def status(self, key: str) -> int:
+    def status(self, key: str, model: str = "identity") -> int:
         """What a request with this key is answered, on a connection of its own."""
         with client(self.server, Authorization=f"Bearer {key}") as http:
-            return infer(http, "identity", SMALL).status_code
+            return infer(http, model, SMALL).status_code
+
+    def statuses(self) -> list[int]:
+        """What acme's requests for each model of the repository are answered; 0 for one that loses its connection."""
+        with client(self.server, Authorization=f"Bearer {OLD}") as http:
+            return [answered(http, model) for model in MODELS]
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def started(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
+def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
     start, always = FORMS[request.param]
-    site = Site(tmp_path_factory.mktemp("reload") / "greenlane.toml", standard, always)
+    root = tmp_path_factory.mktemp("reload")
+    for name in MODELS:
+        repository.write(root / "models", name, repository.IDENTITY)
+    site = Site(root / "greenlane.toml", root / "models", always)
     with start(site.write(OLD)) as server:
         site.server = server
         until(lambda: site.status(OLD) == 200)
@@ -166,6 +176,43 @@ def test_processes_that_are_replaced_have_the_new_configuration(site: Site) -> N
         site.server.kill("acme", "(dispatcher)")
     until(lambda: _status(site, LAST) == 200)
     assert site.status(OLD) == 401
+
+
+def test_models_come_and_go_and_no_other_request_fails(site: Site) -> None:
+    """Also in every process that is replaced after that."""
+    with Load(site.server, **{"X-Tenant": "globex"}) as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
+        site.write(OLD, models=["identity", "third"])
+        assert changed(site.reload()) == {"tenants.acme.models": ("['identity']", "['identity', 'third']")}
+        assert site.statuses() == [200, 404, 200]
+        site.write(OLD, models=["*"])
+        assert list(changed(site.reload())) == ["tenants.acme.models"]
+        assert site.statuses() == [200, 200, 200]
+        load.more()
+        own.more()
+    assert (load.wrong, own.wrong) == ([], [])
+    site.write(OLD, models=["other"])
+    assert site.reload().status_code == 200
+    assert site.statuses() == [404, 200, 404]
+    with client(site.server, Authorization=f"Bearer {OLD}") as http:
+        assert [each["name"] for each in http.post("/v2/repository/index").json()] == ["other"]
+        assert http.post("/v2/repository/models/identity/load").status_code == 404
+        assert http.post("/v2/repository/models/other/load").status_code == 200
+    for name in ("dev 0", "acme"):
+        if site.server.pids(name):
+            site.server.kill(name)
+            until(lambda: site.statuses() == [404, 200, 404])
+
+
+def test_a_model_that_cannot_be_loaded_refuses_all_of_it(site: Site) -> None:
+    site.write(NEW, models=["other", "gone"], more="requests_per_second = 1")
+    answer = site.reload()
+    assert answer.status_code == 409
+    assert answer.json()["error"].splitlines() == [
+        "nothing has changed, as not every model that is added can be loaded:",
+        "tenants.acme.models: failed to load 'gone': not in the repository",
+    ]
+    assert site.statuses() == [200, 404, 404]
+    assert (site.status(OLD), site.status(NEW)) == (200, 401)
 
 
 def _status(site: Site, key: str) -> int:

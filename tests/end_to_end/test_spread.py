@@ -29,10 +29,15 @@ models = ["identity"]
 
 
 @pytest.fixture(scope="module")
-def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def file(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spread") / "greenlane.toml"
+    return configure(path, standard, devices() + TENANTS, max_pause='"1s"')
+
+
+@pytest.fixture(scope="module")
+def server(file: Path) -> Iterator[Running]:
     """One for all: each test leaves both devices serving."""
-    folder = tmp_path_factory.mktemp("spread")
-    with running_devices(configure(folder / "greenlane.toml", standard, devices() + TENANTS, max_pause='"1s"')) as server:
+    with running_devices(file) as server:
         yield server
 
 
@@ -147,6 +152,39 @@ def test_its_models_are_loaded_and_unloaded_on_both_under_load(server: Running, 
     assert infer(acme, "identity", SMALL).status_code == 503, "still unloaded"
     assert acme.post("/v2/repository/models/identity/load").status_code == 200
     assert infer(acme, "identity", SMALL).status_code == 200
+
+
+def test_a_reload_changes_its_models_on_both_and_in_what_replaces_them(server: Running, acme: httpx.Client, file: Path) -> None:
+    """And a tenant that moves after that has its new list there too."""
+    before, spread, single = file.read_text(), '["identity", "spin", "rows"]', '["identity"]'
+    file.write_text(before.replace(spread, '["identity", "gone"]').replace(single, '["half"]'))
+    refused = acme.post("/admin/reload")
+    assert (refused.status_code, refused.json()["error"].splitlines()[1:]) == (
+        409,
+        [f"device {name}: tenants.acme.models: failed to load 'gone': not in the repository" for name in ("0", "1")],
+    )
+    assert models(acme) == {"identity", "rows", "spin"}
+    file.write_text(before.replace(spread, '["identity", "half"]').replace(single, '["rows"]'))
+    with Load(server, **{"X-Tenant": "acme"}) as load, client(server, **{"X-Tenant": "globex"}) as globex:
+        assert acme.post("/admin/reload").status_code == 200
+        load.more()
+        assert (load.wrong, models(acme), models(globex)) == ([], {"half", "identity"}, {"rows"})
+        for to in ("0", "1"):
+            assert move(acme, "globex", to).status_code == 200
+            assert models(globex) == {"rows"}
+    server.kill("dev 0")
+    until(lambda: both_serve(acme))
+    server.kill("dev 1")
+    until(lambda: both_serve(acme))
+    assert models(acme) == {"half", "identity"}
+    file.write_text(before)
+    assert acme.post("/admin/reload").status_code == 200
+    assert models(acme) == {"identity", "rows", "spin"}
+
+
+def models(http: httpx.Client) -> set[str]:
+    """Those that are ready."""
+    return {each["name"] for each in http.post("/v2/repository/index", json={"ready": True}).json()}
 
 
 def state(http: httpx.Client, device: str) -> Any:

@@ -65,10 +65,10 @@ def infer(http: httpx.Client, model: str, document: Any, **options: Any) -> http
     return http.post(f"/v2/models/{model}/infer", content=content, **options)
 
 
-def answered(http: httpx.Client) -> int:
+def answered(http: httpx.Client, model: str = "identity") -> int:
     """The status of one inference; 0 if the connection was lost."""
     try:
-        return infer(http, "identity", SMALL).status_code
+        return infer(http, model, SMALL).status_code
     except httpx.TransportError:
         return 0
 

@@ -48,6 +48,7 @@ def changes(tmp_path: Path, old: str, new: str) -> list[Change]:
         ('"1MB"', '"2MB"', Change("tenants.acme.bytes_per_second", "1000000", "2000000", True)),
         (LEND, f'{LEND}\nkeys_sha256 = ["{KEY}"]', Change("tenants.acme.keys_sha256", "none", "abababab...", True)),
         ('default_tenant = "acme"', "", Change("server.default_tenant", "'acme'", "(not set)", True)),
+        ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", "['*']", "['a']", True)),
         ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", False)),
         ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", False)),
         ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),

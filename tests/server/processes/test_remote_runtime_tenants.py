@@ -4,7 +4,10 @@ import asyncio
 import socket
 from typing import Any
 
+import pytest
+
 from server.config.tenant import TenantConfig
+from server.errors import Unavailable
 from server.processes import descriptors
 from server.processes import device_messages as messages
 from server.processes.descriptors import DescriptorSender
@@ -21,7 +24,7 @@ class Process:
     def __init__(self) -> None:
         self.heard: list[Any] = []
         answers: dict[Any, Any] = {messages.OpenDevice: INFO, messages.StartTenants: {"acme": None}}
-        kinds = (*answers, messages.WaitUntilLoaded, messages.ReleaseTenant, messages.LoadModel)
+        kinds = (*answers, messages.WaitUntilLoaded, messages.ReleaseTenant, messages.LoadModel, messages.UseModels)
         self.channel = Channel(
             "the supervisor", {kind: lambda message, kind=kind: self._hear(message, answers) for kind in kinds}
         )
@@ -98,3 +101,58 @@ async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left()
     second.close()
     for each in (acme, globex):
         each.close()
+
+
+async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed() -> None:
+    """And loads on request no more what its tenants may not call any more."""
+    acme = frontend("acme")
+    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
+    await first.connect(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (1,)})
+    for name in ("a", "b"):
+        await runtime.load("acme", name)
+    await runtime.use_models({"acme": ("b", "c")})
+    assert first.heard[-1] == messages.UseModels({"acme": ["b", "c"]})
+    runtime.disconnect("it has ended")
+    first.close()
+    await second.connect(runtime)
+    second.loaded.set()
+    assert runtime._resuming
+    await runtime._resuming
+    assert second.heard[1:] == [
+        messages.StartTenants({"acme": (1,)}, models={"acme": ["b", "c"]}),
+        messages.WaitUntilLoaded(),
+        messages.LoadModel("acme", "b", None),
+    ]
+    assert runtime.leave("acme")[0] == (1,)
+    assert runtime.lists.of("acme") == ["b", "c"], "for the device that it moves to"
+    await runtime.release("acme")
+    assert runtime.lists.of("acme") is None
+    second.close()
+    acme.close()
+
+
+async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them() -> None:
+    acme = frontend("acme")
+    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
+    await first.connect(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (1,)})
+    runtime.disconnect("it has ended")
+    first.close()
+    with pytest.raises(Unavailable, match="is being started again"):
+        await runtime.prepare_models({"acme": ["b"]})
+    await second.connect(runtime)
+    await runtime.use_models({"acme": ["b"]})
+    second.loaded.set()
+    assert runtime._resuming
+    await runtime._resuming
+    assert second.heard[1:] == [
+        messages.StartTenants({"acme": (1,)}),
+        messages.WaitUntilLoaded(),
+        messages.UseModels({"acme": ["b"]}),
+    ]
+    assert not runtime.away
+    second.close()
+    acme.close()

@@ -154,6 +154,15 @@ def test_a_removed_model_leaves_the_index_unless_served_loading_or_configured() 
     assert "broken" in {entry.name for entry in made.index()}, "without a listing of the repository it may still be there"
 
 
+def test_a_model_that_is_put_with_nothing_is_not_known_any_more() -> None:
+    """Else a process that replaces this one would show it as loading."""
+    made = catalog(served("m", "1"), served("k", "1"))
+    made.put("m", [], [])
+    assert [name for name, _, _ in made.listing()] == ["k"]
+    with pytest.raises(NotFound):
+        made.find("m")
+
+
 def test_served_lists_every_ready_model() -> None:
     models = [served("m", "2"), served("m", "1"), served("k", "1")]
     assert catalog(*models).served() == models

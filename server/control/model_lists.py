@@ -1,0 +1,69 @@
+"""A change of the models that tenants may call, over all devices: all of it is made, or nothing."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from ..config.schema import Config
+from ..errors import Conflict, RequestError
+from .controlled_device import ControlledDevice
+from .device_runtime import DeviceRuntime
+
+log = logging.getLogger("greenlane.control")
+
+Lists = Mapping[str, Sequence[str]]
+"""The models that a tenant may call, as the configuration's `models`, by tenant."""
+
+
+def changed(old: Config, new: Config) -> dict[str, Sequence[str]]:
+    """The lists of the new configuration that are others than in the old one."""
+    return {name: each.models for name, each in new.tenants.items() if each.models != old.tenants[name].models}
+
+
+class ModelChange:
+    """One change to these lists: `prepare`, then `use` or `discard`. Nothing else changes these tenants' models meanwhile."""
+
+    def __init__(self, devices: Sequence[ControlledDevice], lists: Lists) -> None:
+        self._parts: list[tuple[str, DeviceRuntime, Lists]] = []
+        for device in devices:
+            for runtime in device.distinct():
+                if own := device.of(runtime, lists):
+                    self._parts.append((device.name, runtime, own))
+        on = [name for device, _, own in self._parts for name in own]
+        self._spread = {name for name in on if on.count(name) > 1}
+
+    def __repr__(self) -> str:
+        return f"<ModelChange of {', '.join(dict.fromkeys(name for _, _, own in self._parts for name in own)) or 'no tenant'}>"
+
+    async def prepare(self) -> None:
+        """Have every device load what is added; nothing of it is served yet.
+
+        Raises Conflict with everything that cannot be loaded; nothing is left of it then.
+        """
+        try:
+            found = await asyncio.gather(*(self._prepare(*part) for part in self._parts))
+        except BaseException:
+            await asyncio.shield(self.discard())
+            raise
+        if problems := dict.fromkeys(problem for each in found for problem in each):
+            await self.discard()
+            lines = "\n".join(problems)
+            raise Conflict(f"nothing has changed, as not every model that is added can be loaded:\n{lines}")
+
+    async def _prepare(self, device: str, runtime: DeviceRuntime, own: Lists) -> list[str]:
+        try:
+            found = await runtime.prepare_models(own)
+        except RequestError as error:  # Such as one whose process has ended.
+            found = [f"tenants.{name}.models: {error}" for name in own]
+        return [f"device {device}: {each}" if self._spread.intersection(own) else each for each in found]
+
+    async def use(self) -> None:
+        """Serve what was added, and take the rest away; returns when no request for that is left."""
+        await asyncio.gather(*(runtime.use_models(own) for _, runtime, own in self._parts))
+
+    async def discard(self) -> None:
+        """Free what was prepared, on every device."""
+        found = await asyncio.gather(*(runtime.discard_models() for _, runtime, _ in self._parts), return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                log.error("models that were not added are not all freed: %s", error)

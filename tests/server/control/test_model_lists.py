@@ -1,0 +1,113 @@
+"""A change of lists of models over several devices: all load what is added before one serves it, or none does."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config.changes import with_tables
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.tenant import TenantConfig
+from server.control.controller import Controller
+from server.errors import Conflict, Unavailable
+
+from .test_several_devices import FakeRuntime
+
+BOTH = {"acme": ["a", "b"], "globex": ["b"]}
+
+
+class ListedRuntime(FakeRuntime):
+    """Says which of the models that it prepares cannot be loaded."""
+
+    def __init__(self, steps: list[str], name: str) -> None:
+        super().__init__(steps, name)
+        self.problems: list[str] = []
+
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+        self._do(f"prepare {'+'.join(lists)}")
+        return self.problems
+
+    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+        self._do(f"use {'+'.join(lists)}")
+
+    async def discard_models(self) -> None:
+        self._do("discard")
+
+
+class Site:
+    """acme is on both devices, globex on the second."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        tenants = [
+            TenantConfig(name="globex", device="1", granules=1, models=("a",)),
+            TenantConfig(name="acme", device=("0", "1"), granules=1, models=("a",)),
+        ]
+        config = Config(
+            devices={"0": DeviceConfig(), "1": DeviceConfig()},
+            models=ModelsConfig(repository=Path()),
+            tenants={tenant.name: tenant for tenant in tenants},
+            source="test",
+        )
+        self.runtimes = {name: ListedRuntime(self.steps, name) for name in config.named_devices}
+        frontends: Any = dict.fromkeys(config.tenants)
+        self.controller = Controller(config, frontends, lambda _: None)
+        for name, runtime in self.runtimes.items():
+            self.controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
+
+    async def use(self, lists: Mapping[str, Sequence[str]]) -> None:
+        config = self.controller.config
+        tenants = {name: each.with_models(lists.get(name, each.models)) for name, each in config.tenants.items()}
+        await self.controller.reconfigure(with_tables(config, config.server, tenants), self._everywhere)
+
+    async def _everywhere(self, _: Config) -> None:
+        self.steps.append("everywhere")
+
+
+async def test_every_device_prepares_its_tenants_before_one_uses_them() -> None:
+    site = Site()
+    await site.use(BOTH)
+    assert site.steps == ["prepare acme 0", "prepare globex+acme 1", "everywhere", "use acme 0", "use globex+acme 1"]
+    assert {name: each.models for name, each in site.controller.config.tenants.items()} == {
+        "globex": ("b",),
+        "acme": ("a", "b"),
+    }
+
+
+async def test_devices_whose_tenants_keep_their_lists_are_not_asked() -> None:
+    site = Site()
+    await site.use({"globex": ["a", "b"]})
+    assert site.steps == ["prepare globex 1", "everywhere", "use globex 1"]
+    del site.steps[:]
+    await site.use({})
+    assert site.steps == ["everywhere"]
+
+
+async def test_what_one_device_cannot_load_is_used_by_none() -> None:
+    site = Site()
+    site.runtimes["0"].problems = ["tenants.acme.models: failed to load 'b': no memory"]
+    site.runtimes["1"].fails["prepare globex+acme"] = Unavailable("the process of device 1 has ended")
+    before = site.controller.config
+    with pytest.raises(Conflict) as refused:
+        await site.use(BOTH)
+    assert str(refused.value).splitlines()[1:] == [
+        "device 0: tenants.acme.models: failed to load 'b': no memory",
+        "device 1: tenants.globex.models: the process of device 1 has ended",
+        "device 1: tenants.acme.models: the process of device 1 has ended",
+    ]
+    assert site.steps == ["prepare acme 0", "prepare globex+acme 1", "discard 0", "discard 1"]
+    assert site.controller.config is before
+
+
+async def test_a_change_that_processes_cannot_be_sent_is_discarded() -> None:
+    site = Site()
+
+    async def fails(_: Config) -> None:
+        raise OSError("no descriptors")
+
+    config = site.controller.config
+    tenants = {**config.tenants, "globex": config.tenants["globex"].with_models(["b"])}
+    with pytest.raises(OSError, match="no descriptors"):
+        await site.controller.reconfigure(with_tables(config, config.server, tenants), fails)
+    assert site.steps == ["prepare globex 1", "discard 1"]

@@ -1,0 +1,176 @@
+"""Lists of models that change while tenants are served: loaded before anything changes, and all of it or nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config.changes import with_tables
+from server.config.schema import Config
+from server.errors import Conflict, NotFound, Unavailable
+from server.tenants.service import Tenant
+
+from .test_runtime import Site, add_model, serving
+
+ENSEMBLE = """platform: "ensemble"
+input {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }}
+ensemble_scheduling {{ step {{ model_name: "{step}" model_version: -1
+  input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }} }}
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        add_model(tmp_path, name)
+    return tmp_path
+
+
+def add_ensemble(root: Path, name: str, step: str) -> None:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(ENSEMBLE.format(step=step))
+
+
+def with_lists(config: Config, lists: dict[str, Sequence[str]]) -> Config:
+    tenants = {name: each.with_models(lists.get(name, each.models)) for name, each in config.tenants.items()}
+    return with_tables(config, config.server, tenants)
+
+
+async def use(site: Site, check: Callable[[], Awaitable[None]] | None = None, **lists: Sequence[str]) -> None:
+    """As a reload does; `check` is awaited when all is prepared and nothing is used."""
+
+    async def everywhere(config: Config) -> None:
+        if check:
+            await check()
+        site.service.reconfigure(config)
+
+    await site.controller.reconfigure(with_lists(site.controller.config, lists), everywhere)
+
+
+def names(tenant: Tenant) -> list[str]:
+    return sorted(each.name for each in tenant.catalog.served())
+
+
+def bound(site: Site) -> int:
+    """Executors that are not closed."""
+    return sum(not executor.closed for engine in site.engines for executor in engine.executors)
+
+
+async def test_models_come_when_all_are_loaded_and_others_go(root: Path) -> None:
+    async with serving(root) as site:
+        acme, globex = site.tenant("acme"), site.tenant("globex")
+
+        async def nothing_is_served_yet() -> None:
+            assert (names(acme), names(globex)) == (["a", "b", "c"], ["b"])
+            assert [entry.name for entry in globex.catalog.index()] == ["b"], "what is prepared is not shown"
+            assert bound(site) == 4 + 2
+
+        await use(site, nothing_is_served_yet, acme=["a"], globex=["c", "a"])
+        assert (names(acme), names(globex)) == (["a"], ["a", "c"])
+        for model in ("a", "c"):
+            await site.infer("globex", model)
+        with pytest.raises(NotFound):
+            globex.catalog.find("b")
+        assert [entry.name for entry in globex.catalog.index()] == ["a", "c"]
+        assert bound(site) == 3, "b is freed, and what acme had"
+        with pytest.raises(NotFound):
+            await site.controller.load("globex", "b")
+        await site.controller.load("globex", "c")
+        await use(site, globex=["*"])
+        assert (names(acme), names(globex)) == (["a"], ["a", "b", "c"])
+        await use(site, globex=[])
+        assert (names(globex), globex.catalog.index(), bound(site)) == ([], [], 1)
+
+
+@pytest.mark.parametrize("fails", ["not there", "bind"])
+async def test_if_one_model_cannot_be_loaded_nothing_changes(root: Path, fails: str) -> None:
+    async with serving(root) as site:
+        before = {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()}
+        config, were = site.controller.config, bound(site)
+        lists: dict[str, Sequence[str]] = {"globex": ["a", "c"], "acme": ["b"]}
+        text = "tenants.globex.models: failed to load 'c': version 1: scripted to fail at bind"
+        if fails == "not there":
+            lists["globex"] = ["a", "c", "d"]
+            text = "tenants.globex.models: failed to load 'd': not in the repository"
+        else:
+            site.script.fail("bind", nth=2)
+
+        async def never() -> None:
+            raise AssertionError("no process is to use it")
+
+        with pytest.raises(Conflict) as refused:
+            await use(site, never, **lists)
+        assert str(refused.value).splitlines() == [
+            "nothing has changed, as not every model that is added can be loaded:",
+            text,
+        ]
+        assert {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()} == before
+        assert (bound(site), site.controller.config) == (were, config), "what was bound in vain is closed"
+        await site.infer("globex", "b")
+        with pytest.raises(NotFound):
+            await site.controller.load("globex", "a")
+        site.script = type(site.script)()
+        await use(site, globex=["a"])
+        await site.infer("globex", "a")
+
+
+async def test_a_model_goes_when_its_requests_have_ended(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
+        await asyncio.to_thread(gate.wait_for_arrival)
+        changing = asyncio.ensure_future(use(site, acme=["b"]))
+        while "a" in names(site.tenant("acme")):
+            await asyncio.sleep(0)
+        assert not changing.done()
+        gate.open()
+        await changing
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+
+
+async def test_a_repartition_takes_along_what_is_prepared(root: Path) -> None:
+    async with serving(root) as site:
+
+        async def move() -> None:
+            await site.controller.repartition({"globex": 4})
+
+        await use(site, move, globex=["b", "a"])
+        await site.infer("globex", "a")
+        assert bound(site) == 5
+
+
+async def test_ensembles_follow_their_steps(root: Path) -> None:
+    """They may come with a step, wait for it, and stay without it, as after a start with these lists."""
+    add_ensemble(root, "of_a", "a")
+    add_ensemble(root, "of_b", "b")
+    async with serving(root) as site:
+        globex = site.tenant("globex")
+        with pytest.raises(Conflict, match=r"failed to load 'of_a': .*is not a model of this tenant's"):
+            await use(site, globex=["of_a", "b"])
+        await use(site, globex=["of_a", "a"])
+        assert names(globex) == ["a", "of_a"]
+        await site.infer("globex", "of_a")
+        await use(site, globex=["of_a"])
+        assert names(globex) == []
+        with pytest.raises(Unavailable, match="its step 'a' is not a model of this tenant's any more"):
+            globex.catalog.find("of_a")
+        await use(site, globex=["of_a", "a"])
+        await site.infer("globex", "of_a")
+
+
+async def test_a_process_that_starts_with_a_list_loads_that_one_and_one_that_hears_of_it_later_follows(root: Path) -> None:
+    site = Site(root)
+    started: Any = {"acme": (0, 1), "globex": (2, 3)}
+    await site.runtime.start(started, models={"globex": ["a"]})
+    await site.runtime.loaded()
+    assert (names(site.tenant("acme")), names(site.tenant("globex"))) == (["a", "b", "c"], ["a"])
+    await site.runtime.use_models({"globex": ["c", "d"]})  # It has prepared nothing.
+    assert names(site.tenant("globex")) == ["c"]
+    assert [(entry.name, entry.state) for entry in site.tenant("globex").catalog.index()] == [
+        ("c", "READY"),
+        ("d", "UNAVAILABLE"),
+    ]
+    await site.runtime.close()
