@@ -166,6 +166,7 @@ class Tenant(Schema):
     rejected: int = Field(description="Requests refused so far because the queue or the memory was full.")
     expired: int = Field(description="Requests so far whose timeout passed.")
     invalid: int = Field(description="Requests refused so far because they were wrong.")
+    unread: int = Field(description="Connections closed so far because their clients did not read their answers.")
     age_seconds: float = Field(description="How old these numbers are: above 0 while the tenant's process does not answer.")
 
 
