@@ -58,6 +58,7 @@ def deployments(arguments: Arguments, child: Sequence[str] = ()) -> serve.Applic
         IngressDeployment,
         name="Ingress",
         num_replicas=arguments.ingresses,
+        graceful_shutdown_timeout_s=PATIENCE,
         max_ongoing_requests=MOST_REQUESTS,
         logging_config=quiet,
         ray_actor_options={"num_cpus": 0},

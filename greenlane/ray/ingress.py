@@ -114,8 +114,8 @@ class Ingress:
                 await self._exchange(scope, receive, send, server, target)
                 return
             except _NOT_REACHED as error:
-                log.warning("server %d could not be reached: %s", server.number, error)
-                self._routes.could_not_reach(server)
+                if self._routes.could_not_reach(server):
+                    log.warning("server %d could not be reached: %s", server.number, error)
                 tried.add(server.id)
             finally:
                 self._routes.end(server)

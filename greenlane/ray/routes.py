@@ -38,6 +38,7 @@ class Routes:
         self._servers: dict[str, Listed] = {}
         self._in_flight: dict[str, int] = {}
         self._unreachable: set[str] = set()
+        self._failed: set[str] = set()
         self._turn = 0
 
     def update(self, listing: Listing) -> None:
@@ -46,6 +47,7 @@ class Routes:
         kept = {} if listing.complete else {id: each for id, each in self._servers.items() if id not in listing.gone}
         self._servers = kept | listed
         self._unreachable.clear()
+        self._failed &= self._servers.keys()
 
     def servers_of(self, tenant: str | None) -> list[Listed]:
         """Where a tenant is served, whether reachable or not."""
@@ -72,6 +74,9 @@ class Routes:
         if not self._in_flight[server.id]:
             del self._in_flight[server.id]
 
-    def could_not_reach(self, server: Listed) -> None:
-        """Choose others before it, until the next list."""
+    def could_not_reach(self, server: Listed) -> bool:
+        """Choose others before it, until the next list. Returns whether it is the first time since it was listed."""
+        first = server.id not in self._failed
         self._unreachable.add(server.id)
+        self._failed.add(server.id)
+        return first

@@ -4,6 +4,7 @@ Needs greenlane[ray] and half a minute or more: `pytest -m ray -s tests/greenlan
 """
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from greenlane.load.server_process import free_port
 from tests.end_to_end import repository
+from tests.end_to_end.test_generate import COUNTDOWN, LOOP
 
 from .load import ACME, ADMIN, GLOBEX, TOML, Load, binary_request
 
@@ -31,6 +33,9 @@ CLIENTS = 8
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ray")
     repository.write(folder / "models", "identity", repository.IDENTITY)
+    loop = json.dumps(LOOP).replace('"', '\\"')
+    parameter = f'parameters {{ key: "greenlane.loop" value {{ string_value: "{loop}" }} }}'
+    repository.write(folder / "models", "countdown", COUNTDOWN, config=parameter)
     path = folder / "greenlane.toml"
     path.write_text(TOML.replace("REPOSITORY", str(folder / "models")))
     return path
@@ -44,7 +49,7 @@ def url(file: Path) -> Iterator[str]:
 
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
     port = free_port()
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env=environment, configure_logging=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env=environment, configure_logging=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "WARNING"})
     try:
         began = time.monotonic()
@@ -134,6 +139,17 @@ def test_all_servers_are_repartitioned_and_replacements_too(url: str, admin: htt
     os.kill(victim, signal.SIGKILL)
     wait_for_replacement(admin, victim)
     assert granules(admin) == wanted
+
+
+def test_an_answer_comes_in_parts(url: str) -> None:
+    values, headers = {"x": 20, "bad": -1, "turns": 30_000}, {"Authorization": f"Bearer {ACME}"}
+    address = f"{url}/v2/models/countdown/generate_stream"
+    with httpx.stream("POST", address, json=values, headers=headers, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [(time.monotonic(), line) for line in answer.iter_lines() if line]
+    times = [at - lines[0][0] for at, _ in lines]
+    assert [json.loads(line.removeprefix("data: "))["y"] for _, line in lines] == list(range(20, 0, -1))
+    assert len({round(at, 3) for at in times}) > 5, "not all at the end"
 
 
 async def test_a_changed_configuration_replaces_the_servers_under_load_and_no_request_fails(
