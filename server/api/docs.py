@@ -36,9 +36,11 @@ HeaderLength = Annotated[
 ]
 ContentEncoding = Annotated[str | None, Header(description="`gzip`, `deflate` or `identity`, of the whole body.")]
 _ERRORS = errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504)
+_TENSORS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}, **_ERRORS}
+"""JSON, or JSON that binary tensors follow."""
 
 
-@inference.post("/v2/models/{name}/infer", tags=["Inference"], dependencies=[Depends(tenant)], responses=_ERRORS)
+@inference.post("/v2/models/{name}/infer", tags=["Inference"], dependencies=[Depends(tenant)], responses=_TENSORS)
 async def infer(
     name: ModelName,
     body: schemas.InferRequest,
@@ -54,7 +56,7 @@ async def infer(
 
 
 @inference.post(
-    "/v2/models/{name}/versions/{version}/infer", tags=["Inference"], dependencies=[Depends(tenant)], responses=_ERRORS
+    "/v2/models/{name}/versions/{version}/infer", tags=["Inference"], dependencies=[Depends(tenant)], responses=_TENSORS
 )
 async def infer_of_version(
     name: ModelName,

@@ -149,7 +149,7 @@ def check(name: str, answer: httpx.Response) -> None:
     """This is the answer that the first response of this operation describes: its status, its type, and its fields in order."""
     assert f"{answer.status_code}" == next(iter(OPERATIONS[name]["responses"]))
     content = OPERATIONS[name]["responses"][f"{answer.status_code}"].get("content", {})
-    assert answer.headers.get("content-type", "").partition(";")[0] == "".join(content)
+    assert answer.headers.get("content-type", "").partition(";")[0] in (content or [""])
     if (model := ROUTES[name].response_model) is None:
         assert bool(answer.content) == bool(content)
         return

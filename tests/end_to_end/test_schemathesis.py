@@ -1,0 +1,25 @@
+"""Schemathesis makes requests from /openapi.json, always the same: answers are as described, and none is a server error."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from .processes import configure, running
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+KNOWN = '[parameters]\nname = "identity"\nversion = "1"\n'
+"""Names that are served, so that requests get beyond a 404."""
+
+
+def test_answers_are_as_openapi_describes_them(standard: Path, tmp_path: Path) -> None:
+    """Without unloading: what has been unloaded is answered 503, rightly."""
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+    (tmp_path / "schemathesis.toml").write_text(KNOWN)
+    program = Path(sys.executable).parent / "schemathesis"
+    with running(configure(tmp_path / "greenlane.toml", standard, tenants, default_tenant='"acme"')) as server:
+        words = [program, "--config-file", tmp_path / "schemathesis.toml", "run", f"{server.url}/openapi.json"]
+        words += ["--checks", CHECKS, "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "unload$"]
+        words += ["--generation-deterministic", "--max-examples", "8", "--continue-on-failure", "--no-color"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " generated, " in done.stdout
