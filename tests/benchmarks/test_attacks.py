@@ -81,7 +81,7 @@ def test_replacement_is_a_goal_only_for_stopped_processes() -> None:
 def test_attacks_reach_the_server_and_it_ends_while_one_is_on(tmp_path: Path) -> None:
     build(tmp_path / "models")
 
-    with opened(tmp_path, tmp_path / "models", 0.4) as attacked:
+    with opened(tmp_path, tmp_path / "models", 0.8) as attacked:
         for name in ("upgrade", "empty-lines", "byte-at-a-time", "empty-connections", "most-configurations"):
             crowds = ATTACKS[name]()
             found, tallies = attacked.beside(name, crowds, new=True)

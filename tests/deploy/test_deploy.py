@@ -45,7 +45,7 @@ def test_the_example_has_every_key() -> None:
 
 def test_commented_out_keys_show_their_defaults(tmp_path: Path) -> None:
     config = load(write(tmp_path, EVERYTHING))
-    _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256", "usage_dir", "tracing_endpoint")
+    _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256", "usage_dir", "audit", "tracing_endpoint")
     _is_default(config.device, DeviceConfig(), "cores")
     options = config.models.options["resnet50"]
     held = resolve_settings(from_options(options, ()), default_settings(config.device), lambda _: {})

@@ -132,7 +132,8 @@ def test_probe_reports_overlaps(standard: Path) -> None:
 
 
 def test_tenants_list_models_limits_and_counts(admin: httpx.Client) -> None:
-    idle = {"waiting": 0, "in_flight": 0, "abandoned": 0, "rejected": 0, "expired": 0, "invalid": 0, "age_seconds": 0.0}
+    counts = dict.fromkeys(("waiting", "in_flight", "abandoned", "rejected", "expired", "invalid", "unread"), 0)
+    idle = counts | {"age_seconds": 0.0}
     ready = {"version": "1", "state": "READY"}
     absent = {"name": "absent", "state": "UNAVAILABLE", "reason": "not in the repository"}
     acme = {"name": "acme", "queue": 7, "credits": 3, "models": [{"name": "identity", **ready}, {"name": "spin", **ready}]}
