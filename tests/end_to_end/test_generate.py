@@ -323,7 +323,7 @@ def test_a_client_that_does_not_read_is_stopped_and_holds_nothing_else(inside: S
         body = json.dumps({**count(100_000), "id": "x" * 60_000}).encode()
         head = b"POST /v2/models/countdown/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
-        await asyncio.to_thread(until, lambda: unfinished(inside) != {} and not inside.runtime._workers["acme"]._in_flight)
+        await asyncio.to_thread(until, lambda: unfinished(inside) != {} and not inside.runtime._workers["acme"].oldest)
         async with asyncio.timeout(30):
             with httpx.Client(base_url=inside.url, timeout=30) as client:
                 post = await asyncio.to_thread(client.post, "/v2/models/identity/generate", json={"x": 3})
