@@ -165,7 +165,7 @@ class _Check:
         model_loader = open_model_loader(config.on_device(name), device, builds=builds)
         for each in tenants:
             tenant = config.tenants[each]
-            _print_line(f"tenant {each}: {_share(plan.get(each))}, {_access(tenant)}, {_memory(tenant)}")
+            _print_line(f"tenant {each}: {_share(plan.get(each))}, {self._access(tenant)}, {_memory(tenant)}")
             self._check_front_cores(tenant)
             wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
             self._try(model_loader, device, each, plan.get(each, (0,)), wanted)
@@ -206,7 +206,9 @@ class _Check:
     def _check_default(self) -> None:
         """Check which tenant answers requests without a key and a tenant's name."""
         tenants, default = self._config.tenants, self._config.server.default_tenant
-        free = " or ".join(name for name, tenant in tenants.items() if not tenant.keys_sha256)
+        free = " or ".join(
+            name for name, tenant in tenants.items() if not tenant.keys_sha256 and not self._without(name, "keys_sha256")
+        )
         if default is None and free and ("server", "default_tenant") not in self._dropped:
             text = f"missing, so requests that name no tenant are 401; set it to {free}, or have them send X-Tenant"
             self._suspicious(("server", "default_tenant"), text)
@@ -220,10 +222,10 @@ class _Check:
         tenants = self._config.tenants
         for name, tenant in tenants.items():
             others = [other for other in tenants.values() if other is not tenant and other.device == tenant.device]
-            if tenant.burst is not None and not any(other.lend for other in others):
+            if tenant.burst is not None and not any(other.lend or self._without(other.name, "lend") for other in others):
                 text = "no other tenant of its device lends, so it has no effect; set `lend = true` for those that may lend"
                 self._suspicious(("tenants", name, "burst"), text)
-            if tenant.lend and not any(other.burst is not None for other in others):
+            if tenant.lend and not any(other.burst is not None or self._without(other.name, "burst") for other in others):
                 text = "no other tenant of its device has a `burst`, so nothing is lent; set it for those that may borrow"
                 self._suspicious(("tenants", name, "lend"), text)
 
@@ -334,6 +336,16 @@ class _Check:
         if most and (above := [size for size in options.preferred_batches or () if size > most]):
             self._unserved((*key, "preferred_batches"), f"{above[0]} is above the model's largest batch, which is {most}")
 
+    def _access(self, tenant: TenantConfig) -> str:
+        without = "keys that are wrong" if self._without(tenant.name, "keys_sha256") else "no keys: anyone may call it"
+        ports = {"port": tenant.port, "gRPC port": tenant.grpc_port}
+        access = "keys" if tenant.keys_sha256 else without
+        return ", ".join([access, *(f"{kind} {port}" for kind, port in ports.items() if port)])
+
+    def _without(self, tenant: str, key: str) -> bool:
+        """Whether a tenant's key was dropped, so that nothing is known of what it should be."""
+        return ("tenants", tenant, key) in self._dropped
+
     def _wrong(self, key: KeyPath, text: str) -> None:
         self._found.wrong[f"{self._config.source}: {dotted(key)}: {text}"] = None
 
@@ -360,12 +372,6 @@ def _hint(name: str, known: list[str]) -> str:
 
 def _share(granules: tuple[int, ...] | None) -> str:
     return "no granules" if granules is None else f"granules {list(granules)}"
-
-
-def _access(tenant: TenantConfig) -> str:
-    access = "keys" if tenant.keys_sha256 else "no keys: anyone may call it"
-    ports = {"port": tenant.port, "gRPC port": tenant.grpc_port}
-    return ", ".join([access, *(f"{kind} {port}" for kind, port in ports.items() if port)])
 
 
 def _memory(tenant: TenantConfig) -> str:

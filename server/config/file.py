@@ -81,7 +81,8 @@ def _parse(path: Path) -> dict[str, Any]:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{path.name}: line {line} is not UTF-8, as TOML has to be"]) from error
     except ValueError as error:  # A TOMLDecodeError, or about a number of thousands of digits.
-        raise ConfigError([f"{path.name}: not TOML: {error}"]) from error
+        text = str(error).replace("Cannot overwrite a value", "a key or table is there twice")
+        raise ConfigError([f"{path.name}: not TOML: {text}"]) from error
     except RecursionError as error:
         raise ConfigError([f"{path.name}: not TOML: nested too deeply"]) from error
 

@@ -310,13 +310,12 @@ DeviceNames = Annotated[
         lambda value: value if isinstance(value, str) else list(value),
     ),
 ]
-Digest = Annotated[_DIGIT64, Form("digest", "a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", secret=True)]
+_PRINTED = "the 64 hexadecimal digits that `printf %s KEY | sha256sum` prints"
+Digest = Annotated[_DIGIT64, Form("digest", f"a SHA-256 digest: {_PRINTED}", secret=True)]
 Digests = Annotated[
     tuple[_DIGIT64, ...],
     Field(strict=False),
-    Form(
-        "list of digests", "a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", list, secret=True
-    ),
+    Form("list of digests", f"a list of SHA-256 digests: each {_PRINTED}", list, secret=True),
 ]
 Names = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],

@@ -273,6 +273,25 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(checked:
     assert checked.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
 
 
+def test_wrong_keys_and_a_wrong_lend_are_not_said_to_be_missing_as_well(checked: Checked) -> None:
+    more = """
+[tenants.globex]
+granules = 1
+burst = 2
+models = ["*"]
+keys_sha256 = ["%s"]
+[tenants.initech]
+granules = 1
+lend = "1 sec"
+models = ["*"]
+keys_sha256 = ["a key"]
+""" % ("b" * 64)
+    assert checked.check(more=more, device=lambda _: FakeDevice()) == 2
+    named = [line.split(": ")[1] for line in checked.err if "tenants." in line]
+    assert named == ["tenants.initech.lend", "tenants.initech.keys_sha256"]
+    assert f"tenant initech: granules [2], keys that are wrong, {MEMORY}" in checked.out
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [

@@ -10,7 +10,7 @@ export function drawEvents(status) {
     make("span", { class: "more muted" }));
   const key = (each) => JSON.stringify([each.tenant, each.text, each.first]);
   keep(byId("problems"), status.problems, key, create, (item, each) => {
-    const repeated = each.count > 1 ? `${each.count} times since ${ago(status.at - each.first)}` : "";
+    const repeated = each.count > 1 ? `${each.count} times, first ${ago(status.at - each.first)}` : "";
     write(item, ago(status.at - each.last), each.tenant || "server", "", each.text, repeated);
   }, "None.");
   keep(byId("moves"), status.moves, (each) => String(each.number), create, (item, each) => {

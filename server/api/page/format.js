@@ -36,7 +36,7 @@ export function bytes(value) {
 
 /** How long ago: `now`, `12 s ago`, `3 min ago`. */
 export function ago(seconds) {
-  if (seconds < 2) return "now";
+  if (seconds < 2) return "just now";
   if (seconds < 120) return `${Math.round(seconds)} s ago`;
   return seconds < 7200 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
 }

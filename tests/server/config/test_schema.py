@@ -221,6 +221,11 @@ def test_a_syntax_error_is_reported_with_its_line(folder: Path) -> None:
     assert "line 2" in problem
 
 
+def test_a_key_that_is_there_twice_is_said_to_be(folder: Path) -> None:
+    (problem,) = problems(folder, "[server]\nport = 8000\nport = 8001\n")
+    assert problem.startswith("not TOML: a key or table is there twice (at line 3")
+
+
 def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> None:
     path = folder / "greenlane.toml"
     path.write_bytes(b'[server]\nhost = "\xff"\n')
