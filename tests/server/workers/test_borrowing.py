@@ -137,7 +137,9 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
         gate.wait_for_arrival()
         bench.owners[0].activity.end()
         bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
-        if not hosted:  # The other thread has seen them.
+        if not hosted:  # The other thread sees them; it is parked while works are short.
+            assert bench.worker._runner
+            bench.worker._runner.session.roles.expect(True)
             until = time.monotonic() + PATIENCE
             while not borrowing.held:
                 assert time.monotonic() < until
