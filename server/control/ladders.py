@@ -68,6 +68,11 @@ class LadderPlans:
             before, self.states[tenant] = self.states.get(tenant, []), found
             for state in found if found != before else ():
                 count, granules = state.models, list(state.granules)
+                if not count:
+                    log.info(
+                        "%s has no model ready on granules %s: a move there takes as long as without a ladder", tenant, granules
+                    )
+                    continue
                 models = f"{count} model{'s' * (count != 1)}"
                 log.info("%s can switch to granules %s: %s ready, %.1f MB more", tenant, granules, models, state.nbytes / 1e6)
 

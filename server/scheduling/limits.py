@@ -140,4 +140,4 @@ def _continue(bucket: TokenBucket | None, before: TokenBucket | None) -> None:
 
 def _exceeded(limit: str, wait: int, text: str) -> LimitExceeded:
     seconds = wait / _MICROSECONDS
-    return LimitExceeded(f"{text}. Send it again in {seconds:.3g} s, or fewer", limit, seconds)
+    return LimitExceeded(f"{text}. Send it again in {seconds:.3g} s, or send fewer", limit, seconds)

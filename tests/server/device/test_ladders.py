@@ -213,6 +213,16 @@ async def used(site: Site) -> int:
     return (await site.controller.memory())[0].used
 
 
+async def test_a_rung_without_room_for_any_model_is_not_said_to_be_ready(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with counting(root, 21) as site:
+        assert rungs(site)["acme"] == {WIDE: 0}
+    assert (
+        f"acme has no model ready on granules {list(WIDE)}: a move there takes as long as without a ladder" in caplog.messages
+    )
+    assert "acme can switch to" not in caplog.text
+
+
 async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

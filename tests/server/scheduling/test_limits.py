@@ -57,7 +57,7 @@ def test_a_refused_request_takes_nothing_of_either_bucket() -> None:
         limits.charge(1, 20, SECOND)
     assert (refused.value.limit, refused.value.retry_after) == ("bytes_per_second", 0.1)
     limits.charge(9, 10, SECOND)
-    with pytest.raises(LimitExceeded, match=r"allows 10 requests a second, and 10 at once .* in 0.1 s, or fewer"):
+    with pytest.raises(LimitExceeded, match=r"allows 10 requests a second, and 10 at once .* in 0.1 s, or send fewer"):
         limits.charge(1, 0, SECOND)
     limits.charge(1, 0, SECOND + SECOND // 10)
 
