@@ -32,6 +32,7 @@ from .config.schema import Config
 from .config.section import ConfigError
 from .control.controller import Controller
 from .control.reload import ReadConfig, Reloader, without_file
+from .control.watcher import Watcher
 from .device.model_loader import Read
 from .device.runtime import Runtime
 from .errors import Unavailable
@@ -196,9 +197,10 @@ class Application:
                 self._with_cors = cors.allow(self._answer, config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()
-                await controller.start()
-                async with self._running(controller), _serving_grpc(service), _sending_spans(service):
-                    yield
+                async with Watcher(controller):
+                    await controller.start()
+                    async with self._running(controller), _serving_grpc(service), _sending_spans(service):
+                        yield
         finally:
             self._opened = None
             await asyncio.to_thread(source.__exit__, None, None, None)

@@ -25,6 +25,7 @@ from .values import (
     Profiles,
     Size,
     WarmUp,
+    Watched,
 )
 
 
@@ -159,6 +160,12 @@ class ModelsConfig(Section, frozen=True):
         description='GPU only: longest build of one ONNX file, in a process at idle priority; "0s": no limit. Then the model '
         "is refused, with how far the build was. Compiling a model's kernels has the same limit; after it the server compiles "
         "them itself.",
+    )
+    watch: Watched = Field(
+        default=0.0,
+        description="How often the repository is looked at while it is served; true is every 5 s, false never. New models, new "
+        "versions, changed files and what was removed are followed, once two looks found the same. What is served goes on "
+        "meanwhile, and stays if what is new cannot be served: POST /v2/repository/index then has the reason.",
     )
     options: ByName[ModelOptions] = Field(default_factory=lambda: MappingProxyType({}), exclude=True)
 

@@ -32,6 +32,11 @@ MOST_WIDTHS = 8
 LEND = 0.001
 """Seconds that `lend = true` stands for."""
 
+WATCH = 5.0
+"""Seconds between two looks that `watch = true` stands for."""
+LEAST_WATCH = 0.1
+"""The least seconds between two looks."""
+
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
 _SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
@@ -122,6 +127,14 @@ def _duration(value: object, info: ValidationInfo) -> object:
 def _lent(value: object, info: ValidationInfo) -> object:
     """Seconds for a duration; for true and false those that they stand for."""
     return (LEND if value else 0.0) if isinstance(value, bool) else _duration(value, info)
+
+
+def _watched(value: object, info: ValidationInfo) -> object:
+    """The same for the seconds between two looks at the repository."""
+    seconds = (WATCH if value else 0.0) if isinstance(value, bool) else _duration(value, info)
+    if isinstance(seconds, float) and 0 < seconds < LEAST_WATCH:
+        raise ValueError
+    return seconds
 
 
 def _cores(value: object) -> object:
@@ -286,6 +299,16 @@ Lent = Annotated[
     Form(
         "true, false or a duration",
         f"true, which is '{1000 * LEND:g}ms', false, or a duration of at most 1 s: a text such as '500us' or '2ms'",
+        lambda seconds: write_duration(seconds) if seconds else False,
+    ),
+]
+Watched = Annotated[
+    float,
+    Field(ge=0),
+    BeforeValidator(_watched, json_schema_input_type=bool | Annotated[str, Field(pattern=_DURATION)]),
+    Form(
+        "true, false or a duration",
+        f"true, which is '{WATCH:g}s', false, or a duration of at least {1000 * LEAST_WATCH:g} ms, such as '1s'",
         lambda seconds: write_duration(seconds) if seconds else False,
     ),
 ]

@@ -311,6 +311,12 @@ class Controller:
         async with self._changing[tenant]:
             await _all(runtime.unload(tenant, name) for runtime in self._runtimes(tenant))
 
+    async def refresh(self, tenant: str, name: str) -> str:
+        """As `DeviceRuntime.refresh`, on all devices of the tenant."""
+        async with self._changing[tenant]:
+            reasons = await _all(runtime.refresh(tenant, name) for runtime in self._runtimes(tenant))
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
+
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""
         found = await _all(frontend.report() for frontend in self._frontends.values())

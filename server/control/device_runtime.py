@@ -93,6 +93,13 @@ class DeviceRuntime(Protocol):
     async def unload(self, tenant: str, name: str) -> None:
         """Stop serving a model to one tenant; see `server.device.tenant_models`."""
 
+    async def refresh(self, tenant: str, name: str) -> str:
+        """Serve a model as the repository has it now: a new one, other versions, other settings, or not at all any more.
+
+        What is served of it goes on until that is ready, and stays if it cannot be served. Returns why it cannot, or why not
+        all of it, as the index says too; "" otherwise. A model that the tenant has unloaded or may not call is left as it is.
+        """
+
     async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
         """Load what these tenants may call by these lists and not by those that they have; nothing of it is served yet.
 

@@ -103,6 +103,10 @@ class ModelLoader:
             log.error("the model repository cannot be read, so it counts as empty: %s", error)
             return []
 
+    def has(self, name: str) -> bool:
+        """Whether the repository has a model of this name. Raises OSError if it cannot be read."""
+        return name in self._repository.names()
+
     def steps(self, name: str, override: str | None = None) -> tuple[str, ...]:
         """The models that an ensemble uses, each once; none if the model is no ensemble or cannot be read."""
         if override is not None and PLATFORM not in override and "\\" not in override:

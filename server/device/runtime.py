@@ -31,6 +31,7 @@ from .model_lists import ModelLists
 from .model_loader import Read, open_model_loader
 from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
+from .refresh import ModelRefresh
 from .stretches import Stretches
 from .tenant_models import OnLoading, TenantModels
 
@@ -108,6 +109,7 @@ class Runtime:
             self.ladders,
         )
         self._lists = ModelLists(self._models, self.model_loader)
+        self._refresh = ModelRefresh(self._models, frontends, self.model_loader)
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -183,6 +185,9 @@ class Runtime:
     async def unload(self, tenant: str, name: str) -> None:
         """As `TenantModels.unload`."""
         await self._models.unload(tenant, name)
+
+    async def refresh(self, tenant: str, name: str) -> str:
+        return await self._refresh.refresh(tenant, name)
 
     async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
         return await self._lists.prepare(lists)

@@ -168,9 +168,12 @@ class TenantModels:
         async with self._changing[tenant]:
             await self._free(tenant, [served.key for served in loaded.served])
 
-    async def try_to_load(self, tenant: str, name: str) -> None:
-        """Load a model as at the start: what is wrong with it is in the index. Call it within `in_turn`."""
-        await self._replace(tenant, name)
+    async def try_to_load(self, tenant: str, name: str, override: str | None = None, kept: bool = False) -> LoadedModel:
+        """Load a model as at the start: what is wrong with it is in the index. Call it within `in_turn`.
+
+        `kept`: all versions or none, and if none, what is served stays, and the index as it is.
+        """
+        return await self._replace(tenant, name, override, whole=kept, kept=kept)
 
     async def forget(self, tenant: str, name: str) -> None:
         """Stop serving a model, once its requests have ended, and know nothing of it any more. Call it within `in_turn`."""

@@ -232,6 +232,13 @@ class UnloadModel(Message):
     name: str
 
 
+class RefreshModel(Message):
+    """As `DeviceRuntime.refresh`. Answered with the reason."""
+
+    tenant: str
+    name: str
+
+
 class PrepareModels(Message):
     """As `DeviceRuntime.prepare_models`. Answered with a list of the problems."""
 

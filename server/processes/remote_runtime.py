@@ -5,8 +5,8 @@ What the process was sent last is kept, so that its replacement starts as it was
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from engines import EngineError
@@ -220,18 +220,19 @@ class RemoteRuntime:
         return self._states
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        frontend, error = self.frontends[tenant], None
-        frontend.begin_load(name)
-        try:
+        with _loading(self.frontends[tenant], name):
             await self._change(messages.LoadModel(tenant, name, override))
-        except Exception as raised:
-            error = raised
-            raise
-        finally:
-            frontend.end_load(name, error)
 
     async def unload(self, tenant: str, name: str) -> None:
         await self._change(messages.UnloadModel(tenant, name))
+
+    async def refresh(self, tenant: str, name: str) -> str:
+        """A process that replaces this one loads the files as they are then."""
+        with suppress(_Refused), _loading(self.frontends[tenant], name):
+            reason: str = await self._call(messages.RefreshModel(tenant, name), str)
+            if reason:
+                raise _Refused(reason)
+        return reason
 
     async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
         found: list[str] = await self._call(messages.PrepareModels(_plain(lists)), list[str])
@@ -496,6 +497,24 @@ class RemoteRuntime:
         if self._mover is None or self._mover is not self._channel:
             raise Unavailable(f"{self.label} has ended during a move, and is being started again")
         return await self._call(message, result)
+
+
+class _Refused(Exception):
+    """A model cannot be served as the repository has it."""
+
+
+@contextmanager
+def _loading(frontend: LinkedFrontend, name: str) -> Iterator[None]:
+    """Within the block a model is loaded, on each device of the tenant or on none."""
+    frontend.begin_load(name)
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+        raise
+    finally:
+        frontend.end_load(name, error)
 
 
 def _plain(lists: Mapping[str, Sequence[str]]) -> Lists:

@@ -61,6 +61,7 @@ class RuntimeServer:
             messages.GetStretches: self._stretches,
             messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
+            messages.RefreshModel: lambda message: self.opened.refresh(message.tenant, message.name),
             messages.PrepareModels: lambda message: self.opened.prepare_models(message.lists),
             messages.UseModels: lambda message: self.opened.use_models(message.lists),
             messages.DiscardModels: lambda _: self.opened.discard_models(),

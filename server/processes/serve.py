@@ -18,6 +18,7 @@ from ..config.schema import Config
 from ..config.section import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
+from ..control.watcher import Watcher
 from ..host.shutdown_timer import give_up
 from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
@@ -133,10 +134,11 @@ async def serve(
             controller.restarts,
         )
         try:
-            await _start(supervisor, controller)
-            _set_affinity(config, supervisor, controller, devices, cores(0), counts)
-            log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
-            return await _run_until_end(signalled, supervisor, controller, abandon)
+            async with Watcher(controller):
+                await _start(supervisor, controller)
+                _set_affinity(config, supervisor, controller, devices, cores(0), counts)
+                log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
+                return await _run_until_end(signalled, supervisor, controller, abandon)
         finally:
             supervisor.kill()
 

@@ -246,7 +246,7 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
         (sections() + "[models.a]\ndelay = '1ms'", "models.a.delay: unknown key; did you mean 'batch_delay'?"),
         (
             sections(models="repository = 'models'\nmax = 1"),
-            "models.max: unknown key; expected repository or cache or build_timeout",
+            "models.max: unknown key; expected repository or cache or build_timeout or watch",
         ),
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 14, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
@@ -453,7 +453,7 @@ def test_a_section_that_is_not_a_table_is_refused(folder: Path, section: str) ->
 def test_a_tenant_or_model_that_is_not_a_table_is_refused(folder: Path) -> None:
     text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
     assert problems(folder, text) == [
-        "models.a: unknown key; expected repository or cache or build_timeout",
+        "models.a: unknown key; expected repository or cache or build_timeout or watch",
         "tenants.globex: true is not a table; write [tenants.globex]",
     ]
 
@@ -946,3 +946,15 @@ def test_a_ladder_leaves_the_others_their_minimums() -> None:
 def test_a_burst_below_the_share_is_refused_before_a_device_is_opened(folder: Path) -> None:
     (problem,) = problems(folder, sections(tenants=f"{ACME}burst = 5"))
     assert "tenants.acme.burst: 5 is below granules, which is 6" in problem
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("true", 5), ("false", 0), ('"0s"', 0), ('"100ms"', 0.1), ('"1min"', 60)])
+def test_watch_is_a_duration_or_says_whether(folder: Path, written: str, seconds: float) -> None:
+    config = load(write(folder, sections(models=f"repository = 'models'\nwatch = {written}")))
+    assert config.models.watch == seconds
+
+
+@pytest.mark.parametrize("written", ['"99ms"', "5", '"often"', '"-1s"'])
+def test_a_watch_that_is_no_duration_of_at_least_a_tenth_of_a_second_is_refused(folder: Path, written: str) -> None:
+    (problem,) = problems(folder, sections(models=f"repository = 'models'\nwatch = {written}"))
+    assert "is not true, which is '5s', false, or a duration of at least 100 ms, such as '1s'" in problem

@@ -37,6 +37,7 @@ CALLS = (
     messages.DiscardMove,
     messages.LoadModel,
     messages.UnloadModel,
+    messages.RefreshModel,
     messages.ReplaceLink,
     messages.StopLoading,
     messages.CloseDevice,
@@ -187,6 +188,21 @@ async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) 
     await process.start(runtime)
     await until_resumed(runtime)
     assert "LoadModel" not in process.types(), "it may be what ended the process"
+    process.close()
+
+
+async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_next_process(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    for reason in ("", "no memory"):
+        process.answers[messages.RefreshModel] = reason
+        assert await runtime.refresh("acme", "m") == reason
+    await process.end(runtime)
+    with pytest.raises(Unavailable, match=GONE):
+        await runtime.refresh("acme", "m")
+    process = Process()
+    await process.start(runtime)
+    await until_resumed(runtime)
+    assert "RefreshModel" not in process.types()
     process.close()
 
 

@@ -1,0 +1,130 @@
+"""Looks at the model repository while it is served, and has tenants served what has changed there."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from engines import EngineError
+from partitions import PartitionError
+
+from ..config.schema import Config
+from ..errors import RequestError, Unavailable
+from ..repository.changes import Settling, Stamp, stamps
+from ..repository.model_repository import Repository, some
+
+log = logging.getLogger("greenlane.control")
+
+_SERVING = ("serving", "incomplete")
+
+
+class Refreshing(Protocol):
+    """What the watcher needs of the controller."""
+
+    config: Config
+
+    @property
+    def state(self) -> str:
+        """The state of the server."""
+
+    async def refresh(self, tenant: str, name: str) -> str:
+        """As `Controller.refresh`."""
+
+
+class Watcher:
+    """Belongs to the event loop. It looks every `models.watch` seconds, on a thread; 0: never.
+
+    A model is acted on when two looks found the same files there and others than before. It is refreshed for each tenant that
+    may call it: tenants at the same time, one tenant's models one after another. What failed is tried again when its files
+    change, and what a device process could not do because it was away at the next look.
+
+    Used as a context: enter it before models are loaded, since what changes afterwards is compared with what is there then.
+    """
+
+    def __init__(self, controller: Refreshing) -> None:
+        self._controller = controller
+        config = controller.config
+        self._root: Path = config.models.repository
+        self._period = config.models.watch
+        self._repository = Repository(self._root, config.models.options)
+        self._settling = Settling({})
+        self._unreadable = ""
+        self._due: dict[str, set[str]] = {}
+        """Models that are to be refreshed, by tenant."""
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Watcher of {self._repository!r} every {self._period:g} s, {len(self._running)} tenants under way>"
+
+    async def __aenter__(self) -> "Watcher":
+        if self._period:
+            self._settling = Settling(await self._look() or {})
+            self._looking = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Look no more. What has begun is completed by the device side."""
+        for task in filter(None, (self._looking, *self._running.values())):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def poll(self) -> None:
+        """Look once, and begin what is to be done; `settled` waits for that."""
+        if (now := await self._look()) is None:
+            return
+        if changed := self._settling.settled(now):
+            log.info("watch: changed in the repository: %s", some(changed))
+        for name, tenant in self._controller.config.tenants.items():
+            self._due.setdefault(name, set()).update(filter(tenant.may_call, changed))
+        if self._controller.state in _SERVING:
+            for name, due in self._due.items():
+                if due and name not in self._running:
+                    self._running[name] = task = asyncio.create_task(self._refresh(name))
+                    task.add_done_callback(lambda _, name=name: self._running.pop(name))  # type: ignore[misc]
+
+    async def settled(self) -> None:
+        """Wait until everything that has begun is done."""
+        await asyncio.gather(*self._running.values())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._period)
+            try:
+                await self.poll()
+            except Exception:  # It goes on: a server that does not look any more would serve old models unnoticed.
+                log.exception("watch: failed; it goes on")
+
+    async def _look(self) -> Mapping[str, Stamp] | None:
+        """What is there now; None if the repository cannot be read, which is logged once."""
+        try:
+            found = await asyncio.to_thread(lambda: stamps(self._root, self._repository.names()))
+        except OSError as error:
+            if str(error) != self._unreadable:
+                log.error("watch: the model repository cannot be read, so what is served stays: %s", error)
+            self._unreadable = str(error)
+            return None
+        self._unreadable = ""
+        return found
+
+    def _in_order(self, names: list[str]) -> list[str]:
+        """Ensembles last, as their steps have to be loaded before them. Blocks."""
+        return sorted(names, key=lambda name: any(file.config.steps for file in self._repository.read(name).files))
+
+    async def _refresh(self, tenant: str) -> None:
+        """Refresh the models that are due for a tenant."""
+        due, self._due[tenant] = self._due[tenant], set()
+        for name in await asyncio.to_thread(self._in_order, sorted(due)):
+            try:
+                if reason := await self._controller.refresh(tenant, name):
+                    log.error("watch: %s cannot be served to %s as it is in the repository now: %s", name, tenant, reason)
+            except Unavailable as error:
+                log.warning("watch: %s for %s: tried again at the next look: %s", name, tenant, error)
+                self._due[tenant].add(name)
+            except (RequestError, EngineError, PartitionError) as error:
+                log.error("watch: %s cannot be served to %s: %s", name, tenant, error)
+            except Exception:
+                log.exception("watch: %s for %s failed", name, tenant)

@@ -1,0 +1,57 @@
+"""Notices models whose files have changed on disk, once they stand still."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+Stamp = frozenset[tuple[str, int, int, int]]
+"""A model's directory as stat shows it: of each file the path, inode, size and time of change in ns."""
+
+
+def stamps(root: Path, names: list[str]) -> dict[str, Stamp]:
+    """The stamp of each of these models. Blocks. What cannot be read is in its stamp, with the number of the error."""
+    return {name: frozenset(_files(root / name, "")) for name in names}
+
+
+def _files(folder: Path, prefix: str) -> Iterator[tuple[str, int, int, int]]:
+    """The files below a directory; names that begin with a dot are left out."""
+    try:
+        names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError as error:  # It has just been removed, or may not be read.
+        yield prefix, 0, 0, error.errno or 0
+        return
+    for name in names:
+        path = folder / name
+        try:
+            found = path.stat()
+        except OSError as error:  # The same, or a dangling link.
+            yield f"{prefix}{name}", 0, 0, error.errno or 0
+            continue
+        if path.is_dir():
+            yield f"{prefix}{name}/", 0, 0, 0
+            yield from _files(path, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Settling:
+    """Pure: says which models have changed and stand still, given the stamps of each look."""
+
+    def __init__(self, served: Mapping[str, Stamp]) -> None:
+        self._acted_on = dict(served)
+        self._last = dict(served)
+
+    def __repr__(self) -> str:
+        return f"<Settling {len(self._last)} models>"
+
+    def settled(self, now: Mapping[str, Stamp]) -> list[str]:
+        """The models, sorted, that are others than when they were last returned, and the same as at the look before."""
+        names = sorted({*now, *self._acted_on})
+        changed = [n for n in names if now.get(n) == self._last.get(n) and now.get(n) != self._acted_on.get(n)]
+        self._last = dict(now)
+        for name in changed:
+            if name in now:
+                self._acted_on[name] = now[name]
+            else:
+                del self._acted_on[name]
+        return changed

@@ -1,0 +1,53 @@
+"""Changes of a repository are acted on once they stand still."""
+
+from pathlib import Path
+
+from server.repository.changes import Settling, stamps
+
+
+def test_a_growing_file_is_acted_on_once_it_stands_still(tmp_path: Path) -> None:
+    def poll() -> list[str]:
+        return settling.settled(stamps(tmp_path, sorted(path.name for path in tmp_path.iterdir())))
+
+    settling = Settling({})
+    file = tmp_path / "double" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"a")
+    assert poll() == []
+    file.write_bytes(b"ab")
+    assert poll() == []
+    assert poll() == ["double"]
+    assert poll() == []
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.parent.rmdir()
+    assert poll() == []
+    assert poll() == ["double"]
+    assert poll() == []
+
+
+def test_what_cannot_be_read_is_a_change_as_any_other(tmp_path: Path) -> None:
+    version = tmp_path / "double" / "1"
+    version.mkdir(parents=True)
+    link = version / "model.onnx"
+    link.symlink_to("nowhere")
+    before = stamps(tmp_path, ["double", "gone"])
+    settling = Settling(before)
+    (version / "nowhere").write_bytes(b"a")
+    now = stamps(tmp_path, ["double", "gone"])
+    assert before["double"] != now["double"]
+    assert before["gone"] == now["gone"]
+    assert [settling.settled(now) for _ in range(3)] == [[], ["double"], []]
+
+
+def test_files_that_begin_with_a_dot_are_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "double" / "1").mkdir(parents=True)
+    before = stamps(tmp_path, ["double"])
+    (tmp_path / "double" / "1" / ".model.onnx.aXb3").write_bytes(b"half of it")
+    assert stamps(tmp_path, ["double"]) == before
+
+
+def test_a_change_that_is_undone_is_not_acted_on() -> None:
+    one, two = frozenset({("1/", 0, 0, 0)}), frozenset({("2/", 0, 0, 0)})
+    settling = Settling({"double": one})
+    assert [settling.settled({"double": each}) for each in (two, one, one)] == [[], [], []]
