@@ -32,6 +32,7 @@ from .link.blocks import largest_block
 from .processes import process_counts
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
+from .repository.weighted import unserved_weights
 from .tenants.catalog import IndexEntry, ServedModel
 
 Plan = Mapping[str, tuple[int, ...]]
@@ -138,6 +139,8 @@ class _Check:
         known = self._known()
         if known is not None:
             self._check_names(known)
+            for path, text in unserved_weights(self._config, self._repository):
+                self._suspicious(path, text)
         self._check_default()
         self._check_memory()
         self._check_lending()

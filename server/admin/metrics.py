@@ -30,7 +30,7 @@ from ..control.stretch import WideState
 from ..device.loaded_models import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
-from . import health_metrics, lending_metrics, limit_metrics, usage_metrics
+from . import health_metrics, lending_metrics, limit_metrics, usage_metrics, version_metrics
 from .dependencies import ControllerDep
 from .memory import families
 
@@ -180,6 +180,7 @@ class ServerCollector(Collector):
         yield from families(self._memory)
         yield from lending_metrics.families(self._reports, self._wide)
         yield limit_metrics.family(self._reports)
+        yield version_metrics.family(self._controller.config, self._reports)
         yield from health_metrics.families(self._controller)
         yield from health_metrics.processes(self._controller)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .schema import Config
+from .schema import Config, ModelOptions
 from .section import Section
 from .server import ServerConfig
 from .tables import KeyPath, dotted
@@ -22,8 +22,10 @@ LIMITS_OF_TENANT = (
     "max_connections",
     "max_large_bodies",
 )
-LIVE_OF_TENANT = ("keys_sha256", "models", "target_p99", "target_rate", *LIMITS_OF_TENANT)
+LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT)
 """Keys of [tenants.NAME] that may."""
+LIVE_OF_MODEL = ("weights",)
+"""Keys of [models.NAME] that may."""
 ABSENT = "(not set)"
 _DIGITS = 8
 """Digits of a digest that are shown."""
@@ -47,13 +49,24 @@ def compare(old: Config, new: Config) -> list[Change]:
     found = list(_within(("server",), old.server, new.server, LIVE_OF_SERVER))
     found += _tables("devices" if old.devices or new.devices else "", old.named_devices, new.named_devices, ())
     found += _within(("models",), old.models, new.models, ())
-    found += _tables("models", old.models.options, new.models.options, ())
+    for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
+        before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
+        found += _within(("models", name), before, after, LIVE_OF_MODEL)
     return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT))
 
 
 def with_tables(config: Config, server: ServerConfig, tenants: Mapping[str, TenantConfig]) -> Config:
     """The same with these tables."""
     return config.model_copy(update={"server": server, "tenants": MappingProxyType(dict(tenants))})
+
+
+def with_weights(config: Config, weights: Mapping[str, Mapping[str, float]]) -> Config:
+    """The same with these weights in [models.NAME], by model, and no others."""
+    options = dict(config.models.options)
+    for name in dict.fromkeys((*options, *weights)):
+        given = tuple(weights[name].items()) if name in weights else None
+        options[name] = options.get(name, ModelOptions()).model_copy(update={"weights": given})
+    return config.model_copy(update={"models": config.models.model_copy(update={"options": MappingProxyType(options)})})
 
 
 def _tables(parent: str, old: Mapping[str, Section], new: Mapping[str, Section], live: tuple[str, ...]) -> Iterator[Change]:
@@ -80,4 +93,10 @@ def _text(field: Any, value: Any) -> str:
     form = form_of(field)
     if form.secret:
         return ", ".join(f"{each[:_DIGITS]}..." for each in ((value,) if isinstance(value, str) else value)) or "none"
-    return shown(form.write(value))
+    return _inline(form.write(value))
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_inline(each)}' for key, each in value.items())} }}"
+    return shown(value)

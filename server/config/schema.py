@@ -26,6 +26,7 @@ from .values import (
     Size,
     WarmUp,
     Watched,
+    Weights,
 )
 
 
@@ -78,6 +79,13 @@ class ModelOptions(Section, frozen=True):
         default=None,
         examples=[[4, 8]],
         description="Ascending sizes at which a batch stops waiting for more requests. Without it config.pbtxt decides.",
+    )
+    weights: Weights | None = Field(
+        default=None,
+        examples=[{"1": 0.9, "2": 0.1}],
+        description="How requests that name no version are shared out among the versions that are served: each gets its "
+        "weight's part of them. Versions without a weight get none, and where none with a weight is served it is the highest "
+        "version, as without this key. A reload may change it.",
     )
     graphs: Literal["on", "off", "required"] | None = Field(
         default=None,
@@ -213,6 +221,11 @@ class Config(Section, frozen=True):
                 text = f"{cores[0]} is cores of this host, where a tenant's models are in its own process; name one device"
                 problems.append(f"{self.source}: {dotted(('tenants', name, 'device'))}: {text}, or GPUs only")
         return problems
+
+    def version_weights(self, tenant: str) -> dict[str, dict[str, float]]:
+        """The weights of versions that hold for a tenant, by model: its own, or those of [models.NAME]."""
+        found = {name: dict(each.weights) for name, each in self.models.options.items() if each.weights}
+        return found | {name: dict(weights) for name, weights in self.tenants[tenant].weights or ()}
 
     def execution_limit(self, tenant: str) -> tuple[float, str]:
         """The seconds that an inference of this tenant may run, 0 for no limit, and the key that sets them."""

@@ -17,6 +17,7 @@ from .values import (
     Memory,
     Names,
     Size,
+    WeightsByModel,
     Widths,
 )
 
@@ -75,6 +76,11 @@ class TenantConfig(Section, frozen=True):
         "sessions. The autopilot changes its share between these only.",
     )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
+    weights: WeightsByModel | None = Field(
+        default=None,
+        examples=[{"resnet50": {"1": 0.9, "2": 0.1}}],
+        description="Weights of versions for this tenant, by model, in place of `models.NAME.weights`. A reload may change it.",
+    )
     queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
     requests_per_second: int | None = Field(
         default=None,

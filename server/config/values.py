@@ -23,6 +23,9 @@ MOST_PROFILES = 16
 MOST_STEPS = 1_000_000
 """Optimization profiles that a model is built with: an executor has a context for each."""
 
+MOST_WEIGHT = 1_000_000
+"""Of a version, so that a typo is an error."""
+
 MOST_INSTANCES = 16
 """Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
 
@@ -221,6 +224,11 @@ class _LoopTable(TypedDict, total=False):
 
 
 _LOOP: TypeAdapter[_LoopTable] = TypeAdapter(_LoopTable)
+_WeightTable = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[1-9][0-9]*$")], Annotated[float, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)]],
+    Field(min_length=1),
+]
+_WEIGHTS: TypeAdapter[dict[str, float]] = TypeAdapter(_WeightTable, config=ConfigDict(defer_build=True))
 
 
 def _loop(value: object) -> tuple[Any, ...]:
@@ -228,6 +236,22 @@ def _loop(value: object) -> tuple[Any, ...]:
         return value
     table = _LOOP.validate_python(value, strict=True)
     return tuple(table["feed"].items()), table["steps"], table.get("until"), tuple(table.get("outputs", ()))
+
+
+def _weights(value: object) -> tuple[tuple[str, float], ...]:
+    """Versions and their weights. Raises ValueError."""
+    given = _WEIGHTS.validate_python(dict(value) if isinstance(value, tuple) else value, strict=True)
+    if not any(given.values()):
+        raise ValueError
+    return tuple(given.items())
+
+
+def _weights_by_model(value: object) -> tuple[tuple[str, tuple[tuple[str, float], ...]], ...]:
+    """The same for each model. Raises ValueError."""
+    given = dict(value) if isinstance(value, tuple) else value
+    if not isinstance(given, dict) or not given or "" in given:
+        raise ValueError
+    return tuple((str(model), _weights(each)) for model, each in given.items())
 
 
 def _range(said: _Shapes) -> tuple[tuple[int, ...], ...]:
@@ -386,6 +410,25 @@ Looped = Annotated[
         "table",
         "a table with feed, which outputs are which inputs of the next run, and steps, the most runs, from 1 to "
         f'{MOST_STEPS}; and perhaps until and outputs, as in {{ feed = {{ next = "token" }}, steps = 64, until = "done" }}',
+    ),
+]
+Weights = Annotated[
+    tuple[tuple[str, float], ...],
+    BeforeValidator(_weights, json_schema_input_type=_WeightTable),
+    Form(
+        "table of weights",
+        f'a table of versions and their weights, numbers from 0 to {MOST_WEIGHT}, not all 0, as in {{ "1" = 0.9, "2" = 0.1 }}',
+        dict,
+    ),
+]
+WeightsByModel = Annotated[
+    tuple[tuple[str, tuple[tuple[str, float], ...]], ...],
+    BeforeValidator(_weights_by_model, json_schema_input_type=Annotated[dict[str, _WeightTable], Field(min_length=1)]),
+    Form(
+        "table of weights by model",
+        f"a table of models with a table each of versions and their weights, numbers from 0 to {MOST_WEIGHT}, not all 0, as in "
+        '{ resnet50 = { "1" = 0.9, "2" = 0.1 } }',
+        lambda value: {model: dict(weights) for model, weights in value},
     ),
 ]
 Profiles = Annotated[

@@ -55,7 +55,7 @@ class Inference:
         self._name = name
         self._version = version
         self.arrived = time.monotonic_ns()
-        self.served = tenant.catalog.find(name, version)
+        self.served = tenant.catalog.route(name, version)
         self._slot: Slot | None = None
         self._on_end: OnEnd | None = None
         self._visit = ENDED
@@ -77,7 +77,7 @@ class Inference:
         if at_once:
             slot = self._slot = self._tenant.lane.slots.acquire()
         else:
-            self.served = self._tenant.catalog.find(self._name, self._version)
+            self.served = self._tenant.catalog.route(self._name, self._version, self.served)
             slot = self._slot = self._tenant.lane.take_slot()
         return slot
 
@@ -86,7 +86,7 @@ class Inference:
 
         `leave` is called if the slot is needed before that: it has to call `return_slot`. Raises NotFound or Unavailable.
         """
-        self.served = self._tenant.catalog.find(self._name, self._version)
+        self.served = self._tenant.catalog.route(self._name, self._version, self.served)
         slot = self._slot = self._tenant.lane.slots.lend(leave)
         return slot
 
@@ -103,7 +103,7 @@ class Inference:
         """
         slot, served = self._slot, self.served
         assert slot
-        self.served = self._tenant.catalog.find(self._name, self._version)
+        self.served = self._tenant.catalog.route(self._name, self._version, self.served)
         self._tenant.lane.check_room()
         self._tenant.lane.slots.keep(slot)
         return self.served is served

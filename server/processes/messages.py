@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from engines import Signature
 
-from ..config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, with_tables
+from ..config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, with_tables, with_weights
 from ..config.schema import Config
 from ..config.section import Section
 from ..protocol.classification import Labels
@@ -170,22 +170,24 @@ class SetState(Message):
 class Reconfigure(Message):
     """Use these values of the configuration from now on: those keys of [server], and of each tenant, that may change.
 
-    A call: answered with True when that is so.
+    `weights` are those of [models.NAME], by model. A call: answered with True when that is so.
     """
 
     server: dict[str, Any]
     tenants: dict[str, dict[str, Any]]
+    weights: dict[str, dict[str, float]]
 
     @classmethod
     def of(cls, config: Config) -> "Reconfigure":
         tenants = {name: _values(each, LIVE_OF_TENANT) for name, each in config.tenants.items()}
-        return cls(_values(config.server, LIVE_OF_SERVER), tenants)
+        weights = {name: dict(each.weights) for name, each in config.models.options.items() if each.weights}
+        return cls(_values(config.server, LIVE_OF_SERVER), tenants, weights)
 
     def config(self, before: Config) -> Config:
         """The configuration, which was this one before."""
         server = before.server.model_copy(update=_tuples(self.server))
         tenants = {name: each.model_copy(update=_tuples(self.tenants[name])) for name, each in before.tenants.items()}
-        return with_tables(before, server, tenants)
+        return with_weights(with_tables(before, server, tenants), self.weights)
 
 
 def _values(table: Section, keys: Sequence[str]) -> dict[str, Any]:
@@ -194,7 +196,11 @@ def _values(table: Section, keys: Sequence[str]) -> dict[str, Any]:
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     """These values with tuples again where MessagePack has made lists of them."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return {key: _tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _tuple(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(_tuple(each) if isinstance(each, list) else each for each in value)
 
 
 class SetLogLevel(Message):

@@ -1,6 +1,6 @@
 """The models one tenant may call, as the HTTP side sees them: signatures and states, no engines."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from ..protocol.request_cache import RequestCache
 from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
 from .statistics import ModelStatistics
+from .turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Catalog:
     def __init__(self) -> None:
         self._served: dict[str, dict[str, ServedModel]] = {}
         self._by_key: dict[ModelKey, ServedModel] = {}
+        self._routes: dict[str, dict[str | None, ServedModel]] = {}
+        """By model: the versions, and for requests without one the highest, unless there are `_turns`."""
+        self._weights: Mapping[str, Mapping[str, float]] = {}
+        self._turns: dict[str, Turns] = {}
+        """By model with weights for versions that are served: whose turn it is."""
         self._entries: dict[str, list[IndexEntry]] = {}
         self.paged: set[ModelKey] = set()
         """The versions that are paged out: served, but their next request waits until the device side has them again."""
@@ -74,6 +80,26 @@ class Catalog:
             return versions[version] if version else next(iter(versions.values()))
         except KeyError:
             raise self._missing(name, version) from None
+
+    def route(self, name: str, version: str | None = None, had: ServedModel | None = None) -> ServedModel:
+        """The model that an inference is to run with: at this version, else at one by the weights, or the highest.
+
+        `had` is what it got before: with weights it keeps that while it is served. Raises as `find`.
+        """
+        try:
+            return self._routes[name][version]
+        except KeyError:
+            turns = None if version else self._turns.get(name)
+            if turns is None:
+                raise self._missing(name, version) from None
+        versions = self._served[name]
+        return (had and versions.get(had.version)) or versions[turns.next()]
+
+    def weigh(self, weights: Mapping[str, Mapping[str, float]]) -> None:
+        """Share requests without a version out by these weights of versions, by model."""
+        self._weights = weights
+        for name in self._served:
+            self._follow(name)
 
     def with_key(self, key: ModelKey) -> ServedModel | None:
         """The version with this key; None if it is not served, or not any more."""
@@ -124,11 +150,26 @@ class Catalog:
         self._by_key.update({item.key: item for item in kept})
         if kept:
             self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
+        self._follow(name)
         ready = [IndexEntry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
         self._entries[name] = ready + problems
         if not self._entries[name]:
             del self._entries[name]
         self.paged -= {item.key for item in before.values()} - {item.key for item in kept}
+
+    def _follow(self, name: str) -> None:
+        """Have requests find the versions of a model that are served now, by the weights that hold now."""
+        if (versions := self._served.get(name)) is None:
+            self._routes.pop(name, None)
+            self._turns.pop(name, None)
+            return
+        routes = self._routes[name] = dict[str | None, ServedModel](versions.items())
+        weights = {version: weight for version, weight in self._weights.get(name, {}).items() if version in versions}
+        if not any(weights.values()):
+            self._turns.pop(name, None)
+            routes[None] = next(iter(versions.values()))
+        elif name not in self._turns or self._turns[name].weights != weights:
+            self._turns[name] = Turns(weights)
 
     def _of(self, name: str) -> list[IndexEntry]:
         """The entries of a model; those of versions that are paged out say so."""

@@ -92,6 +92,8 @@ class Service:
         )
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         self.tenants = {tenant.name: tenant for tenant in tenants}
+        for name, tenant in self.tenants.items():
+            tenant.catalog.weigh(config.version_weights(name))
         self.uploads = Uploads(TENANTLESS_MEMORY)
         self.unread = UnreadAnswers(TENANTLESS_MEMORY)
         for unread in (self.unread, *(tenant.unread for tenant in self.tenants.values())):
@@ -141,6 +143,7 @@ class Service:
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         for name, tenant in self.tenants.items():
             tenant.config = config.tenants[name]
+            tenant.catalog.weigh(config.version_weights(name))
 
     def heartbeat(self) -> None:
         """The device process is alive; called repeatedly if it is another process."""

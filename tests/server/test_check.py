@@ -163,6 +163,19 @@ def test_a_model_that_does_not_fit_the_tenants_budget_is_reported_with_the_arith
     assert checked.check(('"1KiB"', '"1GiB"\npaging = true')) == 0
 
 
+def test_weights_of_versions_that_are_not_served_are_a_possible_mistake(checked: Checked) -> None:
+    repository.write(checked.folder / "models", "rows", repository.ROWS, version=2)
+    assert checked.check(("max_batch = 2", "max_batch = 2\nweights = { 1 = 0.9, 2 = 0.1 }")) == 0
+    (line,) = [line for line in checked.err if "weights" in line]
+    assert line == (
+        "greenlane.toml: models.rows.weights: version 1 is not served: of rows there is 2, by version_policy in "
+        "rows/config.pbtxt, whose default is the newest alone"
+    )
+    (checked.folder / "models" / "rows" / "config.pbtxt").write_text("version_policy { all {} }")
+    assert checked.check(('["rows"]', '["rows"]\nweights = { rows = { 1 = 1 } }')) == 0
+    assert checked.err == []
+
+
 def test_budgets_above_what_the_device_has_are_a_possible_mistake(checked: Checked) -> None:
     assert checked.check(('models = ["rows"]', 'models = ["rows"]\ndevice_memory = "900000GiB"')) == 0
     (line,) = [line for line in checked.err if "device_memory" in line]

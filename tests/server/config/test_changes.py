@@ -29,6 +29,7 @@ models = ["*"]
 bytes_per_second = "1MB"
 """
 KEY = "ab" * 32
+WEIGHTS = "weights = { 1 = 9, 2 = 0.5 }"
 LEND = 'lend = "2ms"'
 GLOBEX = "[tenants.globex]\ngranules = 1\nmodels = ['*']"
 
@@ -51,6 +52,8 @@ def changes(tmp_path: Path, old: str, new: str) -> list[Change]:
         ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", "['*']", "['a']", True)),
         ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", False)),
         ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", False)),
+        ("max_batch = 8", f"max_batch = 8\n{WEIGHTS}", Change("models.resnet.weights", "(not set)", "{ 1 = 9.0, 2 = 0.5 }", True)),
+        ("[server]", f"[models.a]\n{WEIGHTS}\n[server]", Change("models.a.weights", "(not set)", "{ 1 = 9.0, 2 = 0.5 }", True)),
         ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),
         ("[models]", f"{GLOBEX}\n[models]", Change("tenants.globex", "(not set)", "a table", False)),
     ],
@@ -67,7 +70,12 @@ def test_what_may_change_are_keys_of_the_file() -> None:
 def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> None:
     (tmp_path / "greenlane.toml").write_text(FILE)
     before = load(tmp_path / "greenlane.toml")
-    (tmp_path / "greenlane.toml").write_text(FILE.replace('"1MB"', f'"2MB"\nkeys_sha256 = ["{KEY}"]'))
+    (tmp_path / "greenlane.toml").write_text(
+        FILE.replace("max_batch = 8", "max_batch = 8\nweights = { 1 = 0.9, 2 = 0.1 }").replace(
+            '"1MB"', f'"2MB"\nkeys_sha256 = ["{KEY}"]\nweights = {{ resnet = {{ 2 = 1 }} }}'
+        )
+    )
     after = load(tmp_path / "greenlane.toml")
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Reconfigure.of(after)), type=Reconfigure)
     assert sent.config(before) == after != before
+    assert after.version_weights("acme") == {"resnet": {"2": 1.0}}

@@ -248,7 +248,7 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
             sections(models="repository = 'models'\nmax = 1"),
             "models.max: unknown key; expected repository or cache or build_timeout or watch",
         ),
-        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 14, such as max_batch"),
+        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 15, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
         (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
@@ -958,3 +958,19 @@ def test_watch_is_a_duration_or_says_whether(folder: Path, written: str, seconds
 def test_a_watch_that_is_no_duration_of_at_least_a_tenth_of_a_second_is_refused(folder: Path, written: str) -> None:
     (problem,) = problems(folder, sections(models=f"repository = 'models'\nwatch = {written}"))
     assert "is not true, which is '5s', false, or a duration of at least 100 ms, such as '1s'" in problem
+
+
+def test_weights_of_a_tenant_hold_in_place_of_those_of_all(folder: Path) -> None:
+    file = sections(tenants=f"{ACME}weights = {{ a = {{ 3 = 1 }} }}") + "[models.a]\nweights = { 1 = 0.9, 2 = 0.1 }\n"
+    config = load(write(folder, file + "[models.b]\nweights = { 1 = 1, 2 = 0 }\n[models.c]\nmax_batch = 8"))
+    assert config.version_weights("acme") == {"a": {"3": 1}, "b": {"1": 1, "2": 0}}
+
+
+@pytest.mark.parametrize(
+    "written", ["0.5", "{}", "{ 1 = 0 }", "{ 1 = -1 }", "{ 01 = 1 }", "{ 1 = true }", "{ 1 = inf }", "[1]"]
+)
+def test_weights_that_are_none_are_refused(folder: Path, written: str) -> None:
+    (problem,) = problems(folder, sections() + f"[models.a]\nweights = {written}")
+    assert "a table of versions and their weights, numbers from 0 to 1000000, not all 0" in problem
+    (problem,) = problems(folder, sections(tenants=f"{ACME}weights = {{ a = {written} }}"))
+    assert "a table of models with a table each of versions and their weights" in problem

@@ -138,6 +138,23 @@ async def test_model_that_was_replaced_since_admission_is_used_as_it_is_now(benc
     admitted.cancel(ClientGone("gone"))
 
 
+async def test_with_weights_each_request_has_one_version_from_its_admission_on(bench: Bench) -> None:
+    bench.tenant.catalog.put("m", [ServedModel("m", version, f"m/{version}#2", SIGNATURE, "onnx", {}) for version in "12"], [])
+    bench.tenant.catalog.weigh({"m": {"1": 1, "2": 1}})
+    found = []
+    for _ in range(4):
+        inference = Inference(bench.tenant, "m", None)
+        admitted = inference.served.version
+        assert inference.borrow_slot(inference.return_slot)
+        assert inference.keep_slot(), "the inputs are for this version"
+        inference.return_slot()
+        inference.take_slot()
+        assert inference.served.version == admitted
+        inference.cancel(ClientGone("gone"))
+        found.append(admitted)
+    assert found == ["1", "2", "1", "2"]
+
+
 @pytest.mark.parametrize("seconds", [None, 600.0])
 async def test_outgrown_inference_is_admitted_once_and_ends_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float | None

@@ -177,3 +177,58 @@ def test_repr_shows_how_many_are_ready() -> None:
     made = catalog(served("m", "1"), served("m", "2"))
     made.announce("k")
     assert repr(made) == "<Catalog 2 ready, 2 known>"
+
+
+def routed(made: Catalog, count: int) -> str:
+    """The versions of m that so many requests without one get."""
+    return "".join(made.route("m").version for _ in range(count))
+
+
+def test_requests_without_a_version_get_the_highest_or_one_by_the_weights() -> None:
+    made = catalog(served("m", "1"), served("m", "2"), served("m", "3"))
+    assert routed(made, 3) == "333"
+    made.weigh({"m": {"1": 3, "2": 1}, "another": {"1": 1}})
+    assert routed(made, 8) == "11211121"
+    assert made.find("m").version == "3", "what is said of the model does not change in turn"
+    assert [made.route("m", version).version for version in "333"] == ["3"] * 3
+    assert routed(made, 4) == "1121", "who names a version takes no turn"
+    made.weigh({"m": {"1": 0, "3": 1}})
+    assert routed(made, 3) == "333"
+    made.weigh({})
+    assert routed(made, 2) == "33"
+
+
+def test_weights_of_versions_that_are_not_served_count_once_these_are() -> None:
+    made = catalog(served("m", "1"))
+    made.weigh({"m": {"1": 1, "2": 1}})
+    assert routed(made, 3) == "111"
+    made.put("m", [served("m", "1", load=2), served("m", "2")], [])
+    assert routed(made, 4) == "1212"
+    made.put("m", [served("m", "3")], [])
+    assert routed(made, 2) == "33"
+    made.put("m", [], [unavailable("m")])
+    with pytest.raises(Unavailable):
+        made.route("m")
+    with pytest.raises(NotFound):
+        made.route("another")
+
+
+def test_the_turns_go_on_when_something_else_changes() -> None:
+    made = catalog(served("m", "1"), served("m", "2"))
+    made.weigh({"m": {"1": 2, "2": 1}})
+    assert routed(made, 2) == "12"
+    made.weigh({"m": {"1": 2, "2": 1}, "n": {"1": 1}})
+    made.put("m", [served("m", "1", load=3), served("m", "2", load=3)], [])
+    assert routed(made, 4) == "1121"
+
+
+def test_a_request_keeps_its_version_while_that_is_served() -> None:
+    made = catalog(served("m", "1"), served("m", "2"))
+    assert made.route("m", None, made.find("m", "1")).version == "2", "without weights it is always the highest"
+    made.weigh({"m": {"1": 1, "2": 1}})
+    had = made.route("m")
+    assert [made.route("m", None, had) for _ in range(3)] == [had] * 3
+    made.put("m", [served("m", "1", load=2), served("m", "2")], [])
+    assert made.route("m", None, had).key == "m/1#2"
+    made.put("m", [served("m", "2")], [])
+    assert made.route("m", None, had).version == "2"
