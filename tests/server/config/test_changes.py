@@ -42,6 +42,10 @@ def changes(tmp_path: Path, old: str, new: str) -> list[Change]:
     return compare(*found)
 
 
+def weighted(model: str) -> Change:
+    return Change(f"models.{model}.weights", "(not set)", "{ 1 = 9.0, 2 = 0.5 }", True)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "change"),
     [
@@ -52,8 +56,8 @@ def changes(tmp_path: Path, old: str, new: str) -> list[Change]:
         ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", "['*']", "['a']", True)),
         ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", False)),
         ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", False)),
-        ("max_batch = 8", f"max_batch = 8\n{WEIGHTS}", Change("models.resnet.weights", "(not set)", "{ 1 = 9.0, 2 = 0.5 }", True)),
-        ("[server]", f"[models.a]\n{WEIGHTS}\n[server]", Change("models.a.weights", "(not set)", "{ 1 = 9.0, 2 = 0.5 }", True)),
+        ("[tenants.acme]", f"{WEIGHTS}\n[tenants.acme]", weighted("resnet")),
+        ("[server]", f"[models.a]\n{WEIGHTS}\n[server]", weighted("a")),
         ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),
         ("[models]", f"{GLOBEX}\n[models]", Change("tenants.globex", "(not set)", "a table", False)),
     ],
