@@ -55,7 +55,7 @@ class Flood(Load):
         return self.tally
 
     def _begin(self) -> None:
-        connection = Connection(self._job.port)
+        connection = Connection(self._job.port, host=self._job.host)
         connection.open()
         self.tally.opened += 1
         number = connection.socket.fileno()
@@ -117,7 +117,7 @@ class SlowReaders(Load):
         return self.tally
 
     def _new(self) -> Connection:
-        connection = Connection(self._job.port, NARROW)
+        connection = Connection(self._job.port, NARROW, self._job.host)
         connection.open()
         try:
             connection.send(next(self._asks).data)
@@ -160,7 +160,7 @@ class Drippers(Load):
         return self.tally
 
     def _begin(self) -> tuple[Connection, Iterator[int]]:
-        connection = Connection(self._job.port)
+        connection = Connection(self._job.port, host=self._job.host)
         connection.open()
         self.tally.opened += 1
         connection.send(b"")
@@ -198,7 +198,7 @@ class Knockers(Load):
         """As `Load.run`, in batches of as many connections as there may be at a time."""
         _sleep_until(start - self._job.ahead)
         while perf_counter() < start + self._job.seconds:
-            connections = [Connection(self._job.port) for _ in range(self._job.connections)]
+            connections = [Connection(self._job.port, host=self._job.host) for _ in range(self._job.connections)]
             for connection in connections:
                 connection.open()
             for connection in connections:

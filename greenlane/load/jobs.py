@@ -24,7 +24,7 @@ class OpenLoop:
     be: an arrival that finds none free waits for one, and its latency counts from when it was due. `spin` is to burn
     the core instead of sleeping: for a core that no other process uses. `grace` is the seconds that the last answers are waited
     for. Every `keep`th answer is brought back whole. `ask` and `others` take turns. With `fresh` each request has a new
-    connection, which is made when it is due.
+    connection, which is made when it is due. `host` is an address.
     """
 
     port: int
@@ -39,6 +39,7 @@ class OpenLoop:
     keep: int = 64
     cores: tuple[int, ...] | None = None
     fresh: bool = False
+    host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class ClosedLoop:
     ahead: float = 0.3
     every: float = 0.0
     cores: tuple[int, ...] | None = None
+    host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

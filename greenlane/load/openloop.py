@@ -66,7 +66,7 @@ class Generator:
         return self.seen
 
     def _connect(self) -> Connection:
-        connection = Connection(self._job.port)
+        connection = Connection(self._job.port, host=self._job.host)
         connection.open()
         self.seen.connections += 1
         return connection

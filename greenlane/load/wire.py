@@ -35,13 +35,14 @@ class Answer:
 
 
 class Connection:
-    """A socket to a port of the loopback interface. One thread.
+    """A socket to a port, by default of the loopback interface; `host` is an address, not a name. One thread.
 
     `sent` and `received` count bytes, `status` is that of the last answer whose head has come.
     """
 
-    def __init__(self, port: int, receive_buffer: int | None = None) -> None:
+    def __init__(self, port: int, receive_buffer: int | None = None, host: str = "127.0.0.1") -> None:
         self.port = port
+        self.host = host
         self._buffer = receive_buffer
         self.socket: socket.socket
         self.sent = self.received = self.status = 0
@@ -58,7 +59,7 @@ class Connection:
         if self._buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
         self.socket.setblocking(False)
-        self.socket.connect_ex(("127.0.0.1", self.port))
+        self.socket.connect_ex((self.host, self.port))
 
     def close(self) -> None:
         """End it; calling it again does nothing."""

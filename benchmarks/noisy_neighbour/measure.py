@@ -1,0 +1,160 @@
+"""The phases of each turn, one after another: load processes run, and what came of them is kept as it was."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter, sleep
+
+from greenlane.load.figures import Samples
+from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Tally
+from greenlane.load.processes import run, together
+from greenlane.load.schedule import poisson
+from greenlane.prove.others import Others
+
+from .plan import PHASES, Aggressor, Turn, Which
+from .served import Server
+
+SETTLE = 0.3
+"""Seconds after each phase, in which a server gets rid of what is left of it."""
+CONNECTIONS, MOST = 8, 64
+"""Of the victim's client: those opened beforehand, and the most there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`quiet` is the part of the cores' time that other programs may use; a turn in which they used more is tried again.
+
+    `patience` is how many seconds may be spent in all on waiting for that, and on trying again.
+    """
+
+    victim: str
+    aggressors: tuple[Aggressor, ...]
+    victim_headers: Mapping[str, str]
+    aggressor_headers: Mapping[str, str]
+    rate: float
+    rounds: int
+    seconds: float
+    quiet: float
+    patience: float
+    victim_cores: tuple[int, ...] | None = None
+    aggressor_cores: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What came of one phase.
+
+    `late` is the p99 of the microseconds by which the victim's client itself sent late, `others` the part of the cores' time
+    that other programs used (NaN: not known), `load` the machine's load average. `statuses` are the aggressor's answers.
+    """
+
+    turn: Turn
+    attempt: int
+    which: Which
+    began: float
+    samples: Samples
+    late: float = math.nan
+    others: float = math.nan
+    load: float = 0.0
+    statuses: Mapping[int, int] = field(default_factory=dict)
+
+
+class Measurement:
+    """Servers that are ready, and the settings. `run` does it all."""
+
+    def __init__(self, settings: Settings, servers: Sequence[Server], report: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._servers = {server.name: server for server in servers}
+        self._kinds = {kind.name: kind for kind in settings.aggressors}
+        self._known = all(server.command for server in servers)
+        self._report = report
+        self._left = settings.patience
+        self._began = perf_counter()
+        self._victims = {one.name: one.ask(settings.victim, settings.victim_headers) for one in servers}
+        self._aggressors: dict[tuple[str, str], Ask] = {
+            (one.name, kind.name): one.ask(kind.model, settings.aggressor_headers, kind.rows, kind.form)
+            for one in servers
+            for kind in settings.aggressors
+        }
+
+    def turn(self, turn: Turn) -> list[Phase]:
+        """The phases of this turn, and before them those of attempts that other programs disturbed. Blocks.
+
+        Raises LoadProcessFailed.
+        """
+        found: list[Phase] = []
+        attempt = 0
+        while True:
+            self._wait()
+            began = perf_counter()
+            phases = [self._phase(turn, attempt, which) for which in PHASES]
+            found += phases
+            if not disturbed(phases, self._settings.quiet) or self._left <= 0:
+                return found
+            self._report(f"{turn}: other programs used {max(phase.others for phase in phases):.0%} of the cores; again")
+            self._left -= perf_counter() - began
+            attempt += 1
+
+    def _wait(self) -> None:
+        """Until other programs leave the cores alone for a second, or no time is left to wait for that."""
+        while self._known and self._left > 0:
+            others = self._others()
+            sleep(1)
+            if others.share() <= self._settings.quiet:
+                return
+            self._left -= 1
+
+    def _phase(self, turn: Turn, attempt: int, which: Which) -> Phase:
+        jobs: list[OpenLoop | ClosedLoop] = []
+        if which != "aggressor":
+            jobs.append(self._victim(turn))
+        if which != "alone":
+            jobs.append(self._aggressor(turn))
+        others, load = self._others(), os.getloadavg()[0]
+        start, results = run(jobs)
+        share = others.share()
+        samples, tallies, late, *_ = together(results)
+        sleep(SETTLE)
+        return Phase(turn, attempt, which, start - self._began, samples, late, share, load, _statuses(tallies))
+
+    def _victim(self, turn: Turn) -> OpenLoop:
+        settings, server = self._settings, self._servers[turn.server]
+        return OpenLoop(
+            port=server.port,
+            host=server.address,
+            ask=self._victims[server.name],
+            arrivals=poisson(settings.rate, settings.seconds, seed=turn.round),
+            connections=CONNECTIONS,
+            most=MOST,
+            cores=settings.victim_cores,
+        )
+
+    def _aggressor(self, turn: Turn) -> ClosedLoop:
+        settings, server, kind = self._settings, self._servers[turn.server], self._kinds[turn.aggressor]
+        return ClosedLoop(
+            name=kind.name,
+            port=server.port,
+            host=server.address,
+            asks=(self._aggressors[server.name, kind.name],),
+            connections=kind.connections,
+            behaviour="churn" if kind.churn else "flood",
+            seconds=settings.seconds,
+            cores=settings.aggressor_cores,
+        )
+
+    def _others(self) -> Others:
+        return Others(sorted(os.sched_getaffinity(0)), self._known)
+
+
+def disturbed(phases: Sequence[Phase], quiet: float) -> bool:
+    """Whether other programs used more than that of the cores in one of these phases; not where it is not known."""
+    return any(phase.others > quiet for phase in phases)
+
+
+def _statuses(tallies: Sequence[Tally]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for tally in tallies:
+        for status, count in tally.statuses.items():
+            found[status] = found.get(status, 0) + count
+    return found

@@ -1,0 +1,130 @@
+"""From raw data to figures and tables. Pure, and the same for the same data."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from greenlane.load.figures import Samples, figures
+from greenlane.load.intervals import Interval
+from greenlane.load.rules import grown
+
+from .measure import Phase, disturbed
+
+AHEAD = 0.3
+"""Seconds by which an aggressor begins before the victim; its answers of that time count."""
+
+
+def summary(phases: Sequence[Phase], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of each server beside each aggressor, over all rounds that no other program disturbed."""
+    settings = about["settings"]
+    rows = [
+        _row(server, kind, [one for one in phases if (one.turn.server, one.turn.aggressor) == (server, kind)], settings)
+        for kind in settings["aggressors"]
+        for server in about["servers"]
+    ]
+    others = [one.others for one in phases if not math.isnan(one.others)]
+    result: dict[str, Any] = _plain(
+        {
+            "rows": rows,
+            "others": median(others) if others else math.nan,
+            "load": [min((one.load for one in phases), default=math.nan), max((one.load for one in phases), default=math.nan)],
+        }
+    )
+    return result
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The same for people, in Markdown: latencies in ms."""
+    names = "beside", "server", "p50, ms", "p99, ms", "p99.9, ms", "slowest, ms", "p99 grew", "failed", "requests, rounds"
+    return "\n".join([_cells(names), "|---" * len(names) + "|", *(_line(row) for row in found["rows"])])
+
+
+def rates(found: Mapping[str, Any]) -> str:
+    """What the aggressors got done, in Markdown."""
+    names = "aggressor", "server", "alone, answers a second", "beside the victim", "refused"
+    rows = [
+        (row["aggressor"], row["server"], _few(row["rate"]["alone"]), _few(row["rate"]["beside"]), str(row["refused"]))
+        for row in found["rows"]
+    ]
+    return "\n".join([_cells(names), "|---" * len(names) + "|", *map(_cells, rows)])
+
+
+def _row(server: str, kind: str, phases: Sequence[Phase], settings: Mapping[str, Any]) -> dict[str, Any]:
+    rounds = list(_rounds(phases, settings["quiet"]))
+    alone, beside = ([by[which].samples for by in rounds] for which in ("alone", "beside"))
+    growth = grown(alone, beside, 0.99)
+    lasted = (settings["seconds"] + AHEAD) * len(rounds)
+    answers = {which: sum(by[which].statuses.get(200, 0) for by in rounds) for which in ("aggressor", "beside")}
+    loud = [by[which] for by in rounds for which in ("aggressor", "beside")]
+    ratios = [figures(b).p99 / figures(a).p99 for a, b in zip(alone, beside, strict=True)]
+    return {
+        "server": server,
+        "aggressor": kind,
+        "rounds": len(rounds),
+        "rounds_left_out": len({one.turn.round for one in phases}) - len(rounds),
+        "alone": _figures(alone),
+        "beside": _figures(beside),
+        "growth": {"p50": _interval(growth.median), "p99": _interval(growth.tail)},
+        "p99_growth_of_rounds": [round(ratio, 2) for ratio in ratios],
+        "rate": {
+            "alone": answers["aggressor"] / lasted if lasted else math.nan,
+            "beside": answers["beside"] / lasted if lasted else math.nan,
+        },
+        "refused": sum(count for one in loud for status, count in one.statuses.items() if status != 200),
+        "late_us": round(median(by[which].late for by in rounds for which in ("alone", "beside"))) if rounds else math.nan,
+    }
+
+
+def _rounds(phases: Sequence[Phase], quiet: float) -> Iterator[dict[str, Phase]]:
+    """The phases of each round by what they are: of its last attempt, unless other programs disturbed that too."""
+    for number in sorted({one.turn.round for one in phases}):
+        of = [one for one in phases if one.turn.round == number]
+        last = [one for one in of if one.attempt == max(each.attempt for each in of)]
+        if not disturbed(last, quiet):
+            yield {one.which: one for one in last}
+
+
+def _figures(rounds: Sequence[Samples]) -> dict[str, float]:
+    """Of all requests of these rounds together, in milliseconds."""
+    whole = Samples()
+    for samples in rounds:
+        for row in zip(samples.due, samples.latency, samples.status, strict=True):
+            whole.add(*row)
+    found = figures(whole)
+    times = {name: round(getattr(found, name) / 1e3, 3) for name in ("p50", "p99", "p999", "worst")}
+    return {"count": found.count, "failed": found.failed, **times}
+
+
+def _interval(interval: Interval) -> list[float]:
+    return [round(value, 2) for value in (interval.value, interval.low, interval.high)]
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    alone, beside, (value, low, high) = row["alone"], row["beside"], row["growth"]["p99"]
+    cells = [f"{_few(alone[name])} → {_few(beside[name])}" for name in ("p50", "p99", "p999", "worst")]
+    grew = "not measured" if value is None else f"**{value:.2f}** ({low:.2f} to {high:.2f})"
+    counts = f"{alone['failed']} → {beside['failed']}", f"{beside['count']}, {row['rounds']}"
+    return _cells((row["aggressor"], row["server"], *cells, grew, *counts))
+
+
+def _cells(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _few(value: float | None) -> str:
+    """Three digits."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _plain(value: Any) -> Any:
+    """The value, or None where JSON has no number for it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return round(value, 4) if math.isfinite(value) else None
+    return value
