@@ -8,6 +8,7 @@ data, figures and a picture, `summary FOLDER` makes the figures and the picture 
 import argparse
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -154,4 +155,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # So that servers are ended, and what was measured stays.
     sys.exit(main())

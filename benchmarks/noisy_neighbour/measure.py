@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter, sleep
 
 from greenlane.load.figures import Samples
@@ -81,20 +82,21 @@ class Measurement:
     def turn(self, turn: Turn) -> list[Phase]:
         """The phases of this turn, and before them those of attempts that other programs disturbed. Blocks.
 
-        Raises LoadProcessFailed.
+        An attempt ends with the victim's first phase that is disturbed. Raises LoadProcessFailed.
         """
         found: list[Phase] = []
-        attempt = 0
-        while True:
+        for attempt in count():
             self._wait()
             began = perf_counter()
-            phases = [self._phase(turn, attempt, which) for which in PHASES]
-            found += phases
-            if not disturbed(phases, self._settings.quiet) or self._left <= 0:
+            for which in PHASES:
+                found.append(phase := self._phase(turn, attempt, which))
+                if self._left > 0 and disturbed([phase], self._settings.quiet):
+                    break
+            else:
                 return found
-            self._report(f"{turn}: other programs used {max(phase.others for phase in phases):.0%} of the cores; again")
+            self._report(f"{turn}, {which}: other programs used {phase.others:.0%} of the cores; again")
             self._left -= perf_counter() - began
-            attempt += 1
+        raise AssertionError
 
     def _wait(self) -> None:
         """Until other programs leave the cores alone for a second, or no time is left to wait for that."""
@@ -148,8 +150,8 @@ class Measurement:
 
 
 def disturbed(phases: Sequence[Phase], quiet: float) -> bool:
-    """Whether other programs used more than that of the cores in one of these phases; not where it is not known."""
-    return any(phase.others > quiet for phase in phases)
+    """Whether other programs used more than that of the cores while the victim was measured; not where it is not known."""
+    return any(phase.others > quiet for phase in phases if phase.which != "aggressor")
 
 
 def _statuses(tallies: Sequence[Tally]) -> dict[int, int]:

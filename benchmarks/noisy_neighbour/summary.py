@@ -10,6 +10,7 @@ from greenlane.load.intervals import Interval
 from greenlane.load.rules import grown
 
 from .measure import Phase, disturbed
+from .plan import PHASES, Which
 
 AHEAD = 0.3
 """Seconds by which an aggressor begins before the victim; its answers of that time count."""
@@ -76,13 +77,13 @@ def _row(server: str, kind: str, phases: Sequence[Phase], settings: Mapping[str,
     }
 
 
-def _rounds(phases: Sequence[Phase], quiet: float) -> Iterator[dict[str, Phase]]:
+def _rounds(phases: Sequence[Phase], quiet: float) -> Iterator[dict[Which, Phase]]:
     """The phases of each round by what they are: of its last attempt, unless other programs disturbed that too."""
     for number in sorted({one.turn.round for one in phases}):
         of = [one for one in phases if one.turn.round == number]
-        last = [one for one in of if one.attempt == max(each.attempt for each in of)]
-        if not disturbed(last, quiet):
-            yield {one.which: one for one in last}
+        last = {one.which: one for one in of if one.attempt == max(each.attempt for each in of)}
+        if len(last) == len(PHASES) and not disturbed(list(last.values()), quiet):
+            yield {which: last[which] for which in PHASES}
 
 
 def _figures(rounds: Sequence[Samples]) -> dict[str, float]:
