@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter, sleep
@@ -18,13 +18,15 @@ from .served import Server
 
 SETTLE = 0.3
 """Seconds after each phase, in which a server gets rid of what is left of it."""
+LOOK = 0.5
+"""Seconds for which other programs have to be quiet before a phase."""
 CONNECTIONS, MOST = 8, 64
 """Of the victim's client: those opened beforehand, and the most there may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`quiet` is the part of the cores' time that other programs may use; a turn in which they used more is tried again.
+    """`quiet` is the part of the cores' time that other programs may use; a phase in which they used more is tried again.
 
     `patience` is how many seconds may be spent in all on waiting for that, and on trying again.
     """
@@ -80,32 +82,30 @@ class Measurement:
         }
 
     def turn(self, turn: Turn) -> list[Phase]:
-        """The phases of this turn, and before them those of attempts that other programs disturbed. Blocks.
+        """The phases of this turn, and before each its attempts that other programs disturbed. Blocks.
 
-        An attempt ends with the victim's first phase that is disturbed. Raises LoadProcessFailed.
+        Raises LoadProcessFailed.
         """
-        found: list[Phase] = []
+        return [phase for which in PHASES for phase in self._attempts(turn, which)]
+
+    def _attempts(self, turn: Turn, which: Which) -> Iterator[Phase]:
         for attempt in count():
             self._wait()
             began = perf_counter()
-            for which in PHASES:
-                found.append(phase := self._phase(turn, attempt, which))
-                if self._left > 0 and disturbed([phase], self._settings.quiet):
-                    break
-            else:
-                return found
+            yield (phase := self._phase(turn, attempt, which))
+            if self._left <= 0 or not disturbed(phase, self._settings.quiet):
+                return
             self._report(f"{turn}, {which}: other programs used {phase.others:.0%} of the cores; again")
             self._left -= perf_counter() - began
-        raise AssertionError
 
     def _wait(self) -> None:
-        """Until other programs leave the cores alone for a second, or no time is left to wait for that."""
+        """Until other programs leave the cores alone for a moment, or no time is left to wait for that."""
         while self._known and self._left > 0:
             others = self._others()
-            sleep(1)
+            sleep(LOOK)
             if others.share() <= self._settings.quiet:
                 return
-            self._left -= 1
+            self._left -= LOOK
 
     def _phase(self, turn: Turn, attempt: int, which: Which) -> Phase:
         jobs: list[OpenLoop | ClosedLoop] = []
@@ -149,14 +149,14 @@ class Measurement:
         return Others(sorted(os.sched_getaffinity(0)), self._known)
 
 
-def disturbed(phases: Sequence[Phase], quiet: float) -> bool:
-    """Whether other programs used more than that of the cores while the victim was measured; not where it is not known."""
-    return any(phase.others > quiet for phase in phases if phase.which != "aggressor")
+def disturbed(phase: Phase, quiet: float) -> bool:
+    """Whether other programs used more than that of the cores; not where that is not known."""
+    return phase.others > quiet
 
 
 def _statuses(tallies: Sequence[Tally]) -> dict[int, int]:
     found: dict[int, int] = {}
     for tally in tallies:
-        for status, count in tally.statuses.items():
-            found[status] = found.get(status, 0) + count
+        for status, answers in tally.statuses.items():
+            found[status] = found.get(status, 0) + answers
     return found

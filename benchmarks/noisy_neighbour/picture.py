@@ -8,9 +8,12 @@ from matplotlib.figure import Figure
 from greenlane.load.figures import cumulative
 from greenlane.report.pictures import INK, plain, png, tidy
 
-from .measure import Phase, disturbed
+from .measure import Phase
+from .plan import Which
+from .summary import counted
 
 COLOURS = ("#1a9c6b", "#d9622b", "#5b6ee1", "#b4569c")
+DASHES: Mapping[Which, Any] = {"alone": (0, (2, 1.5)), "beside": "solid"}
 
 
 def draw(phases: Sequence[Phase], about: Mapping[str, Any]) -> bytes:
@@ -20,13 +23,10 @@ def draw(phases: Sequence[Phase], about: Mapping[str, Any]) -> bytes:
     row = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
     for axes, kind in zip(row, kinds, strict=True):
         for server, colour in zip(servers, COLOURS, strict=False):
-            for which, dash in (("alone", (0, (2, 1.5))), ("beside", "solid")):
-                found = [
-                    latency / 1e3
-                    for one in phases
-                    if (one.turn.server, one.turn.aggressor, one.which) == (server, kind, which) and not disturbed([one], quiet)
-                    for latency in one.samples.latency
-                ]
+            mine = [one for one in phases if (one.turn.server, one.turn.aggressor) == (server, kind)]
+            rounds = list(counted(mine, quiet))
+            for which, dash in DASHES.items():
+                found = [latency / 1e3 for by in rounds for latency in by[which].samples.latency]
                 style = {"color": colour, "linestyle": dash, "linewidth": 1.6, "label": f"{server}, {which}"}
                 axes.step(*cumulative(found), where="post", **style)
         _style(axes, kind)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from greenlane.load.figures import Samples, figures
 from greenlane.load.intervals import Interval
 from greenlane.load.rules import grown
@@ -37,7 +39,7 @@ def summary(phases: Sequence[Phase], about: Mapping[str, Any]) -> dict[str, Any]
 
 def table(found: Mapping[str, Any]) -> str:
     """The same for people, in Markdown: latencies in ms."""
-    names = "beside", "server", "p50, ms", "p99, ms", "p99.9, ms", "slowest, ms", "p99 grew", "failed", "requests, rounds"
+    names = "beside", "server", "p50, ms", "p99, ms", "p99.9, ms", "slowest, ms", "p99 grew", "in a round", "failed", "requests"
     return "\n".join([_cells(names), "|---" * len(names) + "|", *(_line(row) for row in found["rows"])])
 
 
@@ -52,7 +54,7 @@ def rates(found: Mapping[str, Any]) -> str:
 
 
 def _row(server: str, kind: str, phases: Sequence[Phase], settings: Mapping[str, Any]) -> dict[str, Any]:
-    rounds = list(_rounds(phases, settings["quiet"]))
+    rounds = list(counted(phases, settings["quiet"]))
     alone, beside = ([by[which].samples for by in rounds] for which in ("alone", "beside"))
     growth = grown(alone, beside, 0.99)
     lasted = (settings["seconds"] + AHEAD) * len(rounds)
@@ -67,7 +69,7 @@ def _row(server: str, kind: str, phases: Sequence[Phase], settings: Mapping[str,
         "alone": _figures(alone),
         "beside": _figures(beside),
         "growth": {"p50": _interval(growth.median), "p99": _interval(growth.tail)},
-        "p99_growth_of_rounds": [round(ratio, 2) for ratio in ratios],
+        "p99_growth_of_rounds": {"median": _quartile(ratios, 2), "half": [_quartile(ratios, 1), _quartile(ratios, 3)]},
         "rate": {
             "alone": answers["aggressor"] / lasted if lasted else math.nan,
             "beside": answers["beside"] / lasted if lasted else math.nan,
@@ -77,13 +79,13 @@ def _row(server: str, kind: str, phases: Sequence[Phase], settings: Mapping[str,
     }
 
 
-def _rounds(phases: Sequence[Phase], quiet: float) -> Iterator[dict[Which, Phase]]:
-    """The phases of each round by what they are: of its last attempt, unless other programs disturbed that too."""
+def counted(phases: Sequence[Phase], quiet: float) -> Iterator[dict[Which, Phase]]:
+    """Of one server and aggressor the phases of each round: their last attempts, unless one of these was disturbed."""
     for number in sorted({one.turn.round for one in phases}):
         of = [one for one in phases if one.turn.round == number]
-        last = {one.which: one for one in of if one.attempt == max(each.attempt for each in of)}
-        if len(last) == len(PHASES) and not disturbed(list(last.values()), quiet):
-            yield {which: last[which] for which in PHASES}
+        last = {one.which: one for one in sorted(of, key=lambda one: one.attempt)}
+        if len(last) == len(PHASES) and not any(disturbed(one, quiet) for one in last.values()):
+            yield last
 
 
 def _figures(rounds: Sequence[Samples]) -> dict[str, float]:
@@ -97,6 +99,10 @@ def _figures(rounds: Sequence[Samples]) -> dict[str, float]:
     return {"count": found.count, "failed": found.failed, **times}
 
 
+def _quartile(ratios: Sequence[float], which: int) -> float:
+    return round(float(np.quantile(ratios, which / 4)), 2) if ratios else math.nan
+
+
 def _interval(interval: Interval) -> list[float]:
     return [round(value, 2) for value in (interval.value, interval.low, interval.high)]
 
@@ -105,8 +111,10 @@ def _line(row: Mapping[str, Any]) -> str:
     alone, beside, (value, low, high) = row["alone"], row["beside"], row["growth"]["p99"]
     cells = [f"{_few(alone[name])} → {_few(beside[name])}" for name in ("p50", "p99", "p999", "worst")]
     grew = "not measured" if value is None else f"**{value:.2f}** ({low:.2f} to {high:.2f})"
-    counts = f"{alone['failed']} → {beside['failed']}", f"{beside['count']}, {row['rounds']}"
-    return _cells((row["aggressor"], row["server"], *cells, grew, *counts))
+    typical, (least, most) = row["p99_growth_of_rounds"]["median"], row["p99_growth_of_rounds"]["half"]
+    rounds = "-" if typical is None else f"{typical:.2f} ({least:.2f} to {most:.2f})"
+    counts = f"{alone['failed']} → {beside['failed']}", f"{beside['count']} in {row['rounds']}"
+    return _cells((row["aggressor"], row["server"], *cells, grew, rounds, *counts))
 
 
 def _cells(texts: Sequence[str]) -> str:
