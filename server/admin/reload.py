@@ -22,10 +22,12 @@ def _reloader(request: Request) -> Reloader:
 
 @router.post("/reload", response_model=schemas.Reloaded, responses=errors(409))
 async def reload(reloader: Annotated[Reloader, Depends(_reloader)]) -> Response:
-    """Read the configuration's file again: keys, limits, models and what else may change while it runs; all of it or nothing.
+    """Read the configuration's file again: keys, limits, models, tenants and what else may change while it runs; all of it or
+    nothing.
 
-    409 with every problem of the file, with every key that needs a restart, or with every added model that cannot be loaded;
-    what was served stays then. Models that are added are loaded before the answer, which takes as long.
+    409 with every problem of the file, with every key that needs a restart, with every added model that cannot be loaded, or
+    with the arithmetic of shares that do not fit; what was served stays then. Tenants and models that are added are made ready
+    before the answer, which takes as long.
     """
     # Shielded, as a load is: what has begun is completed, even if its client disconnects.
     changes = await asyncio.shield(asyncio.ensure_future(reloader.reload()))

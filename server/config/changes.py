@@ -1,7 +1,8 @@
 """What may change in a configuration while it is served, and what differs between two. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +10,7 @@ from .schema import Config, ModelOptions
 from .section import Section
 from .server import ServerConfig
 from .tables import KeyPath, dotted
-from .tenant import TenantConfig
+from .tenant import SHARES, TenantConfig
 from .values import form_of, shown
 
 LIVE_OF_SERVER = ("admin_key_sha256", "allowed_hosts", "cors_origins", "default_tenant", "drain_grace", "drain_timeout")
@@ -22,7 +23,7 @@ LIMITS_OF_TENANT = (
     "max_connections",
     "max_large_bodies",
 )
-LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT)
+LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT, *SHARES)
 """Keys of [tenants.NAME] that may."""
 LIVE_OF_MODEL = ("weights",)
 """Keys of [models.NAME] that may."""
@@ -33,12 +34,16 @@ _DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key of the file, and its values as text; of keys' digests only the first digits. `live`: it needs no restart."""
+    """A key of the file, and its values as text; of keys' digests only the first digits. `live`: it needs no restart.
+
+    `why` says why it does, where that is not plain.
+    """
 
     key: str
     old: str
     new: str
     live: bool
+    why: str = ""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.old} -> {self.new}"
@@ -52,7 +57,38 @@ def compare(old: Config, new: Config) -> list[Change]:
     for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
         before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
         found += _within(("models", name), before, after, LIVE_OF_MODEL)
-    return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT))
+    return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT, partial(_fixed, old, new)))
+
+
+def arrivals(old: Config, new: Config) -> list[str]:
+    """The tenants that come."""
+    return [name for name in new.tenants if name not in old.tenants]
+
+
+def removals(old: Config, new: Config) -> list[str]:
+    """The tenants that go."""
+    return [name for name in old.tenants if name not in new.tenants]
+
+
+def resized(old: Config, new: Config) -> list[str]:
+    """The tenants that stay, and whose share is another one in the file."""
+    return [
+        name
+        for name, tenant in new.tenants.items()
+        if name in old.tenants and any(getattr(tenant, key) != getattr(old.tenants[name], key) for key in SHARES)
+    ]
+
+
+def _fixed(old: Config, new: Config, name: str) -> str:
+    """Why a tenant cannot come or go while the server runs; "" if it can."""
+    tenant = new.tenants[name] if name in new.tenants else old.tenants[name]
+    if tenant.spread:
+        return "it is on several devices"
+    if name in new.tenants and tenant.grpc_port is not None:
+        return "it has a grpc_port"
+    if lenders := [each.name for config in (old, new) for each in config.tenants.values() if each.burst is not None]:
+        return f"tenant {lenders[0]} has a burst, and who may lend to whom is settled at the start"
+    return ""
 
 
 def with_tables(config: Config, server: ServerConfig, tenants: Mapping[str, TenantConfig]) -> Config:
@@ -69,14 +105,22 @@ def with_weights(config: Config, weights: Mapping[str, Mapping[str, float]]) -> 
     return config.model_copy(update={"models": config.models.model_copy(update={"options": MappingProxyType(options)})})
 
 
-def _tables(parent: str, old: Mapping[str, Section], new: Mapping[str, Section], live: tuple[str, ...]) -> Iterator[Change]:
-    """The changes of tables by name."""
+def _tables(
+    parent: str,
+    old: Mapping[str, Section],
+    new: Mapping[str, Section],
+    live: tuple[str, ...],
+    fixed: Callable[[str], str] | None = None,
+) -> Iterator[Change]:
+    """The changes of tables by name. `fixed` says why a whole one cannot come or go; without it none can."""
     for name in dict.fromkeys((*old, *new)):
         path = (parent, name) if parent else ("device",)
         if name in old and name in new:
             yield from _within(path, old[name], new[name], live)
         else:
-            yield Change(dotted(path), *(("a table", ABSENT) if name in old else (ABSENT, "a table")), False)
+            why = fixed(name) if fixed else ""
+            values = ("a table", ABSENT) if name in old else (ABSENT, "a table")
+            yield Change(dotted(path), *values, bool(fixed) and not why, why)
 
 
 def _within(path: KeyPath, old: Section, new: Section, live: tuple[str, ...]) -> Iterator[Change]:

@@ -83,6 +83,12 @@ class Accountant:
                 async with asyncio.timeout(LIMIT):
                     await self._files.write(totals)
 
+    async def settle(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
+        """Ask a device side once more that is about to lose a tenant."""
+        report = await runtime.usage()
+        if isinstance(report, Report):
+            self._account.report(id(runtime), device.name, report)
+
     async def collect(self) -> Totals:
         """Ask every device side, and return what the account says then. One that does not answer counts as before."""
         opened = [device for device in self._devices if device.info is not NOT_OPENED]

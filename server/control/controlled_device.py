@@ -44,6 +44,14 @@ class ControlledDevice:
         self.first = {**granules, **self.first}
         self.held |= {name: PartitionInfo(tuple(each), sum(sizes[i] for i in each)) for name, each in granules.items()}
 
+    def remove(self, name: str) -> None:
+        """This tenant has nothing here any more."""
+        self.runtimes.pop(name, None)
+        self.held.pop(name, None)
+        self.first.pop(name, None)
+        self.host_cores.pop(name, None)
+        self.wide.pop(name, None)
+
     def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
         """The runtimes of these tenants, or of all, each once."""
         if self.process:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from typing import Literal, TypeVar
+from contextlib import contextmanager
+from typing import Literal
 
 from partitions import Misplaced, Move
 from partitions.plan import Granules
@@ -19,20 +19,22 @@ from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
 from .accountant import Accountant
 from .controlled_device import ControlledDevice
-from .descriptions import Execution, PartitionInfo, TenantMemory, on_both, shares
+from .descriptions import NOT_OPENED, Execution, PartitionInfo, TenantMemory, on_both, shares
 from .device_runtime import DeviceRuntime
 from .health import HealthMonitor
 from .ladders import LadderPlans
-from .model_lists import ModelChange, changed
 from .moves import By, MoveLog, MoveRecord
 from .overview import Overview
 from .pilot import Pilot
+from .reconfiguration import Everywhere, Reconfiguration
+from .tenant_host import Arrival, TenantHost
+from .tenant_plan import TenantPlan
+from .together import together
 from .usage_files import UsageFiles
 from .wide_shares import WideShares
 
 log = logging.getLogger("greenlane.control")
 
-T = TypeVar("T")
 Transfer = Callable[[str, DeviceRuntime, DeviceRuntime, Granules], Awaitable[None]]
 """Has a tenant served by the second device instead of the first, on these granules; see `server.processes.transfer`."""
 _ALIVE = ("starting", "serving", "incomplete")
@@ -58,6 +60,8 @@ class Controller:
     ) -> None:
         self.config = config
         self.devices: list[ControlledDevice] = []
+        self.tenant_host: TenantHost | None = None
+        """What starts and ends tenants while others are served; None where that is not possible."""
         self._transfer = transfer
         directory = config.server.usage_dir
         self.accountant = Accountant(self.devices, UsageFiles(directory) if directory else None)
@@ -67,7 +71,7 @@ class Controller:
         """How often each process of the server ended unexpectedly and was started again, by its name in the log."""
         self.device_gone = asyncio.Event()
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
-        self._frontends = frontends
+        self._frontends = dict(frontends)
         self._lifecycle = Lifecycle(publish)
         self._states: dict[tuple[str, str], State] = {}
         """Of the device side of each tenant, by device and tenant."""
@@ -116,7 +120,7 @@ class Controller:
 
     async def start(self) -> None:
         """Open every device, partition it, and start loading models. Raises DoesNotFit, PartitionError or ConfigError."""
-        await _all(self._start(device) for device in self.devices)
+        await together(self._start(device) for device in self.devices)
         self.repartitions += 1
         self.pilot.start()
         self.accountant.start()
@@ -129,12 +133,12 @@ class Controller:
         if not (runtimes := device.distinct()):
             log.warning("device %s has no tenant", device.name)
             return
-        device.info = (await _all(runtime.open() for runtime in runtimes))[0]
+        device.info = (await together(runtime.open() for runtime in runtimes))[0]
         unit, sizes = device.info.unit, device.info.granules
         self.config.fit(unit, sizes, device.runtimes)
         counts = {name: self.config.tenants[name].share(unit, sizes) for name in device.runtimes}
         after = device.plan(counts).after
-        for cores in await _all(runtime.start(device.of(runtime, after)) for runtime in runtimes):
+        for cores in await together(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
         device.hold(after)
         self.accountant.follow(device)
@@ -143,12 +147,13 @@ class Controller:
 
     async def loaded(self) -> None:
         """Wait until every configured model was tried."""
-        await _all(runtime.loaded() for device in self.devices for runtime in device.distinct())
+        await together(runtime.loaded() for device in self.devices for runtime in device.distinct())
 
     def on_state(self, tenants: Iterable[str], state: State, device: str = "0") -> None:
         """The device side of these tenants has this state now."""
         if state in _ALIVE and self.state in _ALIVE:
-            self._states |= dict.fromkeys(((device, tenant) for tenant in tenants), state)
+            known = [(device, tenant) for tenant in tenants if (device, tenant) in self._states]  # Not those that come or go.
+            self._states |= dict.fromkeys(known, state)
             states = set(self._states.values())
             found: State = next((each for each in _NOT_YET if each in states), "serving")
             if found != self.state:
@@ -174,17 +179,17 @@ class Controller:
         """
         self._check_counts(counts)
         async with self._repartitioning:
-            with self._recorded(by, reason, counts) as record:
+            with self.recorded(by, reason, counts) as record:
                 self.wide.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
-                await self._move(moves, record)
+                await self.move(moves, record)
                 self.repartitions += 1
         log.info("repartitioned: %s; %s", "; ".join(shares(device.held) for device, _ in moves), record)
         together = [move for _, move in sorted(moves, key=lambda each: len(each[1].movers))]  # Who moves on one has moved.
         return Move(_joined(move.before for move in together), _joined(move.after for move in together))
 
     @contextmanager
-    def _recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
+    def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
         """Record what this block does as a move to these shares: refused if it raises. An operator's pauses the autopilot."""
         held = {name: len(each.granules) for device in self.devices for name, each in device.held.items()}
         record, began = self.moves.begin(by, reason, held, counts), time.monotonic()
@@ -199,13 +204,13 @@ class Controller:
             if by == "operator" and record.outcome == "moved":
                 self.moves.by_operator = time.monotonic()
 
-    async def _move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
+    async def move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
         """Carry out a move on each of some devices: prepared by all runtimes of tenants that move, halted by all, committed."""
         after = {device.name: {name: move.after[name] for name in move.movers} for device, move in moves}
         moving = [(device, runtime) for device, move in moves if move.movers for runtime in device.distinct(move.movers)]
         began = time.monotonic()
         try:
-            prepared = await _all(runtime.prepare(device.of(runtime, after[device.name])) for device, runtime in moving)
+            prepared = await together(runtime.prepare(device.of(runtime, after[device.name])) for device, runtime in moving)
             placed: dict[int, dict[str, frozenset[int]]] = {}
             for (device, _), placements in zip(moving, prepared, strict=True):
                 placed.setdefault(id(device), {}).update(placements)
@@ -215,17 +220,17 @@ class Controller:
             await self.wide.narrow(moves)
             alone = len(moving) == 1
             if not alone:
-                await _all(runtime.halt() for _, runtime in moving)
+                await together(runtime.halt() for _, runtime in moving)
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
                 self.accountant.follow(device, after[device.name])
-            for pauses in await _all(runtime.switch() if alone else runtime.commit() for _, runtime in moving):
+            for pauses in await together(runtime.switch() if alone else runtime.commit() for _, runtime in moving):
                 record.pauses |= pauses
             for device, _ in moves:
                 device.hold(after[device.name])
         except BaseException:
             for device, _ in moves:
                 self.accountant.follow(device)
-            await asyncio.shield(_all(runtime.discard() for _, runtime in moving))
+            await asyncio.shield(together(runtime.discard() for _, runtime in moving))
             raise
         finally:
             self.wide.remake()
@@ -266,7 +271,7 @@ class Controller:
                 )
             after = target.plan({tenant: count}).after[tenant]
             async with self._changing[tenant]:
-                with self._recorded("operator", f"{tenant} to device {to}", {tenant: count}):
+                with self.recorded("operator", f"{tenant} to device {to}", {tenant: count}):
                     await self._transfer(tenant, source.process, target.process, after)
             source.runtimes.pop(tenant)
             self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
@@ -282,49 +287,75 @@ class Controller:
             self.ladders.remake()
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
-    async def reconfigure(self, config: Config, everywhere: Callable[[Config], Awaitable[None]]) -> None:
+    async def reconfigure(self, config: Config, everywhere: Everywhere) -> None:
         """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it.
 
-        Models that tenants may call now are loaded first. Raises Conflict if one cannot be; then nothing has changed.
+        Raises Conflict, DoesNotFit or another error with the reasons if not all of it can be; then nothing has changed.
         """
-        lists = changed(self.config, config)
-        async with AsyncExitStack() as locks:
-            for name in lists:
-                await locks.enter_async_context(self._changing[name])
-            change = ModelChange(self.devices, lists)
-            await change.prepare()
-            try:
-                await everywhere(config)
-            except BaseException:
-                await asyncio.shield(change.discard())
-                raise
-            self.config = config
-            await change.use()
+        await Reconfiguration(self, self.tenant_host, config, everywhere).run()
+
+    @property
+    def granules_change(self) -> asyncio.Lock:
+        """Held while granules change hands, or a probe runs."""
+        return self._repartitioning
+
+    def models_change(self, tenant: str) -> asyncio.Lock:
+        """Held while a tenant's models change on request, or its device."""
+        return self._changing[tenant]
+
+    def use(self, config: Config, plan: TenantPlan, arrivals: Mapping[str, Arrival]) -> Mapping[str, ManagedFrontend]:
+        """Decide by this configuration from now on, and for the tenants that came by this plan. Returns the HTTP sides of those
+        that have gone.
+        """
+        self.config = config
+        for name, device in plan.go.items():
+            device.remove(name)
+            self._states.pop((device.name, name), None)
+            self._changing.pop(name)
+        for name, (device, granules) in plan.come.items():
+            arrival = arrivals[name]
+            device.runtimes[name] = arrival.runtime
+            device.hold({name: granules})
+            device.host_cores |= arrival.host_cores
+            self._states[device.name, name] = "serving"
+            self._changing[name] = asyncio.Lock()
+        frontends = {**self._frontends, **{name: each.frontend for name, each in arrivals.items()}}
+        self._frontends = {name: frontends[name] for name in config.tenants}
+        for device in self.devices:
+            if device.info is not NOT_OPENED:
+                self.accountant.follow(device)
+        self.wide.reconfigure(config)
+        self.ladders.reconfigure(config)
+        if plan.go or plan.come:
+            self.repartitions += 1
+            self.on_state((), "serving")
+        return {name: frontends[name] for name in plan.go}
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `DeviceRuntime.load`."""
         async with self._changing[tenant]:
-            await _all(runtime.load(tenant, name, override) for runtime in self._runtimes(tenant))
+            await together(runtime.load(tenant, name, override) for runtime in self._runtimes(tenant))
 
     async def unload(self, tenant: str, name: str) -> None:
         """As `DeviceRuntime.unload`."""
         async with self._changing[tenant]:
-            await _all(runtime.unload(tenant, name) for runtime in self._runtimes(tenant))
+            await together(runtime.unload(tenant, name) for runtime in self._runtimes(tenant))
 
     async def refresh(self, tenant: str, name: str) -> str:
         """As `DeviceRuntime.refresh`, on all devices of the tenant."""
         async with self._changing[tenant]:
-            reasons = await _all(runtime.refresh(tenant, name) for runtime in self._runtimes(tenant))
+            reasons = await together(runtime.refresh(tenant, name) for runtime in self._runtimes(tenant))
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""
-        found = await _all(frontend.report() for frontend in self._frontends.values())
-        return [(self.config.tenants[name], report) for name, report in zip(self._frontends, found, strict=True)]
+        frontends = [(self.config.tenants[name], frontend) for name, frontend in self._frontends.items()]
+        found = await together(frontend.report() for _, frontend in frontends)
+        return [(tenant, report) for (tenant, _), report in zip(frontends, found, strict=True)]
 
     async def executions(self) -> list[Execution]:
         """How each model runs now; see `engines.Executor.describe`."""
-        found = await _all(runtime.executions() for device in self.devices for runtime in device.distinct())
+        found = await together(runtime.executions() for device in self.devices for runtime in device.distinct())
         by_version: dict[tuple[str, str, str], Execution] = {}
         for each in (execution for executions in found for execution in executions):
             key = each.tenant, each.name, each.version
@@ -341,7 +372,7 @@ class Controller:
 
     async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
         """The same by device and tenant."""
-        found = await _all(_all(runtime.memory() for runtime in device.distinct()) for device in self.devices)
+        found = await together(together(runtime.memory() for runtime in device.distinct()) for device in self.devices)
         return {
             device.name: {each.tenant: each for memory in memories for each in memory if each.tenant in device.runtimes}
             for device, memories in zip(self.devices, found, strict=True)
@@ -351,7 +382,7 @@ class Controller:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant."""
         async with self._repartitioning:
             found: dict[str, frozenset[int]] = {}
-            for placements in await _all(runtime.probe() for runtime in device.distinct()):
+            for placements in await together(runtime.probe() for runtime in device.distinct()):
                 found |= placements
             return {name: found[name] for name in device.runtimes if name in found}
 
@@ -414,7 +445,7 @@ class Controller:
             self.wide.close()
             self.ladders.close()
             async with self._repartitioning:  # One in progress is completed first.
-                await _all(runtime.close() for device in self.devices for runtime in device.distinct())
+                await together(runtime.close() for device in self.devices for runtime in device.distinct())
 
     async def _log_ready(self) -> None:
         served = [f"{tenant.name} is served {_served(report)}" for tenant, report in await self.reports()]
@@ -428,7 +459,7 @@ class Controller:
     async def _refuse_and_drain(self, reason: str) -> None:
         for frontend in self._frontends.values():
             frontend.refuse(reason)
-        await _all(frontend.drained() for frontend in self._frontends.values())
+        await together(frontend.drained() for frontend in self._frontends.values())
 
     def _runtimes(self, tenant: str) -> list[DeviceRuntime]:
         """Those of all devices that the tenant is on. Raises NotFound, and Unavailable while one of several does not serve."""
@@ -463,12 +494,3 @@ def _served(report: Report) -> str:
     for model in report.served:
         versions.setdefault(model.name, []).append(model.version)
     return " and ".join(f"{name} {', '.join(each)}" for name, each in versions.items()) or "nothing"
-
-
-async def _all(work: "Iterable[Awaitable[T]]") -> list[T]:
-    """Run all of these, wait for all of them also if some fail, and return their results or raise the first error."""
-    found = await asyncio.gather(*work, return_exceptions=True)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in found if not isinstance(each, BaseException)]

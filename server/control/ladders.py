@@ -45,6 +45,16 @@ class LadderPlans:
         if self._any and (before := self._work):
             self._work = asyncio.create_task(self._hold(partial(asyncio.wait, {before})))
 
+    def reconfigure(self, config: Config) -> None:
+        """Plan by this configuration from now on; tenants may have come or gone."""
+        self._config = config
+        self.states = {name: each for name, each in self.states.items() if name in config.tenants}
+        if any(tenant.ladder for tenant in config.tenants.values()) and self._work is None:
+            self._any = True
+            self._work = asyncio.create_task(self._hold(partial(asyncio.sleep, 0)))
+        else:
+            self.remake()
+
     def close(self) -> None:
         """Change nothing any more."""
         self._any = False

@@ -16,8 +16,9 @@ Lists = Mapping[str, Sequence[str]]
 
 
 def changed(old: Config, new: Config) -> dict[str, Sequence[str]]:
-    """The lists of the new configuration that are others than in the old one."""
-    return {name: each.models for name, each in new.tenants.items() if each.models != old.tenants[name].models}
+    """The lists of the new configuration that are others than in the old one, of tenants that stay."""
+    stay = {name: each for name, each in new.tenants.items() if name in old.tenants}
+    return {name: each.models for name, each in stay.items() if each.models != old.tenants[name].models}
 
 
 class ModelChange:

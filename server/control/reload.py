@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from partitions import PartitionError
+
 from ..config.changes import Change, compare
 from ..config.schema import Config
 from ..config.section import ConfigError
@@ -42,7 +44,7 @@ class Reloader:
         """As `_reload`, with a line in the audit."""
         try:
             changes = await self._reload()
-        except RequestError as error:
+        except (RequestError, PartitionError) as error:
             audit.record("reload refused", reason=str(error))
             raise
         audit.record("reloaded", changed=[str(change) for change in changes])
@@ -64,7 +66,7 @@ class Reloader:
                 raise Conflict(f"the file cannot be served, so nothing has changed:\n{error}") from error
             changes = compare(old, new)
             if fixed := [change for change in changes if not change.live]:
-                lines = "\n".join(f"{change} needs a restart" for change in fixed)
+                lines = "\n".join(f"{each} needs a restart{each.why and f', as {each.why}'}" for each in fixed)
                 raise Conflict(f"nothing has changed, as not all of it can while the server runs:\n{lines}")
             await self._controller.reconfigure(new, self._reconfigure)
         log.info("reloaded %s: %s", new.source, "; ".join(map(str, changes)) or "nothing has changed")
@@ -79,5 +81,5 @@ class Reloader:
     async def _reload_and_log(self) -> None:
         try:
             await self.reload()
-        except RequestError as error:
+        except (RequestError, PartitionError) as error:
             log.error("SIGHUP: %s", error)

@@ -45,6 +45,10 @@ class WideShares:
             self._work.cancel()
         self._any = False
 
+    def reconfigure(self, config: Config) -> None:
+        """Plan by this configuration from now on. Where tenants borrow, none comes or goes."""
+        self._config = config
+
     def check(self, counts: Mapping[str, int]) -> None:
         """Raise DoesNotFit if one of these tenants would get more granules than its burst allows."""
         for device in self._devices:

@@ -15,7 +15,9 @@ from partitions.plan import Granules
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
+from ..config.changes import with_tables
 from ..config.schema import Config
+from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
 from ..link.messages import Failure, ModelKey
@@ -198,17 +200,26 @@ class Runtime:
     async def discard_models(self) -> None:
         await self._lists.discard()
 
-    async def adopt(self, name: str, granules: Granules, beyond: int, models: Sequence[str] | None = None) -> None:
+    async def adopt(
+        self,
+        name: str,
+        granules: Granules,
+        beyond: int,
+        models: Sequence[str] | None = None,
+        config: TenantConfig | None = None,
+    ) -> None:
         """Serve one tenant more, whose frontend has just come: give it a partition, page-lock its memory, and load its models.
 
-        `models` is its list if that differs from the one of the configuration. Numbers of its models' loads are above `beyond`.
-        Raises as `start` does; `release` it then.
+        `models` is its list if that differs from the one of the configuration, and `config` is set for one that is not in the
+        configuration. Numbers of its models' loads are above `beyond`. Raises as `start` does; `release` it then.
         """
+        if config:
+            self._config = with_tables(self._config, self._config.server, {**self._config.tenants, name: config})
         self._changing[name] = asyncio.Lock()
         self._worker_control.add(name)
         self._supervision.add(name, self._config.execution_limit(name))
-        config = self._config.tenants[name]
-        self._models.add(config if models is None else config.with_models(models))
+        known = self._config.tenants[name]
+        self._models.add(known if models is None else known.with_models(models))
         self.frontends[name].open(self)
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})

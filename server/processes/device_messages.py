@@ -287,8 +287,9 @@ class AdoptTenant(Message):
     """Make a tenant of another device ready on these granules, beside those of this one, and then make these changes.
 
     Its link is one to its memory that is not in use yet, whose descriptors were sent by this number. The models' keys have
-    numbers above `beyond`. `models` is its list, if that is not the one of the configuration any more. Answered with what would
-    be published, as a list of `PublishModel`.
+    numbers above `beyond`. `models` is its list, if that is not the one of the configuration any more, and `config` is what
+    `messages.fields_of` made of its configuration, if the process does not have that. Answered with what would be published, as
+    a list of `PublishModel`.
     """
 
     tenant: str
@@ -299,6 +300,7 @@ class AdoptTenant(Message):
     changes: list[LoadModel | UnloadModel]
     beyond: Count
     models: list[str] | None = None
+    config: dict[str, Any] | None = None
 
 
 class NameModels(Message):

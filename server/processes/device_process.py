@@ -32,7 +32,7 @@ from ..tenants.frontend import DeviceSide
 from . import device_messages as messages
 from . import spawn
 from .descriptors import DescriptorReceiver
-from .messages import Message, ServedModelFields, SetLogLevel
+from .messages import Message, ServedModelFields, SetLogLevel, tenant_of
 from .process_setup import set_up
 from .rpc import Channel
 from .runtime_server import Opener, RuntimeServer
@@ -194,7 +194,8 @@ class DeviceProcess:
         frontend.held = {}
         self._frontends[message.tenant] = frontend
         try:
-            await runtime.adopt(message.tenant, message.granules, message.beyond, message.models)
+            config = message.config and tenant_of(message.config)
+            await runtime.adopt(message.tenant, message.granules, message.beyond, message.models, config or None)
             for change in message.changes:
                 with suppress(RequestError):  # The model is not served then, which the supervisor sees.
                     if isinstance(change, messages.LoadModel):

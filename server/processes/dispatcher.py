@@ -116,6 +116,12 @@ class HandoffQueue:
         """Hand a process no more connections; its socket."""
         return self.ends.pop(name, None)
 
+    def take(self) -> list[Handoff]:
+        """The connections that wait, which are the caller's now."""
+        waiting = list(self._queue)
+        self._queue.clear()
+        return waiting
+
     def close(self) -> None:
         """Close the sockets to the processes, and all connections that wait."""
         for end in self.ends.values():
@@ -157,6 +163,8 @@ class Dispatcher:
         self._clock = clock
         self._epoll = select.epoll()
         self._queues = {name: HandoffQueue() for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
+        self._gone: set[str] = set()
+        """Tenants that have gone: a connection for one of them shows no valid tenant any more."""
         self._waiting: OrderedDict[int, Waiting] = OrderedDict()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._resume_at: float | None = None
@@ -235,8 +243,19 @@ class Dispatcher:
         with os.fdopen(descriptor, "rb") as file:
             file.seek(0)  # The offset is the sender's, who has just written it.
             self._tenancy = msgspec.json.decode(file.read(), type=Keys).tenancy()
+        self._follow_tenants()
         with suppress(OSError):
             self._control.send(RECONFIGURED)
+
+    def _follow_tenants(self) -> None:
+        """Have a queue for each tenant. That of one that has gone stays for what its processes may give back until they end."""
+        known = {*self._tenancy.tenants, SHARED, UNAUTHENTICATED}
+        for name in known - self._queues.keys():
+            self._queues[name] = HandoffQueue()
+        self._gone = self._queues.keys() - known
+        for name in self._gone:
+            for waiting in self._queues[name].take():
+                self._hand_over(waiting)
 
     def _on_process(self, queue: HandoffQueue, process: str, events: int) -> None:
         """An HTTP process gives a connection back, has room for more, or is gone."""
@@ -271,6 +290,8 @@ class Dispatcher:
             end.close()
 
     def _hand_over(self, handoff: Handoff) -> None:
+        if handoff.name in self._gone:
+            handoff = handoff._replace(name=UNAUTHENTICATED)
         queue = self._queues[handoff.name]
         queue.put(handoff)
         self._flush(queue)

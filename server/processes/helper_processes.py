@@ -87,7 +87,7 @@ class HelperProcesses:
             finally:
                 tried.set()
             await each.channel.closed.wait()
-            if self._starting.closing.is_set():
+            if self._starting.closing.is_set() or each.retired:
                 return
             each.disconnect()
             frontend.remove_helper(each.number)

@@ -396,7 +396,7 @@ class HttpProcess:
         config = message.config(self._service.config)
         self._service.reconfigure(config)
         self._shared.set(config.server.cors_origins)
-        if self._tenant:
+        if self._tenant and self._tenant.name in config.tenants:
             self._limit(self._tenant, config)
         forget_heads(connections(self._server.server_state))
         return True

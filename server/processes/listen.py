@@ -23,9 +23,21 @@ def listen(host: str, port: int, tenant_ports: Mapping[str, int]) -> tuple[list[
     """
     with ExitStack() as opened:
         common = _open(opened, host, port, "choose another with --port or server.port")
-        own = {n: _open(opened, host, p, f"choose another as tenants.{n}.port") for n, p in tenant_ports.items()}
+        own = {name: _open(opened, host, each, _remedy(name)) for name, each in tenant_ports.items()}
         opened.pop_all()
     return common, own
+
+
+def listen_for(host: str, tenant: str, port: int) -> list[socket.socket]:
+    """The sockets of a tenant's own port. Raises CannotListen."""
+    with ExitStack() as opened:
+        own = _open(opened, host, port, _remedy(tenant))
+        opened.pop_all()
+    return own
+
+
+def _remedy(tenant: str) -> str:
+    return f"choose another as {dotted(('tenants', tenant, 'port'))}"
 
 
 def reserve(host: str, grpc_ports: Mapping[str, int]) -> list[socket.socket]:

@@ -15,9 +15,10 @@ from msgspec.structs import asdict
 
 from engines import Signature
 
-from ..config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, with_tables, with_weights
+from ..config.changes import LIVE_OF_SERVER, with_tables, with_weights
 from ..config.schema import Config
 from ..config.section import Section
+from ..config.tenant import TenantConfig
 from ..protocol.classification import Labels
 from ..scheduling.batching import Batching
 from ..scheduling.lane_statistics import LaneStatistics
@@ -168,7 +169,7 @@ class SetState(Message):
 
 
 class Reconfigure(Message):
-    """Use these values of the configuration from now on: those keys of [server], and of each tenant, that may change.
+    """Use these values of the configuration from now on: those keys of [server] that may change, and all of these tenants.
 
     `weights` are those of [models.NAME], by model. A call: answered with True when that is so.
     """
@@ -179,15 +180,25 @@ class Reconfigure(Message):
 
     @classmethod
     def of(cls, config: Config) -> "Reconfigure":
-        tenants = {name: _values(each, LIVE_OF_TENANT) for name, each in config.tenants.items()}
+        tenants = {name: fields_of(each) for name, each in config.tenants.items()}
         weights = {name: dict(each.weights) for name, each in config.models.options.items() if each.weights}
         return cls(_values(config.server, LIVE_OF_SERVER), tenants, weights)
 
     def config(self, before: Config) -> Config:
         """The configuration, which was this one before."""
         server = before.server.model_copy(update=_tuples(self.server))
-        tenants = {name: each.model_copy(update=_tuples(self.tenants[name])) for name, each in before.tenants.items()}
+        tenants = {name: tenant_of(fields) for name, fields in self.tenants.items()}
         return with_weights(with_tables(before, server, tenants), self.weights)
+
+
+def fields_of(tenant: TenantConfig) -> dict[str, Any]:
+    """A tenant's configuration as a message has it."""
+    return _values(tenant, list(TenantConfig.model_fields))
+
+
+def tenant_of(fields: dict[str, Any]) -> TenantConfig:
+    """The tenant's configuration again."""
+    return TenantConfig.model_construct(**_tuples(fields))
 
 
 def _values(table: Section, keys: Sequence[str]) -> dict[str, Any]:

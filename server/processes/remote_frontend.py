@@ -173,6 +173,12 @@ class RemoteFrontend:
         """The models that the process was sent last."""
         return self._catalog.served()
 
+    async def problems(self) -> list[IndexEntry]:
+        """The models that cannot be served, with the reasons, as the process has them. Raises Unavailable if it ends."""
+        assert self._channel
+        found: ReportFields = await self._channel.call(messages.GetReport(), ReportFields)
+        return [each for each in found.report().index if each.state == "UNAVAILABLE"]
+
     def open(self, device: DeviceSide) -> None:
         self._device = device
 
@@ -253,7 +259,9 @@ class RemoteFrontend:
         await self._call_all(messages.WaitUntilIdle())
 
     def close(self) -> None:
+        """Free the link, and the tenant's memory once no process uses it."""
         self.descriptors.close()
+        del self.link  # It maps that memory.
 
     def _send_affinity(self) -> None:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""

@@ -14,6 +14,7 @@ from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
 from ..accounts.usage import Report
+from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
 from ..errors import Conflict, RequestError, Unavailable
@@ -33,7 +34,7 @@ from .device_messages import (
 )
 from .kept_lists import KeptLists, Lists
 from .linked_frontend import LinkedFrontend
-from .messages import Message
+from .messages import Message, fields_of
 from .report_source import REPORT_TIMEOUT
 from .rpc import Channel
 
@@ -333,22 +334,24 @@ class RemoteRuntime:
         changes: Changes,
         beyond: int,
         models: list[str] | None = None,
+        config: TenantConfig | None = None,
     ) -> list[messages.PublishModel]:
         """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
 
-        `models` is its list of models if that was changed since the start. Returns its models, which are not published; their
-        keys have numbers above `beyond`. Raises as `start` does, and Unavailable; nothing is left of it then.
+        `models` is its list of models if that was changed since the start, and `config` is set for one that the process does
+        not know. Returns its models, which are not published; their keys have numbers above `beyond`. Raises as `start` does,
+        and Unavailable; nothing is left of it then.
         """
         if self._sender is None:
             raise Unavailable(f"{self.label} has ended and is being started again")
-        number = self._sender.send(link[:4])
+        number, fields = self._sender.send(link[:4]), fields_of(config) if config else None
         message = messages.AdoptTenant(
-            tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond, models
+            tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond, models, fields
         )
         try:
             found: list[messages.PublishModel] = await self._call(message, list[messages.PublishModel])
         except Unavailable as error:
-            raise Unavailable(f"{self.label} ended while it prepared tenant {tenant}, which is served as before") from error
+            raise Unavailable(f"{self.label} ended while it prepared tenant {tenant}; nothing has changed") from error
         return found
 
     def join(
@@ -378,6 +381,12 @@ class RemoteRuntime:
         """No request names a model by these keys any more."""
         with suppress(Unavailable):
             await self._call(messages.ForgetKeys(tenant, list(keys)))
+
+    def restart(self, why: str) -> None:
+        """End the process, if there is one: the next one starts with the tenants of now."""
+        if self._channel:
+            log.error("%s is started again: %s", self.label, why)
+            self._channel.close()
 
     def leave(self, tenant: str) -> tuple[Granules, Changes]:
         """Serve the tenant on, but not after this process was replaced. Returns its granules, and the changes of its models."""

@@ -36,6 +36,7 @@ from .spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from .supervised import HostedRuntime, SupervisedDevice
 from .supervisor import Supervisor
 from .tenant_process import TenantArguments
+from .tenant_processes import TenantProcesses
 from .transfer import TenantTransfers
 
 log = logging.getLogger("greenlane.processes")
@@ -133,6 +134,18 @@ async def serve(
             counts,
             controller.restarts,
         )
+        with_process = {each.name: each.runtime for each in devices}
+        controller.tenant_host = TenantProcesses(
+            supervisor,
+            frontends,
+            runtimes,
+            transfers.locks,
+            with_process,
+            hosted,
+            partial(_hosted, opener),
+            controller.on_state,
+            len(frozenset(cores(0))),
+        )
         try:
             async with Watcher(controller):
                 await _start(supervisor, controller)
@@ -156,21 +169,30 @@ def _devices(
     for device in config.named_devices:
         on_state = partial(controller.on_state, device=device)
         if device in hosted:
-            make = partial(TenantArguments, device=device, opener=opener)
             sides = {
                 name: RemoteRuntime(f"the process of {name}", {name: frontends[name]}, on_state)
                 for name in config.tenants_on(device)
             }
-            in_tenants |= {name: HostedRuntime(side, tenant_process.main, make) for name, side in sides.items()}
+            in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
             controller.add(sides, device)
         else:
             label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
             theirs = {name: _part(frontends[name], device) for name in config.tenants_on(device)}
             runtime = RemoteRuntime(label, theirs, on_state)
-            arguments = partial(DeviceArguments, device, config.on_device(device), opener)
+            arguments = partial(_device_arguments, controller, device, opener)
             processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
             controller.add(dict.fromkeys(theirs, runtime), device, runtime)
     return processes, in_tenants
+
+
+def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
+    """What starts the process of a tenant with this device side."""
+    return HostedRuntime(side, tenant_process.main, partial(TenantArguments, device=device, opener=opener))
+
+
+def _device_arguments(controller: Controller, device: str, opener: Opener, *ends: Any) -> DeviceArguments:
+    """The arguments of a process of this device that starts now."""
+    return DeviceArguments(device, controller.config.on_device(device), opener, *ends)
 
 
 def _part(frontend: RemoteFrontend, device: str) -> LinkedFrontend:

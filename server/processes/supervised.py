@@ -58,6 +58,8 @@ class SupervisedProcess:
         self.handoff: socket.socket | None = None
         self.takes_connections = False
         """Whether the dispatcher may hand it connections: not before it has its models."""
+        self.retired = False
+        """Whether its tenant has gone, so that it is not started again."""
         self.descriptors: DescriptorSender | None = None
         self.backoff = Backoff()
         self.heartbeat = Heartbeat()

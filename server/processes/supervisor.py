@@ -157,12 +157,74 @@ class Supervisor:
     async def reconfigure(self, config: Config) -> None:
         """Have every process use this configuration, and those that start from now on; returns when all of them do."""
         self._config = config
-        message, channels = messages.Reconfigure.of(config), [each.channel for each in self._http.values()]
-        calls = [channel.call(message, bool) for channel in channels if not channel.closed.is_set()]
         self._reconfigure_dispatcher()
-        await asyncio.gather(*calls, return_exceptions=True)  # One that has ended is replaced by one with this configuration.
         with suppress(TimeoutError):  # It hangs, and is killed soon.
             await asyncio.wait_for(self._dispatcher_reconfigured.wait(), EXIT_TIMEOUT)
+        # After the dispatcher, to which they may give back connections of tenants that come.
+        message, channels = messages.Reconfigure.of(config), [each.channel for each in self._http.values()]
+        calls = [channel.call(message, bool) for channel in channels if not channel.closed.is_set()]
+        await asyncio.gather(*calls, return_exceptions=True)  # One that has ended is replaced by one with this configuration.
+
+    async def begin(
+        self,
+        config: Config,
+        name: str,
+        frontend: RemoteFrontend,
+        listeners: Sequence[socket.socket] = (),
+        hosted: HostedRuntime | None = None,
+        count: int = LEAD,
+    ) -> None:
+        """Start the process of a tenant that comes by this configuration. Before `admit` no connection is handed to it, and it
+        is not replaced; `end` ends it. Raises OSError, EOFError, or what connecting to it does.
+        """
+        each = self._http[name] = SupervisedProcess(name, frontend, listeners, hosted)
+        if count > LEAD:
+            self._add_helpers(each, count)
+            self._helpers[name].prepare(config.tenants[name].memory)
+        await self._start_process(each, None if hosted else spawn.inherited(frontend.descriptors), config=config)
+        assert each.descriptors
+        await frontend.connect(each.channel, each.descriptors)
+        if hosted:
+            await hosted.runtime.connect(each.channel, each.descriptors)
+
+    async def admit(self, name: str) -> None:
+        """Hand connections to the process of a tenant that has come, and replace it if it ends. Helpers are started as well."""
+        each = self._http[name]
+        assert each.frontend
+        each.frontend.set_state(self._state)
+        each.takes_connections = True
+        self._announce(each)
+        self._restarts[each.label] = 0
+        if helpers := self._helpers.get(name):
+            for task in await helpers.start():
+                self._note(task, self._watching)
+        self._watch(self._keep(each))
+
+    def retire(self, name: str) -> None:
+        """Start no process of this tenant again. A new dispatcher hands it no connections."""
+        for each in (self._http[name], *self._http[name].helpers):
+            each.retired, each.takes_connections = True, False
+
+    async def end(self, name: str) -> None:
+        """End the processes of a tenant that has gone, or that has not come after all. Does nothing if there are none."""
+        if (each := self._http.get(name)) is None:
+            return
+        self.retire(name)
+        everyone = [each, *each.helpers]
+        for one in everyone:
+            one.channel.notify(messages.Exit())
+        for one in everyone:
+            if one.process:
+                await asyncio.to_thread(spawn.join, one.process, EXIT_TIMEOUT)
+            one.disconnect()
+        if helpers := self._helpers.pop(name, None):
+            await helpers.end()
+            helpers.close()
+        for listener in each.listeners:
+            listener.close()
+        for one in everyone:
+            del self._http[one.name]
+            self._restarts.pop(one.label, None)
 
     def _reconfigure_dispatcher(self) -> None:
         """Send the dispatcher the keys; one that has ended is replaced by one that has them."""
@@ -247,9 +309,16 @@ class Supervisor:
             each.channel.notify(messages.Exit())
 
     async def _start_process(
-        self, each: SupervisedProcess, link: Descriptors | None, to_lead: socket.socket | None = None
+        self,
+        each: SupervisedProcess,
+        link: Descriptors | None,
+        to_lead: socket.socket | None = None,
+        config: Config | None = None,
     ) -> None:
-        """Start one HTTP process, which has this link; a helper is the lead's, and has the socket for its cancellations."""
+        """Start one HTTP process, which has this link; a helper is the lead's, and has the socket for its cancellations.
+
+        With a `config` it is that one, and not the current one.
+        """
         self._reset_pages(each)
         each.handoff, their_handoff = handoff.pair()
         ours, theirs = socket.socketpair()
@@ -262,7 +331,7 @@ class Supervisor:
         spread = {name: spawn.inherited(of) for name, of in each.frontend.spread.items()} if each.frontend else {}
         arguments = ProcessArguments(
             each.tenant,
-            self._config,
+            config or self._config,
             *ends,
             None if spread else link,
             each.listeners,
@@ -295,7 +364,7 @@ class Supervisor:
             their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
-        if arguments.config is not self._config:  # It has changed meanwhile.
+        if arguments.config is not (config or self._config):  # It has changed meanwhile.
             each.channel.notify(messages.Reconfigure.of(self._config))
         self._send_log_level(each)
 
@@ -401,7 +470,7 @@ class Supervisor:
         """Replace this process whenever it ends, until the server closes."""
         while True:
             await each.channel.closed.wait()
-            if self._closing.is_set():
+            if self._closing.is_set() or each.retired:
                 return
             each.disconnect()
             if each.name in self._helpers:
@@ -450,10 +519,11 @@ class Supervisor:
         forkserver = spawn.Forkserver()
         while not self._closing.is_set() and self._config.server.watchdog:
             now = time.monotonic()
-            for each in self._http.values():
+            for each in list(self._http.values()):
                 each.channel.notify(messages.Heartbeat())
                 if each.process and not each.channel.closed.is_set():
-                    loading = each.hosted is not None and (self._state == "starting" or each.hosted.runtime.away)
+                    away = not each.takes_connections or self._state == "starting"
+                    loading = each.hosted is not None and (away or each.hosted.runtime.away)
                     self._check(each.label, each.process, each.heartbeat, now, loading)
             forkserver.check(now)
             for device in self._devices:

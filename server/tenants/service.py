@@ -138,12 +138,13 @@ class Service:
         return [{"name": each.name, "version": each.version, **statistics.as_json()} for each, statistics in counted]
 
     def reconfigure(self, config: Config) -> None:
-        """Use this configuration from now on: its keys, rights and hosts."""
+        """Use this configuration from now on: its keys, rights and hosts. A tenant that it has no more keeps its own."""
         self.config = config
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         for name, tenant in self.tenants.items():
-            tenant.config = config.tenants[name]
-            tenant.catalog.weigh(config.version_weights(name))
+            if name in config.tenants:
+                tenant.config = config.tenants[name]
+                tenant.catalog.weigh(config.version_weights(name))
 
     def heartbeat(self) -> None:
         """The device process is alive; called repeatedly if it is another process."""

@@ -54,12 +54,13 @@ def weighted(model: str) -> Change:
         (LEND, f'{LEND}\nkeys_sha256 = ["{KEY}"]', Change("tenants.acme.keys_sha256", "none", "abababab...", True)),
         ('default_tenant = "acme"', "", Change("server.default_tenant", "'acme'", "(not set)", True)),
         ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", "['*']", "['a']", True)),
-        ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", False)),
+        ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", True)),
+        ('models = ["*"]', 'models = ["*"]\nqueue = 7', Change("tenants.acme.queue", "64", "7", False)),
         ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", False)),
         ("[tenants.acme]", f"{WEIGHTS}\n[tenants.acme]", weighted("resnet")),
         ("[server]", f"[models.a]\n{WEIGHTS}\n[server]", weighted("a")),
         ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),
-        ("[models]", f"{GLOBEX}\n[models]", Change("tenants.globex", "(not set)", "a table", False)),
+        ("[models]", f"{GLOBEX}\n[models]", Change("tenants.globex", "(not set)", "a table", True)),
     ],
 )  # fmt: skip
 def test_a_change_has_its_key_and_both_values(tmp_path: Path, old: str, new: str, change: Change | None) -> None:
@@ -80,6 +81,14 @@ def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> 
         )
     )
     after = load(tmp_path / "greenlane.toml")
+    after = after.model_copy(
+        update={
+            "tenants": {
+                **after.tenants,
+                "globex": after.tenants["acme"].model_copy(update={"name": "globex", "device": ("0", "1")}),
+            }
+        }
+    )
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Reconfigure.of(after)), type=Reconfigure)
     assert sent.config(before) == after != before
     assert after.version_weights("acme") == {"resnet": {"2": 1.0}}

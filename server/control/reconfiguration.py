@@ -1,0 +1,170 @@
+"""Uses another configuration while it is served: tenants that come and go, shares, models and keys, together or not at all.
+
+1. What is added is made ready beside what is served: models of lists, and tenants, each on the granules that it will have.
+2. Shares change as in any repartition. That is the last step which may be refused.
+3. Every process is sent the configuration. Keys of tenants that go are unknown from now on, and those that come are served.
+4. What is taken away is freed when its requests have ended.
+
+Until 3 everything is undone after an error.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from typing import Protocol
+
+from partitions import Move, PartitionError
+
+from ..config.schema import Config
+from ..errors import Conflict, RequestError
+from ..tenants.frontend import ManagedFrontend
+from .accountant import Accountant
+from .controlled_device import ControlledDevice
+from .device_runtime import DeviceRuntime
+from .model_lists import ModelChange, changed
+from .moves import By, MoveRecord
+from .tenant_host import Arrival, TenantHost
+from .tenant_plan import UNCHANGED, TenantPlan, concerns_shares, plan
+from .together import together
+
+log = logging.getLogger("greenlane.control")
+
+Everywhere = Callable[[Config], Awaitable[None]]
+"""Has every process use this configuration."""
+_ONE_PROCESS = "this server is one process, which has the tenants that it started with: restart it"
+_CANCELLED = 1.0
+"""Seconds for requests of a tenant that goes to be answered once they are cancelled."""
+
+
+class Reconfigurable(Protocol):
+    """What a reconfiguration needs of the controller."""
+
+    config: Config
+    devices: list[ControlledDevice]
+    accountant: Accountant
+
+    @property
+    def granules_change(self) -> asyncio.Lock:
+        """Held while granules change hands."""
+
+    def models_change(self, tenant: str) -> asyncio.Lock:
+        """Held while a tenant's models change."""
+
+    def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> AbstractContextManager[MoveRecord]:
+        """Record what the block does as a move."""
+
+    async def move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
+        """Carry out a move on each of these devices, on all or none."""
+
+    def use(self, config: Config, plan: TenantPlan, arrivals: Mapping[str, Arrival]) -> Mapping[str, ManagedFrontend]:
+        """Decide by this configuration from now on, and for these tenants. Returns the HTTP sides of those that have gone."""
+
+
+class Reconfiguration:
+    """One change of the configuration. Belongs to the controller's event loop; one at a time."""
+
+    def __init__(self, controller: Reconfigurable, host: TenantHost | None, config: Config, everywhere: Everywhere) -> None:
+        self._controller = controller
+        self._host = host
+        self._before = controller.config
+        self._config = config
+        self._everywhere = everywhere
+        self._lists = changed(self._before, config)
+        self._models = ModelChange(controller.devices, self._lists)
+
+    def __repr__(self) -> str:
+        return f"<Reconfiguration of {self._models!r}>"
+
+    async def run(self) -> None:
+        """Make it. Raises RequestError or PartitionError; then nothing has changed."""
+        async with AsyncExitStack() as locks:
+            if concerns_shares(self._before, self._config):
+                await locks.enter_async_context(self._controller.granules_change)
+            found = plan(self._before, self._config, self._controller.devices)
+            if (found.come or found.go) and self._host is None:
+                names = ", ".join(f"tenants.{name}" for name in (*found.come, *found.go))
+                raise Conflict(f"{UNCHANGED}: {names}: {_ONE_PROCESS}")
+            for name in (*self._lists, *found.go):
+                await locks.enter_async_context(self._controller.models_change(name))
+            async with AsyncExitStack() as undo:
+                arrivals = await self._prepare(found, undo)
+                undo.push_async_callback(self._put_back_configuration)
+                await self._everywhere(self._config)
+                undo.pop_all()
+            leaving = {name: self._leave(name, device) for name, device in found.go.items()}
+            frontends = self._controller.use(self._config, found, arrivals)
+            if self._host:
+                await together(self._host.admit(name) for name in arrivals)
+            endings = [self._end(name, frontends[name], *leaving[name]) for name in found.go]
+            await together([self._models.use(), *endings])
+
+    async def _prepare(self, found: TenantPlan, undo: AsyncExitStack) -> dict[str, Arrival]:
+        """Make ready all that is added, and change the shares. What is to be done after an error is added to `undo`."""
+        await self._models.prepare()
+        undo.push_async_callback(self._models.discard)
+        arrivals = await self._arrive(found, undo)
+        if found.moves:
+            with self._controller.recorded("operator", "reload", found.counts) as record:
+                await self._controller.move(found.moves, record)
+            undo.push_async_callback(self._move_back, found)
+        return arrivals
+
+    async def _arrive(self, found: TenantPlan, undo: AsyncExitStack) -> dict[str, Arrival]:
+        """Make tenants ready that come, all at once. Raises Conflict with why some cannot be."""
+        host = self._host
+        if host is None:
+            return {}
+        work = [host.prepare(self._config, name, device.name, granules) for name, (device, granules) in found.come.items()]
+        results = await asyncio.gather(*work, return_exceptions=True)
+        arrivals = {name: each for name, each in zip(found.come, results, strict=True) if isinstance(each, Arrival)}
+        for name in arrivals:
+            undo.push_async_callback(host.discard, name)
+        failed = {name: each for name, each in zip(found.come, results, strict=True) if isinstance(each, BaseException)}
+        for error in failed.values():
+            if not isinstance(error, RequestError | PartitionError):
+                raise error
+        if failed:
+            lines = "\n".join(f"tenants.{name}: {error}" for name, error in failed.items())
+            raise Conflict(f"{UNCHANGED}, as not every tenant that is added can be served:\n{lines}")
+        return arrivals
+
+    async def _put_back_configuration(self) -> None:
+        try:
+            await self._everywhere(self._before)
+        except (OSError, RequestError) as error:
+            log.error("not every process may have the configuration of before: %s", error)
+
+    async def _move_back(self, found: TenantPlan) -> None:
+        """Give tenants the shares that they had."""
+        moves = [(device, Move(move.after, move.before)) for device, move in found.moves]
+        counts = {name: len(move.before[name]) for _, move in found.moves for name in move.movers}
+        try:
+            with self._controller.recorded("operator", "reload, undone", counts) as record:
+                await self._controller.move(moves, record)
+        except (RequestError, PartitionError) as error:
+            log.error("shares that a reload changed are not as before: %s", error)
+
+    def _leave(self, name: str, device: ControlledDevice) -> tuple[ControlledDevice, DeviceRuntime]:
+        assert self._host
+        self._host.leave(name)
+        return device, device.runtimes[name]
+
+    async def _end(self, name: str, frontend: ManagedFrontend, device: ControlledDevice, runtime: DeviceRuntime) -> None:
+        """Let a tenant that goes answer what it has accepted, for half of `drain_timeout`, and free what it has."""
+        assert self._host
+        grace = self._config.server.drain_timeout / 2  # As for a server that ends.
+        try:
+            async with asyncio.timeout(grace):
+                await frontend.drained()
+        except TimeoutError:
+            log.warning("tenant %s goes: its requests that have not ended after %g s are answered 503", name, grace)
+            frontend.suspend(f"tenant {name} was taken away, and this had not ended after {grace:g} s (server.drain_timeout)")
+            try:
+                async with asyncio.timeout(_CANCELLED):
+                    await frontend.drained()
+            except TimeoutError:
+                log.error("tenant %s: some inferences cannot be cancelled; its processes are ended", name)
+        await self._controller.accountant.settle(device, runtime)
+        await self._host.end(name)
+        log.info("tenant %s has gone", name)

@@ -1,0 +1,89 @@
+"""What a reload changes of who has which granules: tenants that come and go, and shares that are others in the file. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from partitions import DoesNotFit, Move
+from partitions.plan import Granules, assign
+
+from ..config.changes import arrivals, removals, resized
+from ..config.schema import Config
+from ..config.section import ConfigError
+from ..errors import Conflict
+from .controlled_device import ControlledDevice
+from .descriptions import NOT_OPENED
+
+UNCHANGED = "nothing has changed"
+
+
+@dataclass(slots=True)
+class TenantPlan:
+    """Tenants that `come`, with their device and granules there; those that `go`, with their device; and the `moves` of tenants
+    that stay, one for each device with a share that changes, to these `counts`.
+    """
+
+    come: dict[str, tuple[ControlledDevice, Granules]] = field(default_factory=dict)
+    go: dict[str, ControlledDevice] = field(default_factory=dict)
+    moves: list[tuple[ControlledDevice, Move]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def concerns_shares(old: Config, new: Config) -> bool:
+    """Whether a tenant gets or loses granules."""
+    return bool(arrivals(old, new) or removals(old, new) or resized(old, new))
+
+
+def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> TenantPlan:
+    """Who is to have which granules after a reload. Tenants whose share is as it was in the file keep what they have now.
+
+    Those that come may have free granules, and those of tenants that go or shrink. Raises Conflict with the
+    arithmetic of every device where that is too much, and for one of which nothing is known.
+    """
+    found, problems = TenantPlan(), list[str]()
+    gone, coming, changed = removals(old, new), arrivals(old, new), resized(old, new)
+    for device in devices:
+        there = [name for name in coming if device.name in new.devices_of(name)]
+        leaving = [name for name in gone if name in device.runtimes]
+        other = [name for name in changed if name in device.runtimes]
+        found.go |= dict.fromkeys(leaving, device)
+        if not there and not other:
+            continue
+        if device.info is NOT_OPENED:
+            problems.append(f"device {device.name}: it had no tenant at the start, so it is not open; restart the server")
+            continue
+        stay = [name for name in device.held if name not in gone]
+        try:
+            _plan_device(found, new, device, stay, there, other)
+        except ConfigError as error:
+            problems += error.problems
+        except DoesNotFit as error:
+            problems.append(_arithmetic(error, device, devices, leaving))
+    if problems:
+        raise Conflict("\n".join([f"{UNCHANGED}, as the tenants do not fit:", *problems]))
+    return found
+
+
+def _plan_device(
+    found: TenantPlan, new: Config, device: ControlledDevice, stay: Sequence[str], coming: Sequence[str], changed: Sequence[str]
+) -> None:
+    """Add one device to the plan. Raises ConfigError for shares that are no granules of it, and DoesNotFit."""
+    unit, sizes = device.info.unit, device.info.granules
+    new.fit(unit, sizes, [*stay, *coming])
+    before = {name: device.held[name].granules for name in stay}
+    counts = {name: new.tenants[name].share(unit, sizes) for name in (*changed, *coming)}
+    kept = {name: len(granules) for name, granules in before.items()}
+    orders = {name: order for name, order in device.orders.items() if name in before}
+    after = assign(len(sizes), before, {**kept, **counts}, orders)
+    found.come |= {name: (device, after[name]) for name in coming}
+    move = Move(before, {name: after[name] for name in before})
+    if move.movers:
+        found.moves.append((device, move))
+    found.counts |= {name: counts[name] for name in changed}
+
+
+def _arithmetic(
+    error: DoesNotFit, device: ControlledDevice, devices: Sequence[ControlledDevice], leaving: Sequence[str]
+) -> str:
+    which = f"device {device.name}: " if len(devices) > 1 else ""
+    without = f"; that is without {', '.join(leaving)}, which would go" if leaving else ""
+    return f"{which}{error}{without}. Tenants that the file does not change keep what they have now: GET /admin/partitions"

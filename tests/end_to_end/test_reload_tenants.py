@@ -1,0 +1,213 @@
+"""Tenants that come and go while others are served, without a failed request of theirs: all of a reload, or nothing."""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from . import repository
+from .harness import cores
+from .processes import Load, Running, client, configure, running, running_devices
+from .test_reload import digest
+from .wire import SMALL, Connection, infer, lane, posted, spin, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+GLOBEX = """
+[tenants.globex]
+granules = {granules}
+models = ["identity"]
+{limit}
+"""
+ACME = """
+[tenants.acme]
+granules = 1
+models = {models}
+keys_sha256 = ["{key}"]
+{more}
+"""
+FORMS: dict[str, tuple[Any, str, str]] = {
+    "processes": (running, "", ""),
+    "device process": (running_devices, '[device]\nbackend = "cpu"\ncores = "0-1"\n', "http_processes = 2"),
+}
+KEY = "acme-key"
+
+
+class Site:
+    """A server of globex, whose file `write` changes."""
+
+    def __init__(self, root: Path, device: str, always: str) -> None:
+        self.root = root
+        self._device = device
+        self._always = always
+        self.server: Running
+
+    def write(
+        self,
+        *,
+        acme: bool = False,
+        models: Sequence[str] = ("identity", "spin"),
+        granules: int = 1,
+        limit: str = "",
+        more: str = "",
+    ) -> Path:
+        """Write the file, with acme or without it; `granules` and `limit` are globex's, `models` and `more` acme's."""
+        tenants = self._device + GLOBEX.format(granules=granules, limit=limit)
+        if acme:
+            tenants += ACME.format(models=list(models), key=digest(KEY), more=f"{self._always}\n{more}")
+        return configure(self.root / "greenlane.toml", self.root / "models", tenants)
+
+    def reload(self) -> httpx.Response:
+        with client(self.server) as http:
+            return http.post("/admin/reload")
+
+    def status(self) -> tuple[int, str]:
+        """What a request with acme's key is answered, on a connection of its own."""
+        with client(self.server, Authorization=f"Bearer {KEY}") as http:
+            answer = infer(http, "identity", SMALL)
+            return answer.status_code, answer.text
+
+    def answered(self) -> int:
+        """The same; 0 for a connection that is lost."""
+        try:
+            return self.status()[0]
+        except httpx.TransportError:
+            return 0
+
+    def partitions(self) -> set[str]:
+        """The tenants that have one."""
+        with client(self.server) as http:
+            return set(http.get("/admin/partitions").json()["partitions"])
+
+    def metrics(self) -> set[str]:
+        """The names of the metrics of acme, without those of the account, which stay."""
+        with client(self.server) as http:
+            lines = http.get("/metrics").text.splitlines()
+        return {line.partition("{")[0] for line in lines if 'tenant="acme"' in line and "_unit_seconds" not in line}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
+    start, device, always = FORMS[request.param]
+    root = tmp_path_factory.mktemp("tenants")
+    repository.write(root / "models", "identity", repository.IDENTITY)
+    repository.write(root / "models", "spin", repository.SPIN)
+    (root / "models" / "broken" / "1").mkdir(parents=True)
+    (root / "models" / "broken" / "1" / "model.onnx").write_bytes(b"not a model")
+    site = Site(root, device, always)
+    with start(site.write()) as server:
+        site.server = server
+        yield site
+
+
+@pytest.fixture
+def site(started: Site) -> Iterator[Site]:
+    """As it was started."""
+    yield started
+    started.write()
+    assert started.reload().status_code == 200
+
+
+def memory(server: Running) -> int:
+    """How many pieces of tenants' shared memory the supervisor and the device process have."""
+    count = 0
+    for pid in (server.popen.pid, *server.pids("dev 0")):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                count += "memfd:greenlane tensors" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    return count
+
+
+def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site: Site) -> None:
+    site.write()
+    before = site.status()
+    assert before[0] == 401
+    before_it = memory(site.server)
+    with Load(site.server, **{"X-Tenant": "globex"}) as load:
+        for _ in range(2):  # The second time it has the name of one that has gone.
+            site.write(acme=True)
+            answer = site.reload()
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["changed"] == [{"key": "tenants.acme", "old": "(not set)", "new": "a table"}]
+            assert {site.status()[0] for _ in range(5)} == {200}
+            assert site.partitions() == {"acme", "globex"}
+            with Load(site.server, Authorization=f"Bearer {KEY}") as own:
+                own.more()
+            assert own.wrong == []
+            assert site.server.pids("acme")
+            site.write()
+            assert site.reload().status_code == 200
+            assert site.status() == before
+            assert site.partitions() == {"globex"}
+            assert not site.server.pids("acme")
+            assert site.metrics() <= {"greenlane_works_total"}
+            load.more()
+    assert load.wrong == []
+    assert memory(site.server) == before_it
+
+
+def test_a_tenant_that_came_is_replaced_as_any_other(site: Site) -> None:
+    site.write(acme=True)
+    assert site.reload().status_code == 200
+    for name in ("acme", "dev 0", "(dispatcher)"):
+        if site.server.pids(name):
+            site.server.kill(name)
+            until(lambda: site.answered() == 200)
+
+
+def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
+    """And its open connections are told that its key is unknown."""
+    site.write(acme=True)
+    assert site.reload().status_code == 200
+    with Connection(site.server) as connection, client(site.server) as http:
+        ask = posted("identity", SMALL, f"Authorization: Bearer {KEY}")
+        connection.send(ask)
+        assert connection.answer().status == 200
+        connection.send(posted("spin", spin(200_000), f"Authorization: Bearer {KEY}"))
+        until(lambda: lane(http, "acme")["in_flight"] == 1)
+        site.write()
+        with ThreadPoolExecutor(1) as pool:
+            reloaded = pool.submit(site.reload)
+            until(lambda: site.status()[0] == 401)
+            assert connection.answer().status == 200
+            assert reloaded.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        ({"models": ["identity", "broken"]}, ["tenants.acme: failed to load 'broken': "]),
+        ({"more": 'grpc_port = 1'}, ["tenants.acme: (not set) -> a table needs a restart, as it has a grpc_port"]),
+        ({"granules": 9}, ["tenants.globex.granules 9 + tenants.acme.granules 1 = 10 ", ", but the device has "]),
+    ],
+)  # fmt: skip
+def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str, Any], reasons: list[str]) -> None:
+    before_it = memory(site.server)
+    with Load(site.server, **{"X-Tenant": "globex"}) as load:
+        site.write(acme=True, **{"limit": "requests_per_second = 1", **change})
+        answer = site.reload()
+        assert answer.status_code == 409, answer.text
+        for reason in reasons:
+            assert reason in answer.json()["error"], answer.text
+        assert site.status()[0] == 401
+        assert site.partitions() == {"globex"}
+        load.more()
+    assert load.wrong == [], "limits that are in the same file are not used either"
+    assert not site.server.pids("acme")
+    assert memory(site.server) == before_it
+
+
+def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:
+    site.write(granules=2)
+    assert site.reload().status_code == 200
+    with Load(site.server, **{"X-Tenant": "globex"}) as load:
+        site.write(acme=True, granules=1)
+        assert {each["key"] for each in site.reload().json()["changed"]} == {"tenants.globex.granules", "tenants.acme"}
+        assert site.status()[0] == 200
+        load.more()
+    assert load.wrong == []

@@ -1,0 +1,262 @@
+"""A reload that changes who has what: its steps in order, all of them undone when one is refused, and the arithmetic."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partitions import PartitionError
+from partitions.plan import Granules
+from server.config.changes import with_tables
+from server.config.schema import Config, ModelsConfig
+from server.config.tenant import TenantConfig
+from server.control.controller import Controller
+from server.control.tenant_host import Arrival
+from server.errors import Conflict, NotFound, RequestError, Unavailable
+
+from .test_several_devices import FakeRuntime
+
+
+class Runtime(FakeRuntime):
+    """Of device 0, which has four granules."""
+
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+        self._do("prepare models")
+        return []
+
+    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+        self._do("use models")
+
+    async def discard_models(self) -> None:
+        self._do("discard models")
+
+    async def usage(self) -> None:
+        return None
+
+
+class Frontend:
+    """Its requests are answered when `idle` is set."""
+
+    def __init__(self) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.suspended = ""
+
+    async def drained(self) -> None:
+        await self.idle.wait()
+
+    async def report(self) -> None:
+        """It is not looked at here."""
+
+    def suspend(self, reason: str) -> None:
+        self.suspended = reason
+        self.idle.set()
+
+
+class Host:
+    """Writes down what it is to do; `fails` is raised by the step of that name."""
+
+    def __init__(self, steps: list[str], runtime: Any) -> None:
+        self.fails: dict[str, Exception] = {}
+        self.placed: dict[str, Granules] = {}
+        self._steps = steps
+        self._runtime = runtime
+
+    def _do(self, step: str, name: str) -> None:
+        self._steps.append(f"{step} {name}")
+        if error := self.fails.get(f"{step} {name}"):
+            raise error
+
+    async def prepare(self, config: Config, name: str, device: str, granules: Granules) -> Arrival:
+        self._do("prepare", name)
+        assert name in config.tenants
+        self.placed[name] = granules
+        frontend: Any = Frontend()
+        return Arrival(frontend, self._runtime, {name: None})
+
+    async def discard(self, name: str) -> None:
+        self._do("discard", name)
+
+    async def admit(self, name: str) -> None:
+        self._do("admit", name)
+
+    def leave(self, name: str) -> None:
+        self._do("leave", name)
+
+    async def end(self, name: str) -> None:
+        self._do("end", name)
+
+
+def tenant(name: str, granules: int = 1, **more: Any) -> TenantConfig:
+    return TenantConfig(name=name, granules=granules, models=("a",), **more)
+
+
+class Site:
+    """acme has two granules of four, globex one."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        config = self.config(tenant("acme", 2), tenant("globex"))
+        self.runtime: Any = Runtime(self.steps, "0")
+        self.frontends: Any = {name: Frontend() for name in config.tenants}
+        self.controller = Controller(config, self.frontends, lambda _: None)
+        self.host = Host(self.steps, self.runtime)
+        self.controller.tenant_host = self.host
+        self.controller.add(dict.fromkeys(config.tenants, self.runtime), "0", self.runtime)
+        self.fails: Exception | None = None
+
+    @staticmethod
+    def config(*tenants: TenantConfig) -> Config:
+        by_name = {each.name: each for each in tenants}
+        return Config(models=ModelsConfig(repository=Path()), tenants=by_name, source="test")
+
+    async def start(self) -> "Site":
+        await self.controller.start()
+        return self
+
+    async def use(self, *tenants: TenantConfig) -> None:
+        config = self.controller.config
+        await self.controller.reconfigure(with_tables(config, config.server, {each.name: each for each in tenants}), self._all)
+
+    async def _all(self, config: Config) -> None:
+        self.steps.append(f"everywhere {'+'.join(config.tenants)}")
+        if error := self.fails:
+            self.fails = None
+            raise error
+
+    @property
+    def held(self) -> dict[str, Granules]:
+        return {name: each.granules for name, each in self.controller.devices[0].held.items()}
+
+
+HELD = {"acme": (0, 1), "globex": (2,)}
+NEXT = (tenant("acme", 1, target_rate=5), tenant("initech", 2), tenant("hooli"))
+"""acme shrinks, globex goes, and two come, which do not fit beside globex, nor beside acme as it was."""
+
+
+async def test_tenants_come_go_and_shrink_in_one_reload() -> None:
+    site = await Site().start()
+    await site.use(*NEXT)
+    assert site.steps == [
+        "prepare initech",
+        "prepare hooli",
+        "prepare 0",
+        "switch 0",
+        "everywhere acme+initech+hooli",
+        "leave globex",
+        "admit initech",
+        "admit hooli",
+        "end globex",
+    ]
+    assert site.held == {"acme": (0,), "initech": (1, 2), "hooli": (3,)} == {"acme": (0,), **site.host.placed}
+    assert [each.name for each, _ in await site.controller.reports()] == ["acme", "initech", "hooli"]
+    with pytest.raises(KeyError):
+        site.controller.models_change("globex")
+    assert site.controller.device_state(site.controller.devices[0]) in ("starting", "serving")
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "undone"),
+    [
+        ("prepare initech", Conflict("failed to load 'a': broken"), ["discard hooli"]),
+        ("prepare hooli", PartitionError("no core"), ["discard initech"]),
+        ("prepare", PartitionError("Misplaced"), ["discard 0", "discard hooli", "discard initech"]),
+        ("switch", Conflict("tenant acme: slow"), ["discard 0", "discard hooli", "discard initech"]),
+        (
+            "everywhere",
+            OSError("no descriptors"),
+            ["everywhere acme+globex", "prepare 0", "switch 0", "discard hooli", "discard initech"],
+        ),
+    ],
+)
+async def test_what_one_step_refuses_leaves_everything_as_it_was(at: str, error: Exception, undone: list[str]) -> None:
+    site = await Site().start()
+    if at == "everywhere":
+        site.fails = error
+    (site.host.fails if at.startswith("prepare ") else site.runtime.fails)[at] = error
+    before = site.controller.config
+    with pytest.raises((RequestError, PartitionError, OSError), match=str(error)):
+        await site.use(*NEXT)
+    assert site.steps[-len(undone) :] == undone
+    assert not {"leave globex", "admit initech", "end globex"} & set(site.steps)
+    assert (site.controller.config, site.held) == (before, HELD)
+    assert [each.name for each, _ in await site.controller.reports()] == ["acme", "globex"]
+    assert not site.controller.moving, "the lock is free"
+    site.host.fails.clear()
+    site.runtime.fails.clear()
+    await site.use(*NEXT)
+    assert set(site.held) == {"acme", "initech", "hooli"}
+
+
+async def test_lists_of_models_are_discarded_with_the_tenants() -> None:
+    site = await Site().start()
+    site.host.fails["prepare hooli"] = Unavailable("its process ended")
+    with pytest.raises(Conflict) as refused:
+        await site.use(tenant("acme", 2).with_models(["b"]), tenant("globex"), tenant("hooli"))
+    assert str(refused.value).splitlines() == [
+        "nothing has changed, as not every tenant that is added can be served:",
+        "tenants.hooli: its process ended",
+    ]
+    assert site.steps == ["prepare models 0", "prepare hooli", "discard models 0"]
+
+
+async def test_what_does_not_fit_is_refused_with_the_arithmetic_before_anything_is_made() -> None:
+    """What tenants have now counts, not what the file said: an operator has given acme another granule."""
+    site = await Site().start()
+    await site.controller.repartition({"acme": 3})
+    del site.steps[:]
+    with pytest.raises(Conflict) as refused:
+        await site.use(tenant("acme", 2), tenant("globex"), tenant("hooli"))
+    assert "acme 3 + globex 1 + hooli 1 = 5 granules, but the device has 4: 1 too many" in str(refused.value)
+    assert "GET /admin/partitions" in str(refused.value)
+    with pytest.raises(Conflict, match="= 5 cores, but the device has 4: lower them by 1"):
+        await site.use(tenant("acme", 2), tenant("globex"), tenant("hooli", 2))
+    assert site.steps == []
+    await site.use(tenant("acme", 2), tenant("hooli"))
+    assert site.held == {"acme": (0, 1, 3), "hooli": (2,)}, "it keeps what the operator gave it"
+
+
+async def test_a_share_in_the_file_is_given_also_to_one_that_an_operator_gave_another() -> None:
+    site = await Site().start()
+    await site.controller.repartition({"acme": 1})
+    await site.use(tenant("acme", 3), tenant("globex"))
+    assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
+
+
+async def test_a_tenant_that_goes_is_given_time_and_is_then_stopped() -> None:
+    site = await Site().start()
+    config = site.controller.config
+    site.controller.config = with_tables(config, config.server.model_copy(update={"drain_timeout": 0.0}), config.tenants)
+    slow = site.frontends["globex"]
+    slow.idle.clear()
+    await site.use(tenant("acme", 2))
+    assert "was taken away" in slow.suspended
+    assert site.steps[-1] == "end globex"
+
+
+async def test_requests_of_a_tenant_that_goes_are_waited_for() -> None:
+    site = await Site().start()
+    slow = site.frontends["globex"]
+    slow.idle.clear()
+    going = asyncio.create_task(site.use(tenant("acme", 2)))
+    while "leave globex" not in site.steps:
+        await asyncio.sleep(0)
+    assert site.controller.moving, "no other tenant gets its granules meanwhile"
+    assert "end globex" not in site.steps
+    slow.idle.set()
+    await going
+    assert slow.suspended == ""
+    assert site.steps[-1] == "end globex"
+    with pytest.raises(NotFound):
+        await site.controller.transfer("globex", "0")
+
+
+async def test_one_process_has_the_tenants_that_it_started_with() -> None:
+    site = await Site().start()
+    site.controller.tenant_host = None
+    with pytest.raises(Conflict, match=r"tenants.hooli, tenants.globex: this server is one process"):
+        await site.use(tenant("acme", 2), tenant("hooli"))
+    await site.use(tenant("acme", 3), tenant("globex"))
+    assert site.held == {"acme": (0, 1, 3), "globex": (2,)}
