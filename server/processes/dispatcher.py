@@ -2,8 +2,8 @@
 
 It only peeks at a connection (MSG_PEEK), so the process that gets the socket still finds every byte. What one connection can
 cost is bounded, whatever is sent: the constants below limit for how long, for how many bytes and pieces, and for how many
-connections at a time it waits for headers. Connections for a process that died wait for its replacement. A tenant's processes,
-if it has several, get connections in turn (see `HandoffQueue`).
+connections at a time it waits for headers. Connections for a process that died wait for its replacement, and so do those that
+it was handed but has not taken. A tenant's processes, if it has several, get connections in turn (see `HandoffQueue`).
 """
 
 import logging
@@ -24,7 +24,7 @@ from ..config.schema import Config
 from ..config.tenant import TenantConfig
 from ..tenants.auth import Tenancy
 from . import handoff
-from .handoff import Handoff
+from .handoff import Ends, Handoff
 from .process_setup import set_up
 from .routing import DISPATCHER, MAX_HEAD, SHARED, UNAUTHENTICATED, destination, owner
 
@@ -39,12 +39,14 @@ once it knows the tenant.
 MAX_WAITING = 4096
 """Connections that may wait for their headers at a time; one more closes the oldest."""
 MAX_QUEUED = 1024
-"""Connections that may wait for one process to take them; one more is closed."""
+"""Connections that may wait here for one process to take them, beside those in its socket; one more is closed."""
 HEARTBEAT, HEARTBEAT_ANSWER = b"?", b"!"
 """The supervisor's question over `control` and the answer, which show that the dispatcher does not hang; no process's name.
 
 The other messages to the supervisor are RECONFIGURED, and the name of an HTTP process that sent a malformed handoff.
 """
+WITHDRAWN = b"~"
+"""Before the name of an HTTP process: the supervisor's message that it has ended. No name begins so."""
 RECONFIGURE, RECONFIGURED = b"=", b"."
 """The supervisor's message with a file of the tenants' keys (see `Keys`), and the answer once they are used."""
 _PAUSE = 0.1
@@ -72,11 +74,16 @@ class HandoffQueue:
 
     `ends` are the sockets to the processes, by their names. Helpers get connections in turn. The lead, which does something for
     every request of theirs, gets one where each of them gets as many as there are helpers.
+
+    What a process that has ended did not take is sent to the next before all that came later. It stays in the socket of the
+    process until then: at most one such connection has a descriptor here, however many processes end.
     """
 
     def __init__(self) -> None:
-        self.ends: dict[str, socket.socket] = {}
+        self.ends: dict[str, Ends] = {}
         self._had: dict[str, int] = {}  # The connections of each process, those of a lead several times.
+        self._ended: deque[Ends] = deque()  # The sockets of processes that have ended, which may have connections in them.
+        self._untaken: Handoff | None = None  # The next one from there.
         self._queue: deque[Handoff] = deque()
 
     def __repr__(self) -> str:
@@ -85,7 +92,7 @@ class HandoffQueue:
     @property
     def waiting(self) -> bool:
         """Whether there are connections that could not be sent yet."""
-        return bool(self._queue)
+        return bool(self._queue or self._ended or self._untaken)
 
     def put(self, handoff: Handoff) -> None:
         """Send this connection, now or once there is room. If too many wait already, close it."""
@@ -97,24 +104,42 @@ class HandoffQueue:
     def flush(self) -> None:
         """Send as many as there is room for."""
         open_ = dict(self.ends)
-        while self._queue and open_:
+        while open_ and (first := self._first()):
             name = min(open_, key=lambda name: (self._had[name], name))
             try:
-                handoff.send(open_[name], self._queue[0])
-            except OSError:  # No room, or the process is gone: epoll reports when either changes.
+                handoff.send(open_[name].ours, first)
+            except OSError:  # No room, or the process is gone: epoll reports the one, and the supervisor the other.
                 del open_[name]
             else:
-                self._queue.popleft().close()
+                self._drop_first()
                 self._had[name] += max(1, len(self.ends) - 1) if owner(name) == name else 1
 
-    def connect(self, name: str, end: socket.socket) -> None:
+    def _first(self) -> Handoff | None:
+        """The connection that has waited longest, if any waits."""
+        while self._ended and self._untaken is None:
+            with suppress(BlockingIOError):
+                self._untaken = handoff.receive(self._ended[0].theirs)
+            if self._untaken is None:
+                self._ended.popleft().close()
+        return self._untaken or (self._queue[0] if self._queue else None)
+
+    def _drop_first(self) -> None:
+        if self._untaken:
+            self._untaken.close()
+            self._untaken = None
+        else:
+            self._queue.popleft().close()
+
+    def connect(self, name: str, ends: Ends) -> None:
         """Hand connections to a process from now on: as many as to that with the fewest, and not all that it has missed."""
         self._had[name] = min((self._had[each] for each in self.ends), default=0)
-        self.ends[name] = end
+        self.ends[name] = ends
 
     def disconnect(self, name: str) -> socket.socket | None:
-        """Hand a process no more connections; its socket."""
-        return self.ends.pop(name, None)
+        """Hand a process no more connections, and what it has not taken to the next; the socket over which it was sent them."""
+        if ends := self.ends.pop(name, None):
+            self._ended.append(ends)
+        return ends and ends.ours
 
     def take(self) -> list[Handoff]:
         """The connections that wait, which are the caller's now."""
@@ -124,10 +149,10 @@ class HandoffQueue:
 
     def close(self) -> None:
         """Close the sockets to the processes, and all connections that wait."""
-        for end in self.ends.values():
-            end.close()
-        while self._queue:
-            self._queue.pop().close()
+        for ends in (*self.ends.values(), *self._ended):
+            ends.close()
+        while self._untaken or self._queue:
+            self._drop_first()
 
 
 @dataclass(slots=True)
@@ -142,8 +167,8 @@ class Waiting:
 class Dispatcher:
     """Serves until the other end of `control` is closed. `listeners` are non-blocking.
 
-    Over `control` the supervisor sends the name of an HTTP process with the socket over which it takes connections, and
-    heartbeats. `header_timeout` is in seconds of `clock`.
+    Over `control` the supervisor sends the name of an HTTP process with both ends of the socket over which it takes
+    connections, the name of one that has ended after WITHDRAWN, and heartbeats. `header_timeout` is in seconds of `clock`.
     """
 
     def __init__(
@@ -216,9 +241,9 @@ class Dispatcher:
             self._start_accepting()
 
     def _on_control(self, _: int) -> None:
-        """The supervisor sent the socket to a new process, sent a heartbeat, or closed the control socket to end this one."""
+        """The supervisor says that a process has started or ended, or something else, or closed the socket to end this one."""
         try:
-            name, descriptors, _flags, _address = socket.recv_fds(self._control, MAX_NAME, 1)
+            name, descriptors, _flags, _address = socket.recv_fds(self._control, MAX_NAME, 2)
         except ConnectionError:  # The supervisor was killed before it read what was sent to it.
             name, descriptors = b"", []
         if not name:
@@ -231,11 +256,13 @@ class Dispatcher:
             with suppress(OSError):
                 self._control.send(HEARTBEAT_ANSWER)
             return
-        end, process = socket.socket(fileno=descriptors[0]), name.decode()
+        process = name.removeprefix(WITHDRAWN).decode()
         queue = self._queues[owner(process)]
         self._disconnect(queue, process)
-        queue.connect(process, end)
-        self._watch(end, lambda events: self._on_process(queue, process, events))
+        if not name.startswith(WITHDRAWN):
+            ends = Ends(*[socket.socket(fileno=each) for each in descriptors])
+            queue.connect(process, ends)
+            self._watch(ends.ours, lambda events: self._on_process(queue, process, events))
         self._flush(queue)
 
     def _reconfigure(self, descriptor: int) -> None:
@@ -271,7 +298,7 @@ class Dispatcher:
         A process that sends one for an unknown process is no longer trusted: it is reported, and the supervisor replaces it.
         """
         try:
-            received = handoff.receive(queue.ends[process])
+            received = handoff.receive(queue.ends[process].ours)
         except BlockingIOError:
             return
         if received and received.name in self._queues:
@@ -287,7 +314,6 @@ class Dispatcher:
     def _disconnect(self, queue: HandoffQueue, process: str) -> None:
         if end := queue.disconnect(process):
             self._unwatch(end)
-            end.close()
 
     def _hand_over(self, handoff: Handoff) -> None:
         if handoff.name in self._gone:
@@ -298,7 +324,7 @@ class Dispatcher:
 
     def _flush(self, queue: HandoffQueue) -> None:
         queue.flush()
-        for end in queue.ends.values():
+        for end, _ in queue.ends.values():
             self._epoll.modify(end.fileno(), select.EPOLLIN | (select.EPOLLOUT if queue.waiting else 0))
 
     def _start_accepting(self) -> None:

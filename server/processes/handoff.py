@@ -1,18 +1,25 @@
 """Hands accepted connections from one process to another: a socket that carries descriptors (SCM_RIGHTS).
 
 Each message names the process that the connection is for, and may carry the bytes that were already read from it.
+
+What was sent stays in the receiver's socket until it is read. A process that has ended read no more, so the sender keeps a copy
+of that socket, too, and takes out what is left there: no connection is lost that the process had not taken.
 """
 
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import NamedTuple
 
 _MAX_NAME = 4096
 """Bytes of the longest name: a tenant's fits into a header."""
 _MAX_DESCRIPTORS = 2
 """Descriptors in one message: the connection, and a memory file with the bytes read from it."""
-_INT = struct.calcsize("i")
+_INTS = struct.Struct("i")
+_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+_MAX_READ_AHEAD = 16 << 20
+"""Bytes of a file with what was read from a connection that are looked at: many times what is read at a time."""
 
 
 class Handoff(NamedTuple):
@@ -33,15 +40,29 @@ class Handoff(NamedTuple):
 
     def data(self) -> bytes:
         """The bytes that were already read from the connection."""
-        return b"" if self.read_ahead is None else os.pread(self.read_ahead, os.fstat(self.read_ahead).st_size, 0)
+        if self.read_ahead is None:
+            return b""
+        return os.pread(self.read_ahead, min(os.fstat(self.read_ahead).st_size, _MAX_READ_AHEAD), 0)
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected non-blocking sockets that handoffs can be sent over, in both directions."""
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    one.setblocking(False)
-    other.setblocking(False)
-    return one, other
+class Ends(NamedTuple):
+    """Two connected sockets that handoffs can be sent over, in both directions: the dispatcher's, and an HTTP process's."""
+
+    ours: socket.socket
+    theirs: socket.socket
+
+    def close(self) -> None:
+        """Close this process's descriptors of both."""
+        self.ours.close()
+        self.theirs.close()
+
+
+def pair() -> Ends:
+    """Two new ones, non-blocking."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return Ends(ours, theirs)
 
 
 def memory_file(data: bytes) -> int:
@@ -61,17 +82,19 @@ def send(end: socket.socket, handoff: Handoff) -> None:
 def receive(end: socket.socket) -> Handoff | None:
     """The next handoff; None once the peer is gone. Raises BlockingIOError if there is none now.
 
-    A connection for which this process has no descriptor left is closed and skipped.
+    A connection for which this process has no descriptor left is closed and skipped, and so is what is no socket. Another
+    process that has this end may have set it to block, or to deliver more than was sent: this neither blocks nor trusts that.
     """
     while True:
         try:
-            name, extras, flags, _ = end.recvmsg(_MAX_NAME, socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT), socket.MSG_CMSG_CLOEXEC)
+            name, extras, flags, _ = end.recvmsg(_MAX_NAME, socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INTS.size), _FLAGS)
         except ConnectionError:  # The peer ended with messages unread.
             return None
         if not name:
             return None
-        descriptors = [number for _, _, data in extras for (number,) in struct.iter_unpack("i", data)]
+        descriptors = [number for _, kind, data in extras if kind == socket.SCM_RIGHTS for (number,) in _INTS.iter_unpack(data)]
         if descriptors and not flags & socket.MSG_CTRUNC:
-            return Handoff(name.decode(errors="replace"), socket.socket(fileno=descriptors[0]), *descriptors[1:])
+            with suppress(OSError):  # No socket.
+                return Handoff(name.decode(errors="replace"), socket.socket(fileno=descriptors[0]), *descriptors[1:])
         for descriptor in descriptors:
             os.close(descriptor)

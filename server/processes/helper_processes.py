@@ -22,11 +22,13 @@ log = logging.getLogger("greenlane.processes")
 @dataclass(frozen=True, slots=True)
 class Starting:
     """What the supervisor does for its processes. `start(process, link, to_lead)` starts one, and `announce` has the dispatcher
-    hand it connections; `wait_for_end` waits for as long as the backoff says, too; `retry` repeats a start until it succeeds.
+    hand it connections; `withdraw` closes the sockets to one that has ended, and has the dispatcher hand what that did not take
+    to others; `wait_for_end` waits for as long as the backoff says, too; `retry` repeats a start until it succeeds.
     """
 
     start: Callable[[SupervisedProcess, Any, Any], Awaitable[None]]
     announce: Callable[[SupervisedProcess], None]
+    withdraw: Callable[[SupervisedProcess], None]
     wait_for_end: Callable[[BaseProcess | None, str, Backoff], Awaitable[None]]
     retry: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
     closing: asyncio.Event
@@ -62,7 +64,7 @@ class HelperProcesses:
         for task in self._keeping:
             task.cancel()
         for each in self._lead.helpers:
-            each.disconnect()
+            self._starting.withdraw(each)
             if each.process:
                 spawn.kill(each.process)
         for each in self._lead.helpers:
@@ -89,7 +91,7 @@ class HelperProcesses:
             await each.channel.closed.wait()
             if self._starting.closing.is_set() or each.retired:
                 return
-            each.disconnect()
+            self._starting.withdraw(each)
             frontend.remove_helper(each.number)
             await self._starting.wait_for_end(each.process, each.label, each.backoff)
 

@@ -9,6 +9,7 @@ from ..host.backoff import Backoff
 from ..link.occupancy import LEAD
 from ..link.ring import Descriptors
 from .descriptors import DescriptorSender
+from .handoff import Ends
 from .heartbeat import Heartbeat, StoppedTime, observe
 from .http_process import ProcessArguments
 from .remote_frontend import RemoteFrontend
@@ -55,7 +56,7 @@ class SupervisedProcess:
         self.listeners = list(listeners)
         self.channel = Channel(self.label, {})
         self.process: BaseProcess | None = None
-        self.handoff: socket.socket | None = None
+        self.handoff: Ends | None = None
         self.takes_connections = False
         """Whether the dispatcher may hand it connections: not before it has its models."""
         self.retired = False

@@ -109,7 +109,7 @@ class Supervisor:
         """Let this process be the lead of so many, itself included."""
         lead.helpers = [SupervisedProcess(lead.tenant, None, lead.listeners, number=at) for at in range(LEAD + 1, count + LEAD)]
         self._http |= {each.name: each for each in lead.helpers}
-        calls = Starting(self._start_process, self._announce, self._wait_for_end, self._retry, self._closing)
+        calls = Starting(self._start_process, self._announce, self._withdraw, self._wait_for_end, self._retry, self._closing)
         self._helpers[lead.name] = HelperProcesses(lead, calls)
 
     def __repr__(self) -> str:
@@ -320,13 +320,15 @@ class Supervisor:
         With a `config` it is that one, and not the current one.
         """
         self._reset_pages(each)
-        each.handoff, their_handoff = handoff.pair()
+        if each.handoff:  # It could not be started before.
+            each.handoff.close()
+        each.handoff = handoff.pair()
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
         pages = spawn.inherited_all(
             {name: page for name, page in self._pages.items() if name == each.tenant or (each.hosted and each.frontend)}
         )
-        ends, shared = (their_handoff, theirs, their_descriptors), self._http[each.tenant].occupancy
+        ends, shared = (each.handoff.theirs, theirs, their_descriptors), self._http[each.tenant].occupancy
         occupancy = None if shared is None else spawn.Inherited(shared)
         spread = {name: spawn.inherited(of) for name, of in each.frontend.spread.items()} if each.frontend else {}
         arguments = ProcessArguments(
@@ -360,7 +362,6 @@ class Supervisor:
         try:
             each.process = await spawn.start(target, argument)
         finally:
-            their_handoff.close()
             their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
@@ -461,10 +462,17 @@ class Supervisor:
             spawn.set_affinity(process, self._cores)
 
     def _announce(self, each: SupervisedProcess) -> None:
-        """Send the dispatcher the socket over which this process takes connections. A new dispatcher is sent all of them."""
+        """Send the dispatcher the sockets over which this process takes connections. A new dispatcher is sent all of them."""
         if self._control and each.handoff and each.takes_connections:
             with suppress(OSError):
-                socket.send_fds(self._control, [each.name.encode()], [each.handoff.fileno()])
+                socket.send_fds(self._control, [each.name.encode()], [end.fileno() for end in each.handoff])
+
+    def _withdraw(self, each: SupervisedProcess) -> None:
+        """Close the sockets to this process, which has ended, and have the dispatcher hand what it did not take to the next."""
+        each.disconnect()
+        if self._control:
+            with suppress(OSError):
+                self._control.send(dispatcher.WITHDRAWN + each.name.encode())
 
     async def _keep(self, each: SupervisedProcess) -> None:
         """Replace this process whenever it ends, until the server closes."""
@@ -472,7 +480,7 @@ class Supervisor:
             await each.channel.closed.wait()
             if self._closing.is_set() or each.retired:
                 return
-            each.disconnect()
+            self._withdraw(each)
             if each.name in self._helpers:
                 await self._helpers[each.name].end()
             if each.hosted:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -329,6 +330,19 @@ def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Run
         assert other.wrong == []
         assert all(isinstance(wrong, str) for wrong in load.wrong), "a connection that ends is no wrong answer"
         assert len(load.wrong) <= 2
+
+
+def test_connections_that_a_killed_process_has_not_taken_are_answered_by_the_next(server: Running) -> None:
+    pid = server.pid("acme")
+    os.kill(pid, signal.SIGSTOP)  # So that all of them are still in its socket when it is killed.
+    with ExitStack() as stack:
+        connections = [stack.enter_context(Connection(server)) for _ in range(40)]
+        for connection in connections:
+            connection.send(posted("identity", SMALL, ACME))
+        with client(server, **KEY) as globex:  # It is handed over after all of those.
+            assert infer(globex, "identity", SMALL).status_code == 200
+        os.kill(pid, signal.SIGKILL)
+        assert [connection.answer().status for connection in connections] == [200] * 40
 
 
 def test_a_replacement_process_has_the_models_loaded_and_unloaded_before(server: Running, acme: httpx.Client) -> None:

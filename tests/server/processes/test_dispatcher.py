@@ -21,6 +21,7 @@ from server.processes.dispatcher import (
     MAX_QUEUED,
     RECONFIGURE,
     RECONFIGURED,
+    WITHDRAWN,
     Dispatcher,
     HandoffQueue,
     Keys,
@@ -99,11 +100,16 @@ class Bench:
 
     def process(self, name: str) -> socket.socket:
         """Add an HTTP process of this name; returns the socket over which it takes connections."""
-        ours, theirs = handoff.pair()
-        with ours:
-            socket.send_fds(self._control, [name.encode()], [ours.fileno()])
-        self._stack.callback(theirs.close)
-        return theirs
+        ends = handoff.pair()
+        with ends.ours:
+            socket.send_fds(self._control, [name.encode()], [end.fileno() for end in ends])
+        self._stack.callback(ends.theirs.close)
+        return ends.theirs
+
+    def end(self, name: str, end: socket.socket) -> None:
+        """Let this process end, as its supervisor sees it."""
+        end.close()
+        self._control.send(WITHDRAWN + name.encode())
 
     def reports(self) -> bytes:
         """The next message to the supervisor."""
@@ -263,7 +269,7 @@ def test_a_tenants_processes_get_connections_in_turn_and_the_lead_fewer(bench: B
     for _ in range(10):
         bench.connect(ACME)
     assert [taken(end)[1] for end in (lead, two, three, two, three) * 2] == [ACME] * 10
-    two.close()
+    bench.end("acme (2)", two)
     until(lambda: len(known) == 2)
     for _ in range(4):
         bench.connect(ACME)
@@ -284,11 +290,53 @@ def test_a_malformed_handoff_names_the_one_of_several_processes(bench: Bench) ->
 
 
 def test_connections_of_a_process_that_died_wait_for_the_next(bench: Bench) -> None:
-    bench.process("acme").close()
+    bench.end("acme", bench.process("acme"))
     bench.connect(ACME)
     bench.connect(GLOBEX)
     assert taken(bench.process("globex")) == (b"", GLOBEX), "and delay no other tenant"
     assert taken(bench.process("acme")) == (b"", ACME)
+
+
+@pytest.mark.parametrize("count", [1, 600])
+def test_connections_that_a_killed_process_has_not_taken_go_to_the_next_in_order(bench: Bench, count: int) -> None:
+    """600 are more than its socket has room for."""
+    died, heads = bench.process("acme"), [ACME + b"%d" % number for number in range(count)]
+    for head in heads:
+        bench.connect(head)
+    until(lambda: bench.dispatcher.looks >= count)
+    died.close()
+    second = bench.process("acme")
+    assert taken(second)[1] == heads[0]
+    second.close()
+    third = bench.process("acme")
+    assert [taken(third)[1] for _ in heads[1:]] == heads[1:]
+
+
+def test_connections_that_a_killed_helper_has_not_taken_go_to_the_others_at_once(bench: Bench) -> None:
+    lead, helper = bench.process("acme"), bench.process("acme (2)")
+    known = bench.dispatcher._queues["acme"].ends
+    until(lambda: len(known) == 2)
+    heads = [ACME + b"%d" % number for number in range(4)]
+    for head in heads:
+        bench.connect(head)
+    until(lambda: bench.dispatcher.looks >= 4)
+    bench.end("acme (2)", helper)
+    assert sorted(taken(lead)[1] for _ in heads) == heads
+
+
+def test_a_process_cannot_make_the_dispatcher_wait_for_what_it_has_left(bench: Bench) -> None:
+    """The sockets' settings are shared with the process, which may serve a tenant that wants to harm others."""
+    hostile = bench.process("acme")
+    hostile.setblocking(True)
+    hostile.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    bench.connect(ACME)
+    assert select.select([hostile], [], [], PATIENCE)[0]
+    bench.end("acme", hostile)
+    acme, globex = bench.process("acme"), bench.process("globex")
+    bench.connect(ACME + b"2")
+    assert taken(acme)[1] == ACME + b"2"
+    bench.connect(GLOBEX)
+    assert taken(globex)[1] == GLOBEX
 
 
 def test_a_process_that_died_causes_no_events(bench: Bench) -> None:

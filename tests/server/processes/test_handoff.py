@@ -104,3 +104,32 @@ def test_without_descriptors_left_a_connection_is_closed_and_the_next_received(
         assert received.name == "globex"
         received.close()
         assert theirs.recv(1) == b""
+
+
+def test_what_is_no_socket_is_closed_and_the_next_received(ends: tuple[socket.socket, socket.socket]) -> None:
+    """A process that is not to be trusted may send any descriptor."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.devnull, "rb") as file:
+        opened = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(ends[0], [b"acme"], [file.fileno()])
+        handoff.send(ends[0], Handoff("globex", ours))
+        received = handoff.receive(ends[1])
+        assert received
+        assert received.name == "globex"
+        received.close()
+        assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_settings_that_another_process_made_have_no_effect(ends: tuple[socket.socket, socket.socket]) -> None:
+    """It neither waits, nor takes the numbers of credentials for descriptors."""
+    ours, theirs = socket.socketpair()
+    ends[1].setblocking(True)
+    with pytest.raises(BlockingIOError):
+        handoff.receive(ends[1])
+    with ours, theirs:
+        opened = len(os.listdir("/proc/self/fd"))
+        ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        handoff.send(ends[0], Handoff("acme", ours))
+        with pytest.raises(BlockingIOError):
+            handoff.receive(ends[1])
+        assert len(os.listdir("/proc/self/fd")) == opened
