@@ -2,6 +2,7 @@
 
 - README.md, CHANGELOG.md and CONTRIBUTING.md become pages, though they are not in docs/.
 - Links from there into docs/, and from docs/ to files outside, lead to the page, or else to the file on GitHub.
+- A link whose text is the name of a document, such as `protocol.md`, has it without the suffix.
 - A list may follow a line of text, as on GitHub; Python-Markdown wants an empty line between.
 """
 
@@ -18,6 +19,7 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.
 """Files of the root, and what their pages are called."""
 
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_NAME = re.compile(r"\[([\w-]+)\.md\](?=\()")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 
@@ -33,7 +35,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if source in PAGES:
         page.edit_url = f"{GITHUB}/edit/main/{source}"
     parts = _CODE.split(markdown)  # Every second one is code.
-    parts[::2] = [_LINK.sub(lambda link: _target(link[0], source), part) for part in parts[::2]]
+    parts[::2] = [_LINK.sub(lambda link: _target(link[0], source), _NAME.sub(r"[\1]", part)) for part in parts[::2]]
     return _with_lines_before_lists("".join(parts))
 
 

@@ -51,6 +51,12 @@ def test_links_to_other_files_lead_to_github_and_those_to_documents_stay(site: P
     assert 'href="https://github.com/greenlane-server/greenlane/blob/main/deploy/Dockerfile"' in operations
 
 
+def test_links_to_documents_are_called_by_their_names_and_not_by_their_files(site: Path) -> None:
+    files = {path.name for path in (ROOT / "docs").rglob("*.md")}
+    for page in site.rglob("index.html"):
+        assert files & {*re.findall(r">([\w-]+\.md)</a>", page.read_text())} == set(), page
+
+
 def test_lists_after_a_line_of_text_are_lists(site: Path) -> None:
     for page in site.rglob("index.html"):
         article = page.read_text().partition("<article")[2].partition("</article>")[0]
