@@ -39,6 +39,9 @@ def _refused(config: Config) -> Iterator[str]:
         names = ", ".join(dotted(("devices", name)) for name in config.named_devices)
         why = "uvicorn server.app:app is one process, which has one device"
         yield f"{config.source}: {names}: {len(config.named_devices)} devices, but {why}; serve them with python -m server"
+    if config.models.python and len(config.tenants) > 1:
+        why = "functions of models run in the process of their tenant, and uvicorn server.app:app has one for all tenants"
+        yield f"{config.source}: models.python: true, but {why}; serve them with python -m server, or leave it out"
     for name, tenant in config.tenants.items():
         if tenant.port is not None:
             key = dotted(("tenants", name, "port"))

@@ -175,6 +175,12 @@ class ModelsConfig(Section, frozen=True):
         "versions, changed files and what was removed are followed, once two looks found the same. What is served goes on "
         "meanwhile, and stays if what is new cannot be served: POST /v2/repository/index then has the reason.",
     )
+    python: bool = Field(
+        default=False,
+        description="Whether functions of models (`preprocess` and `postprocess` in a model.py beside a version) are run, in "
+        "the tenant's own HTTP process: it is code, which can do there what that process may, so trust who can write to the "
+        "repository. Without it a model with functions is unavailable.",
+    )
     options: ByName[ModelOptions] = Field(default_factory=lambda: MappingProxyType({}), exclude=True)
 
 

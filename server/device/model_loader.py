@@ -233,6 +233,8 @@ class ModelLoader:
         file, resolved, engine, stamp = version
         number, signature = str(file.version), apply(file.config, engine.signature)
         self._check_warm_up(file, resolved.settings, signature)
+        outer = file.functions.outer(signature) if file.functions else signature
+        functions = file.functions.definition(signature) if file.functions else None
         executor = bind_instances(engine, partition, resolved.instances)
         how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
         execution = executor.describe()
@@ -241,11 +243,11 @@ class ModelLoader:
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
         platform = PLATFORM if file.config.steps else engine.platform
         folder = file.filename.partition("/")[0]
-        config = describe(file.name, file.config, signature, platform, folder, how, execution, resolved.instances)
+        config = describe(file.name, file.config, outer, platform, folder, how, execution, resolved.instances)
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
-        served = ServedModel(file.name, number, key, signature, platform, config, how, labels, queues)
+        served = ServedModel(file.name, number, key, outer, platform, config, how, labels, queues, functions)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine
@@ -351,7 +353,7 @@ def open_model_loader(
     if served and (device is None or device.kind == "cpu"):
         base = base.merge(memory_limit=max(served))
     return ModelLoader(
-        Repository(config.models.repository, config.models.options, config.source),
+        Repository(config.models.repository, config.models.options, config.source, config.models.python),
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
         base,
         partial(unsupported, device),

@@ -7,6 +7,7 @@ from ..errors import ClientGone, Outgrown, RequestError
 from ..link.messages import Done, Shape
 from ..tenants.service import Tenant
 from .inference import Inference, OnEnd
+from .outgrown import reserve_more
 
 
 class InferenceInParts(Inference):
@@ -88,9 +89,9 @@ class InferenceInParts(Inference):
     def _store_again(self, outgrown: Outgrown) -> None:
         """Make room for a part that the worker has computed and keeps."""
         try:
-            slot = self._slot
+            slot, served = self._slot, self.served
             assert slot
-            self._reserve(slot, outgrown)
+            reserve_more(self._tenant, served, served.signature, self._shapes, slot, outgrown)
             self.proceed()
         except Exception as error:
             self._fail(error)

@@ -12,7 +12,6 @@ from ..errors import (
     Outgrown,
     QueueFull,
     RequestError,
-    TooLarge,
     Unavailable,
     status_of,
 )
@@ -21,6 +20,8 @@ from ..link.slots import Slot
 from ..scheduling.lender import ENDED
 from ..tenants.service import Tenant
 from ..tenants.tracing import Trace
+from .outgrown import reserve_more
+from .through_functions import ThroughFunctions
 
 OnEnd = Callable[[Done | Exception], None]
 """Called once with the completion of an inference, or with the error that it ended with."""
@@ -29,8 +30,6 @@ _INVALID = (400, 408, 413, 415)
 """Statuses of requests that were invalid or incomplete. As in Triton, they do not count as failures of the model."""
 _MAX_ERROR = 500
 """Characters of an error in a trace."""
-_OUTPUT_RESERVE_FRACTION = 8
-"""One in so many of a tenant's bytes may be reserved at most for the outputs of one request whose size is not known."""
 
 
 class Inference:
@@ -47,8 +46,8 @@ class Inference:
     `time.monotonic_ns`. If the tenant is traced, the front sets `trace` before that.
     """
 
-    __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_timeout", "_version", "_visit",
-                 "arrived", "served", "trace")  # fmt: skip
+    __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_through", "_timeout",
+                 "_version", "_visit", "arrived", "served", "trace")  # fmt: skip
 
     def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0) -> None:
         self._tenant = tenant
@@ -59,6 +58,7 @@ class Inference:
         self._slot: Slot | None = None
         self._on_end: OnEnd | None = None
         self._visit = ENDED
+        self._through: ThroughFunctions | None = None
         self.trace: Trace | None = None
         try:
             self._visit = tenant.lane.admit(nbytes)
@@ -122,6 +122,10 @@ class Inference:
             raise BadRequest(f"model {served.name!r} answers in parts; use {use}")
         self._shapes, self._priority, self._timeout, self._on_end = shapes, priority, timeout, on_end
         self._decoded = time.monotonic_ns()
+        if served.running is not None:
+            self._through = ThroughFunctions(self._tenant, served, slot, priority, timeout, self._end_through)
+            self._through.begin(shapes)
+            return
         lane = self._tenant.lane
         lane.submit(slot, served.key, shapes, self._end, priority, timeout, served.batching, served.queues)
 
@@ -159,6 +163,8 @@ class Inference:
             self._keep_failed(self.trace, error)
         self.count(error)
         self._leave(0)
+        if self._through is not None:
+            self._through.cancel()
         slot, self._slot = self._slot, None
         if slot:
             self._tenant.lane.release(slot)
@@ -213,6 +219,12 @@ class Inference:
         else:
             self._fail(end)
 
+    def _end_through(self, end: Done | RequestError) -> None:
+        """Called when the model and its functions have ended, or failed; what `preprocess` took counts as input."""
+        if (through := self._through) is not None:
+            self._decoded, self._through = through.submitted or self._decoded, None
+        self._end(end)
+
     def _fail(self, error: Exception) -> None:
         on_end = self._on_end
         error = self.fail(error)
@@ -227,24 +239,12 @@ class Inference:
         try:
             slot, served, lane, timeout = self._slot, self.served, self._tenant.lane, self._timeout
             assert slot
-            self._reserve(slot, outgrown)
+            reserve_more(self._tenant, served, served.signature, self._shapes, slot, outgrown)
             if timeout is not None:
                 timeout = self._left(timeout, self._decoded)
             lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout)
         except Exception as error:
             self._fail(error)
-
-    def _reserve(self, slot: Slot, outgrown: Outgrown) -> None:
-        """Take memory for the outputs. Raises TooLarge or MemoryFull."""
-        if outgrown.nbytes <= slot.capacity:
-            raise TooLarge(
-                f"the answer needs at least {outgrown.nbytes} bytes of memory, which is more than its model may take"
-            )
-        served, blocks = self.served, self._tenant.lane.slots.blocks
-        _, room = slot.inputs(served.signature, self._shapes, slot.capacity)
-        needed = outgrown.nbytes - (room.address - slot.address)
-        served.request_cache.raise_output_reserve(min(needed, blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
-        slot.reserve(outgrown.nbytes)
 
 
 def _reason(error: BaseException) -> str | None:

@@ -19,6 +19,7 @@ from ..config.changes import LIVE_OF_SERVER, with_tables, with_weights
 from ..config.schema import Config
 from ..config.section import Section
 from ..config.tenant import TenantConfig
+from ..functions.definition import Functions
 from ..protocol.classification import Labels
 from ..scheduling.batching import Batching
 from ..scheduling.lane_statistics import LaneStatistics
@@ -93,19 +94,20 @@ class ServedModelFields(Fields):
     batching: BatchingFields | None
     labels: dict[str, bytes]
     queues: QueuePolicyFields | None
+    functions: Functions | None = None
 
     @classmethod
     def of(cls, served: ServedModel) -> "ServedModelFields":
         batching = mirror(BatchingFields, served.batching) if served.batching else None
         queues = QueuePolicyFields.of(served.queues) if served.queues else None
         plain = served.name, served.version, served.key, served.signature, served.platform, served.config
-        return cls(*plain, batching, dict(served.labels.files), queues)
+        return cls(*plain, batching, dict(served.labels.files), queues, served.functions)
 
     def served(self) -> ServedModel:
         batching = Batching(**asdict(self.batching)) if self.batching else None
         queues = self.queues.policy() if self.queues else None
         plain = self.name, self.version, self.key, self.signature, self.platform, self.config
-        return ServedModel(*plain, batching, Labels(self.labels), queues)
+        return ServedModel(*plain, batching, Labels(self.labels), queues, self.functions)
 
 
 # From the device process to an HTTP process. `tenants.frontend` says what most of them are for.

@@ -98,7 +98,7 @@ def _keys(tenant: str, served: Iterable[ServedModel], models: Iterable[PublishMo
             raise Conflict(
                 f"tenant {tenant}: model {each.name} {each.version} cannot be served on that device{why}{_UNCHANGED}"
             )
-        if found.signature != each.signature:
+        if (found.signature, found.functions) != (each.signature, each.functions):
             why = "its file has changed since it was loaded; load it again first"
             raise Conflict(f"tenant {tenant}: model {each.name} {each.version}: {why}{_UNCHANGED}")
         keys[each.key] = found.key

@@ -76,6 +76,8 @@ def chain_steps(steps: Sequence[EnsembleStep], parts: Sequence[StepModel], max_b
     Raises ModelRefused if a step takes smaller batches than the ensemble, or if a tensor of a step has a `reshape`.
     """
     for step, part in zip(steps, parts, strict=True):
+        if part.served.functions:
+            raise ModelRefused(f"{step.where} has functions (model.py), which are not served within an ensemble")
         specs = (*part.served.signature.inputs, *part.served.signature.outputs)
         if reshaped := [spec.name for spec in specs if spec.form]:
             why = "has a reshape, which is not served within an ensemble; leave it out and use the model's own shape"

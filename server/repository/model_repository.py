@@ -14,6 +14,7 @@ from ..config.schema import ModelOptions
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..protocol.json_document import short
+from .functions_file import FILENAME, FunctionsFile, read_functions
 from .model_config import ConfigRefused, ModelConfig, from_json, parse
 from .model_settings import StatedSettings, from_options
 from .unserved import unserved_backend
@@ -25,6 +26,7 @@ _MOST_NAMED = 16
 """How many names a message lists at most; a repository or a request may have thousands."""
 _IN_DIRECTORY = "model.onnx"
 """The model's file where a directory stands in place of `model.onnx` or whatever file the configuration names."""
+_NO_PYTHON = "code of the repository is not run unless models.python is true: set that, or take the file away"
 _MOST_LABELS = 1 << 20
 """Bytes of a label file. Every tenant's process holds the labels of every version."""
 
@@ -41,6 +43,7 @@ class ModelFile:
     path: Path
     config: ModelConfig
     labels: Mapping[str, bytes] = field(default_factory=dict)
+    functions: FunctionsFile | None = None
 
     @property
     def filename(self) -> str:
@@ -75,13 +78,14 @@ class Repository:
     """The models below a directory. Nothing is cached; every method reads from disk and blocks. Any thread may call.
 
     `options` are the settings of the server's configuration, by model; they overrule a model's own files. `source` is that
-    configuration's name in errors.
+    configuration's name in errors. Functions of models (`model.py`) are served if `python` is set.
     """
 
-    def __init__(self, root: Path, options: Mapping[str, ModelOptions], source: str = "") -> None:
+    def __init__(self, root: Path, options: Mapping[str, ModelOptions], source: str = "", python: bool = False) -> None:
         self._root = root
         self._options = options
         self._source = source
+        self._python = python
 
     def __repr__(self) -> str:
         return f"<Repository {self._root}>"
@@ -179,6 +183,16 @@ class Repository:
 
     def _version(self, name: str, number: int, config: ModelConfig, labels: Mapping[str, bytes]) -> ModelFile | Problem:
         version = str(number)
+        try:
+            functions = read_functions(self._root / name, version)
+        except ValueError as error:
+            return Problem(version, str(error))
+        except OSError as error:
+            return Problem(version, f"{name}/{version}: {FILENAME}: {error.strerror}")
+        if functions and not self._python:
+            return Problem(version, f"{functions.where} has functions, and {_NO_PYTHON}")
+        if functions and config.steps:
+            return Problem(version, f"{functions.where} has functions, which an ensemble cannot have; take the file away")
         if config.steps:
             return ModelFile(name, number, self._root / name / version, config, labels)
         try:
@@ -188,7 +202,7 @@ class Repository:
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             return Problem(version, f"{name}/{version}: {error.strerror}")
-        return ModelFile(name, number, path, config, labels)
+        return ModelFile(name, number, path, config, labels, functions)
 
 
 def some(names: Iterable[object]) -> str:

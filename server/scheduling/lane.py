@@ -226,7 +226,7 @@ class Lane:
     def expire(self, timeout: float) -> DeadlineExceeded:
         """Count a request that timed out after so many seconds; returns the error for it."""
         self._expired += 1
-        return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")
+        return expired(timeout)
 
     def fail_works(self, slots: Collection[int], reason: str) -> None:
         """Fail the requests whose works are in flight in these slots, with Unavailable; their slots are free when these end."""
@@ -291,6 +291,11 @@ class Lane:
             pending.queue_deadline = time.monotonic() + limits.timeout
             self.deadlines.add(pending.queue_deadline, -ticket.serial, partial(self._expire_in_queue, pending, limits))
         self._launcher.launch(True)
+
+    def hold(self, slot: Slot, model: ModelKey, shapes: tuple[tuple[int, ...], ...], on_done: OnDone) -> None:
+        """A request of this slot is prepared elsewhere, before `submit`: it counts as one of the model's, and can fail."""
+        ticket = Ticket(slot.index, 0, model, shapes, math.inf, slot.capacity, slot.start)
+        self._pending[slot.index] = PendingRequest(slot, ticket, on_done, ended=True)
 
     def proceed(self, slot: Slot) -> None:
         """Queue the next part of the answer in this slot, whose memory is written again; after Outgrown, the same part."""
@@ -417,3 +422,8 @@ class Lane:
 
     def _all(self) -> list[PendingRequest | PendingBatch]:
         return [*self._pending.values(), *self._abandoned.values(), *self._batches.running.values()]
+
+
+def expired(timeout: float) -> DeadlineExceeded:
+    """The error for a request that timed out after so many seconds."""
+    return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")

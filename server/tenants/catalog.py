@@ -7,11 +7,13 @@ from typing import Any, Literal
 from engines import Signature
 
 from ..errors import NotFound, Unavailable
+from ..functions.definition import Functions
 from ..link.messages import ModelKey
 from ..protocol.classification import UNLABELLED, Labels
 from ..protocol.request_cache import RequestCache
 from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
+from .running_functions import RunningFunctions
 from .statistics import ModelStatistics
 from .turns import Turns
 
@@ -21,7 +23,8 @@ class ServedModel:
     """One version of a model, ready on this tenant's partition.
 
     `batching` is set if its requests are batched; `labels` are the names of its output classes; `queues` are the limits of its
-    queues, if its configuration has any.
+    queues, if its configuration has any. If it has `functions`, `signature` is what clients know, and these are `running` where
+    its requests are served.
     """
 
     name: str
@@ -33,8 +36,15 @@ class ServedModel:
     batching: Batching | None = None
     labels: Labels = field(default=UNLABELLED, compare=False)
     queues: QueuePolicy | None = None
+    functions: Functions | None = None
+    running: RunningFunctions | None = field(default=None, compare=False)
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     request_cache: RequestCache = field(default_factory=RequestCache, compare=False)
+
+    @property
+    def engine_signature(self) -> Signature:
+        """The tensors that the engine takes and gives."""
+        return self.functions.inner if self.functions else self.signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class MergedModels:
             return before
         stays = [device for device in there if before and before.keys.get(device) == there[device].key]
         first = there[(stays or list(there))[0]]
-        alike = {device: each.key for device, each in there.items() if each.signature == first.signature}
+        alike = {device: each.key for device, each in there.items() if _tensors(each) == _tensors(first)}
         for device in there.keys() - alike.keys():
             log.warning("model %s %s has other tensors on device %s; load it again to use it there", *_name(first), device)
         self._loads += 1
@@ -101,6 +101,10 @@ class MergedModels:
                 if problem.version not in served and (problem.version or not served):
                     found.setdefault(problem.version, problem)
         return list(found.values())
+
+
+def _tensors(served: ServedModel) -> object:
+    return served.signature, served.functions
 
 
 def _name(served: ServedModel) -> tuple[str, str]:

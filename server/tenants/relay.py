@@ -185,7 +185,7 @@ class Relay:
         assert served
         served.statistics.count_run(done)
         batch = self._lane.slots.at(done.slot).address
-        _, room = slot.inputs(served.signature, request.ticket.shapes, slot.capacity)
+        _, room = slot.inputs(served.engine_signature, request.ticket.shapes, slot.capacity)
         outputs = [Tensor(shape, batch + offset, nbytes) for shape, offset, nbytes in done.outputs]
         return done._replace(outputs=slot.store_outputs(outputs, room))
 

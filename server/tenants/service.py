@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from ..config.schema import Config
@@ -29,6 +29,7 @@ from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
 from .frontend import DeviceSide, ModelReport, Report, State, not_ended
 from .model_changes import ModelChanges
+from .running_functions import FunctionsFailed, close_all, open_functions
 from .tracing import Tracing
 from .unread import UnreadAnswers
 from .uploads import Uploads
@@ -55,6 +56,8 @@ class Tenant:
     uploads: Uploads
     unread: UnreadAnswers
     changes: ModelChanges = field(default_factory=ModelChanges)
+    execution_limit: tuple[float, str] = (0.0, "")
+    """As `Config.execution_limit`; functions of models have the same."""
     tracing: Tracing = field(default_factory=Tracing)
 
     @property
@@ -96,6 +99,8 @@ class Service:
             tenant.catalog.weigh(config.version_weights(name))
         self.uploads = Uploads(TENANTLESS_MEMORY)
         self.unread = UnreadAnswers(TENANTLESS_MEMORY)
+        for name, tenant in self.tenants.items():
+            tenant.execution_limit = config.execution_limit(name)
         for unread in (self.unread, *(tenant.unread for tenant in self.tenants.values())):
             unread.seconds = config.server.write_timeout
         self.state: State = "starting"
@@ -296,17 +301,41 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
     """Serve exactly these versions of a model; return when no request is left for those that they replace.
 
     An answer in parts goes on for `FINISH_SECONDS` at most: its client decides how long it takes, and the model's next load
-    waits for it, and a repartition too.
+    waits for it, and a repartition too. Functions are run before; a version whose `model.py` fails is not served.
     """
+    before = [item for item in tenant.catalog.served() if item.name == name]
+    served, problems = await _with_functions(tenant, served, problems, before)
     kept = {item.key for item in served}
-    left = [item.key for item in tenant.catalog.served() if item.name == name and item.key not in kept]
+    left = [item for item in before if item.key not in kept]
     tenant.catalog.put(name, served, problems)
-    for key in left:
+    for key in [item.key for item in left]:
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
                 await tenant.lane.model_drained(key)
         tenant.lane.end_parts(key, f"model {name!r} was unloaded or replaced while it answered; send the request again")
         await tenant.lane.model_drained(key)
+    close_all([item.running for item in left])
+
+
+async def _with_functions(
+    tenant: Tenant, served: list[ServedModel], problems: list[IndexEntry], before: list[ServedModel]
+) -> tuple[list[ServedModel], list[IndexEntry]]:
+    """The versions with their functions running, and the problems of all. What runs already goes on."""
+    if not any(item.functions for item in served):
+        return served, problems
+    running = {item.key: item.running for item in before}
+    found, config, problems = list[ServedModel](), tenant.config, list(problems)
+    setting = dotted(("tenants", tenant.name, "queue"))
+    for item in served:
+        try:
+            there = running.get(item.key)
+            if item.functions and there is None:
+                there = await open_functions(item.functions, item.name, config.queue, setting, tenant.execution_limit)
+            found.append(replace(item, running=there))
+        except FunctionsFailed as error:
+            log.error("model %s %s is unavailable: %s", item.name, item.version, error)
+            problems.append(IndexEntry(item.name, item.version, "UNAVAILABLE", str(error)))
+    return found, problems
 
 
 def last_uses(tenant: Tenant) -> dict[ModelKey, int]:

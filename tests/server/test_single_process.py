@@ -43,6 +43,14 @@ def test_no_warning_if_all_settings_are_honoured(config: Config, caplog: pytest.
     assert sys.getswitchinterval() == 0.001
 
 
+def test_functions_of_models_are_refused_where_tenants_share_the_process() -> None:
+    alone, both = configured(ACME), configured(ACME, GLOBEX)
+    python = {"models": alone.models.model_copy(update={"python": True})}
+    prepare(alone.model_copy(update=python))
+    with pytest.raises(ConfigError, match=r"models\.python: true, but functions of models run in the process of their tenant"):
+        prepare(both.model_copy(update=python))
+
+
 def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     globex = TenantConfig(name="globex", granules=1, models=("*",), front_cores=(0, 1), http_processes=2)
     prepare(configured(ACME, globex, server=ServerConfig(host="0.0.0.0", port=80, front_cores="any")))

@@ -246,7 +246,7 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
         (sections() + "[models.a]\ndelay = '1ms'", "models.a.delay: unknown key; did you mean 'batch_delay'?"),
         (
             sections(models="repository = 'models'\nmax = 1"),
-            "models.max: unknown key; expected repository or cache or build_timeout or watch",
+            "models.max: unknown key; expected repository or cache or build_timeout or watch or python",
         ),
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 15, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
@@ -368,6 +368,14 @@ def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: 
     ]
 
 
+def test_functions_of_models_are_refused_where_tenants_share_a_process(folder: Path) -> None:
+    models, two = "repository = 'models'\npython = true", f"{ACME}[tenants.globex]\n{ACME}"
+    assert problems(folder, sections(server="fronts = 'inline'", models=models, tenants=two)) == [
+        "models.python: true, but functions of models run in the process of their tenant, and with server.fronts = 'inline' "
+        "all share one; use 'per-tenant', or leave it out"
+    ]
+
+
 def test_a_port_belongs_to_one_socket(folder: Path) -> None:
     globex = f"[tenants.globex]\n{ACME}port = 8001\n[tenants.initech]\n{ACME}port = 8000"
     assert problems(folder, sections(tenants=ACME + "port = 8001") + globex) == [
@@ -453,7 +461,7 @@ def test_a_section_that_is_not_a_table_is_refused(folder: Path, section: str) ->
 def test_a_tenant_or_model_that_is_not_a_table_is_refused(folder: Path) -> None:
     text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
     assert problems(folder, text) == [
-        "models.a: unknown key; expected repository or cache or build_timeout or watch",
+        "models.a: unknown key; expected repository or cache or build_timeout or watch or python",
         "tenants.globex: true is not a table; write [tenants.globex]",
     ]
 

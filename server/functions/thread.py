@@ -1,0 +1,201 @@
+"""A thread that runs calls of one model, one at a time, and can stop one that takes too long.
+
+The calls run code of the model repository or of libraries. They hold the interpreter of the tenant's own HTTP process, and
+never that of another tenant's.
+"""
+
+import asyncio
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from ..errors import BadRequest, DeadlineExceeded, Failed, QueueFull, RequestError, Unavailable
+
+log = logging.getLogger("greenlane.functions")
+
+GRACE = 5.0
+"""Seconds after which a call that was stopped and goes on makes its model unavailable, until it ends."""
+
+OnEnd = Callable[[object], None]
+"""Called with what a call returned, or with the error that it ended with."""
+
+
+class _Stopped(BaseException):
+    """Raised in the thread by `FunctionThread` to end a call."""
+
+
+class Call:
+    """One call. `what` names it in errors, such as "model 'm': preprocess"."""
+
+    __slots__ = ("began", "cancelled", "limit", "on_end", "stopped", "what", "work")
+
+    def __init__(self, what: str, work: Callable[[], object], on_end: OnEnd, limit: float) -> None:
+        self.what = what
+        self.work = work
+        self.on_end: OnEnd | None = on_end
+        self.limit = limit
+        self.began = 0.0
+        self.cancelled = self.stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Call {self.what}{', stopped' if self.stopped else ''}>"
+
+
+class FunctionThread:
+    """Belongs to the event loop that makes it, except what `_run` calls. `name` is the model's.
+
+    At most `most` calls wait, for `setting`, a configuration key. One that runs for longer than `limit` seconds, for
+    `limit_key`, ends with DeadlineExceeded; 0: no limit. If it does not end then, as code in C may not, others are refused
+    with Unavailable from `GRACE` seconds later on, until it has ended.
+    """
+
+    def __init__(self, name: str, most: int, setting: str, limit: float, limit_key: str) -> None:
+        self._name = name
+        self._most = most
+        self._setting = setting
+        self._limit = limit
+        self._limit_key = limit_key
+        self._loop = asyncio.get_running_loop()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._open: set[Call] = set()
+        self._lock = threading.Lock()
+        self._running: Call | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stuck = ""
+        self._thread = threading.Thread(target=self._run, name=f"model {name}"[:15], daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<FunctionThread {self._name}, {len(self._open)} calls{', stuck' if self._stuck else ''}>"
+
+    def call(self, what: str, work: Callable[[], object], on_end: OnEnd, limit: float | None = None) -> Call:
+        """Run `work` on the thread; `on_end` is called later, once, unless it is cancelled before.
+
+        `limit` replaces that of all calls. Raises Unavailable if the thread is stuck.
+        """
+        if self._stuck:
+            raise Unavailable(self._stuck)
+        call = Call(what, work, on_end, self._limit if limit is None else limit)
+        self._open.add(call)
+        self._calls.put(call)
+        if self._timer is None and call.limit:
+            self._timer = self._loop.call_later(call.limit, self._check)
+        return call
+
+    def check_room(self) -> None:
+        """Raise QueueFull if as many calls wait as may."""
+        if len(self._open) > self._most:
+            most = f"{self._most} requests may wait for its functions, and as many do ({self._setting})"
+            raise QueueFull(f"Exceeds maximum queue size: model {self._name!r}: {most}")
+
+    def cancel(self, call: Call) -> None:
+        """Do not report the end of this call. One that waits is not run; one that runs goes on."""
+        call.on_end = None
+        with self._lock:
+            call.cancelled = True
+            if self._running is not call:
+                self._open.discard(call)
+
+    def close(self) -> None:
+        """End the thread once what was asked for has run."""
+        self._calls.put(None)
+        if self._timer:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        """Stop a call that has run for as long as it may."""
+        self._timer = None
+        left = self._limit
+        with self._lock:
+            if (call := self._running) is not None and call.limit:
+                left = call.began + call.limit - time.monotonic()
+                if left <= 0:
+                    call.stopped = True
+                    _raise_in(self._thread, _Stopped)
+        if call is None or not call.stopped:
+            self._timer = self._loop.call_later(max(left, 0.001), self._check) if self._open else None
+            return
+        text = f"{call.what} ran for {call.limit:g} s and was stopped ({self._limit_key})"
+        log.error("%s", text)
+        self._timer = self._loop.call_later(GRACE, self._check_stopped, call)
+        self._end(call, DeadlineExceeded(text))
+
+    def _check_stopped(self, call: Call) -> None:
+        """Refuse requests while a call that was stopped goes on all the same."""
+        if self._running is not call:
+            self._check()
+            return
+        self._timer = None
+        self._stuck = f"{call.what} has been running for more than {call.limit:g} s and cannot be stopped ({self._limit_key})"
+        log.error("%s; requests for the model are refused until it ends", self._stuck)
+        for each in list(self._open):
+            with self._lock:
+                each.cancelled = True
+            self._end(each, Unavailable(self._stuck))
+
+    def _end(self, call: Call, outcome: object) -> None:
+        self._open.discard(call)
+        on_end, call.on_end = call.on_end, None
+        if on_end:
+            on_end(outcome)
+
+    def _on_ended(self, call: Call, outcome: object) -> None:
+        """The thread has ended this call."""
+        if self._stuck and call.stopped:
+            self._stuck = ""
+            log.warning("%s has ended; requests for the model are taken again", call.what)
+        self._end(call, outcome)
+        if self._timer and not self._open and not call.stopped:
+            self._timer.cancel()
+            self._timer = None
+
+    def _run(self) -> None:
+        """The thread's loop."""
+        while (call := self._calls.get()) is not None:
+            with self._lock:
+                if call.cancelled:
+                    continue
+                call.began = time.monotonic()
+                self._running = call
+            outcome = self._outcome(call)
+            with suppress(RuntimeError):  # The event loop is closed.
+                self._loop.call_soon_threadsafe(self._on_ended, call, outcome)
+            del call, outcome
+
+    def _outcome(self, call: Call) -> object:
+        """What the call returned, or an error; `_Stopped` may be raised anywhere in here until `_running` is None."""
+        try:
+            outcome = _result(call)
+            with self._lock:
+                self._running = None
+            for _ in range(8 if call.stopped else 0):
+                time.sleep(0)  # What `_check` raised comes here at the latest.
+        except _Stopped:
+            self._running = None
+            outcome = None
+        return outcome
+
+
+def _result(call: Call) -> object:
+    try:
+        return call.work()
+    except _Stopped:
+        raise
+    except RequestError as error:
+        return error
+    except ValueError as error:
+        return BadRequest(str(error) or f"{call.what} raised ValueError")
+    except BaseException as error:
+        log.error("%s raised %s", call.what, type(error).__name__, exc_info=error)
+        return Failed(f"{call.what} raised {type(error).__name__}")
+
+
+def _raise_in(thread: threading.Thread, kind: type[BaseException]) -> None:
+    """Raise an exception in a thread, at its next step in Python."""
+    raise_in: Any = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(kind))

@@ -1,0 +1,76 @@
+"""The functions of a version that is served: their module, and the thread that they run on in this process."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from ..errors import DeadlineExceeded
+from ..functions.definition import Functions
+from ..functions.module import FunctionModule
+from ..functions.thread import Call, FunctionThread, OnEnd
+
+log = logging.getLogger("greenlane.functions")
+
+LOAD_SECONDS = 60.0
+"""How long `model.py` may take to run when its model is loaded."""
+
+
+class FunctionsFailed(Exception):
+    """`model.py` could not be run; the text says why."""
+
+
+class RunningFunctions:
+    """Belongs to the event loop of the tenant's HTTP process; `open_functions` makes one. `name` is the model's."""
+
+    def __init__(self, functions: Functions, name: str, thread: FunctionThread) -> None:
+        self.functions = functions
+        self.module = FunctionModule(functions, f"model {name!r}")
+        self.thread = thread
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<RunningFunctions of {self._name}, {self.thread!r}>"
+
+    def what(self, function: str) -> str:
+        """A function's name in errors."""
+        return f"model {self._name!r}: {function}"
+
+    def call(self, function: str, work: Callable[[], object], on_end: OnEnd, limit: float | None = None) -> Call:
+        """As `FunctionThread.call`."""
+        return self.thread.call(self.what(function), work, on_end, limit)
+
+    def close(self) -> None:
+        """Its model is not served any more, and no request for it is left."""
+        self.thread.close()
+        self.module.close()
+
+
+async def open_functions(
+    functions: Functions, name: str, most: int, setting: str, limit: tuple[float, str]
+) -> RunningFunctions:
+    """Run `model.py` on a thread of its own. `most` requests may wait for it. Raises FunctionsFailed."""
+    running = RunningFunctions(functions, name, FunctionThread(name, most, setting, *limit))
+    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    def on_end(end: object) -> None:
+        if not ended.done():
+            ended.set_result(end)
+
+    running.call("model.py", running.module.load, on_end, LOAD_SECONDS)
+    try:
+        end = await ended
+    except BaseException:
+        running.close()
+        raise
+    if isinstance(end, Exception):
+        running.close()
+        text = f"model.py ran for {LOAD_SECONDS:g} s without an end" if isinstance(end, DeadlineExceeded) else str(end)
+        raise FunctionsFailed(text)
+    return running
+
+
+def close_all(running: Sequence[RunningFunctions | None]) -> None:
+    """Close those that there are."""
+    for each in running:
+        if each:
+            each.close()

@@ -1,0 +1,194 @@
+"""Functions of a model over a real socket: what clients see, send and get, and what a function can do wrong."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton
+
+from greenlane.load.server_process import free_port
+from server.config.schema import Config
+from server.config.tenant import TenantConfig
+
+from . import repository
+from .harness import Served, configuration, cores, serving
+from .processes import configure, running_device
+
+SUM = "sum (float[n, m] x) => (float[n, m] y) { y = Add(x, x) }"
+LENGTHS = '''
+"""Texts to their lengths, doubled by the model, and back to texts."""
+import numpy as np
+
+INPUTS = [{"name": "text", "datatype": "BYTES", "shape": [-1, -1]}]
+OUTPUTS = [{"name": "said", "datatype": "BYTES", "shape": [-1, -1]}, {"name": "total", "datatype": "FP32", "shape": [-1, 1]}]
+
+
+def preprocess(inputs):
+    texts = inputs["text"]
+    if (texts == b"").any():
+        raise ValueError("text: empty; expected something to measure")
+    return {"x": np.vectorize(len, otypes=[np.float32])(texts)}
+
+
+def postprocess(outputs):
+    y = outputs["y"]
+    y += 0  # The array is the function's own.
+    return {"said": np.array([[f"{v:g}" for v in row] for row in y], object), "total": y.sum(1, keepdims=True)}
+'''
+RAISES = "def preprocess(inputs):\n    return inputs['nothing']\n"
+NO_SHAPE = "def postprocess(outputs):\n    return {'y': outputs['y'][0]}\n"
+NO_INPUT = "def preprocess(inputs):\n    return {'x': inputs['x'][:, :, None]}\n"
+SPINS = "def preprocess(inputs):\n    while inputs['x'][0, 0]:\n        pass\n    return inputs\n"
+BROKEN = "import nothing_of_this_name\ndef preprocess(inputs):\n    return inputs\n"
+MODULES = {
+    "lengths": LENGTHS,
+    "raises": RAISES,
+    "no_shape": NO_SHAPE,
+    "no_input": NO_INPUT,
+    "spins": SPINS,
+    "broken": BROKEN,
+}
+
+
+def fill(root: Path) -> Path:
+    for name, text in MODULES.items():
+        repository.write(root, name, SUM, config="max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 100 }")
+        (root / name / "1" / "model.py").write_text(text)
+    return root
+
+
+def of(root: Path, tenant: TenantConfig, python: bool = True) -> Config:
+    config = configuration(root, tenant)
+    return config.model_copy(update={"models": config.models.model_copy(update={"python": python})})
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = fill(tmp_path_factory.mktemp("functions"))
+    with serving(of(root, TenantConfig(name="acme", granules=1, models=("*",), max_execution=0.3)), direct=True) as served:
+        yield served
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=20) as http:
+        yield http
+
+
+def ask(http: httpx.Client, model: str, rows: list[list[float]], **parameters: object) -> httpx.Response:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [len(rows), len(rows[0])], "data": rows}
+    return http.post(f"/v2/models/{model}/infer", json={"inputs": [tensor], "parameters": parameters})
+
+
+def test_clients_see_the_tensors_of_the_functions(http: httpx.Client) -> None:
+    found = http.get("/v2/models/lengths").json()
+    assert found["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1, -1]}]
+    assert [each["name"] for each in found["outputs"]] == ["said", "total"]
+    config = http.get("/v2/models/lengths/config").json()
+    assert (config["max_batch_size"], config["input"][0]["data_type"]) == (8, "TYPE_STRING")
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_texts_go_through_functions_and_model(served: Served, binary: bool) -> None:
+    texts = np.array([[b"a", "\u00e4h".encode()], [b"four", b"sixsix"]], object)
+    with triton.InferenceServerClient(served.address) as client:
+        given = triton.InferInput("text", list(texts.shape), "BYTES")
+        given.set_data_from_numpy(texts, binary_data=binary)
+        wanted = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("total", "said")]
+        for _ in range(3):  # The second has its JSON cached.
+            answer = client.infer("lengths", [given], outputs=wanted)
+            assert answer.as_numpy("total").tolist() == [[8.0], [20.0]]
+            said = answer.as_numpy("said").reshape(-1).tolist()
+            assert [each.decode() if isinstance(each, bytes) else each for each in said] == ["2", "6", "8", "12"]
+
+
+def test_value_error_is_the_clients_400(http: httpx.Client) -> None:
+    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 2], "data": ["a", ""]}]}
+    answer = http.post("/v2/models/lengths/infer", json=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, "text: empty; expected something to measure")
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("raises", "model 'raises': preprocess raised KeyError"),
+        ("no_shape", "model 'no_shape': postprocess returned 'y' of shape [2]; expected FP32[-1, -1], as an array of float32"),
+        (
+            "no_input",
+            "model 'no_input': preprocess returned 'x' of shape [1, 2, 1]; expected FP32[-1, -1], as an array of float32",
+        ),
+    ],
+)
+def test_a_function_that_fails_is_a_500_with_its_name(http: httpx.Client, model: str, text: str) -> None:
+    for _ in range(2):
+        answer = ask(http, model, [[1.0, 2.0]])
+        assert answer.status_code == 500
+        assert answer.json()["error"].startswith(f"{text} (request ")
+
+
+def test_a_function_that_spins_meets_the_deadline_and_is_stopped(http: httpx.Client) -> None:
+    answer = ask(http, "spins", [[1.0]], timeout=50_000)
+    assert (answer.status_code, "50000 microseconds" in answer.json()["error"]) == (504, True)
+    assert ask(http, "spins", [[0.0]]).status_code == 200  # It waited until the first one was stopped.
+    answer = ask(http, "spins", [[1.0]])
+    assert answer.status_code == 504
+    assert "model 'spins': preprocess ran for 0.3 s and was stopped (tenants.acme.max_execution)" in answer.json()["error"]
+
+
+def test_a_module_that_cannot_be_run_makes_its_model_unavailable(http: httpx.Client) -> None:
+    index = {each["name"]: each for each in http.post("/v2/repository/index").json()}
+    assert index["broken"]["state"] == "UNAVAILABLE"
+    assert index["broken"]["reason"] == "model 'broken': model.py raised ModuleNotFoundError"
+
+
+def test_a_model_is_reloaded_with_its_functions(served: Served, http: httpx.Client, tmp_path: Path) -> None:
+    root = served.application.service().config.models.repository
+    path = Path(root) / "raises" / "1" / "model.py"
+    path.write_text("def preprocess(inputs):\n    return {'x': inputs['x'] * 10}\n")
+    try:
+        assert http.post("/v2/repository/models/raises/load").status_code == 200
+        assert ask(http, "raises", [[1.0]]).json()["outputs"][0]["data"] == [20.0]
+    finally:
+        path.write_text(RAISES)
+        assert http.post("/v2/repository/models/raises/load").status_code == 200
+
+
+def test_code_is_not_run_unless_the_operator_says_so(tmp_path: Path) -> None:
+    root = fill(tmp_path)
+    with serving(of(root, TenantConfig(name="acme", granules=1, models=("raises",)), python=False)) as served:
+        (entry,) = httpx.post(f"{served.url}/v2/repository/index").json()
+    assert entry["state"] == "UNAVAILABLE"
+    assert "models.python" in entry["reason"]
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+def test_functions_run_in_the_tenants_own_process_over_http_and_grpc(tmp_path: Path) -> None:
+    root, port = tmp_path / "models", free_port()
+    repository.write(root, "where", "where (float[n] x) => (float[n] y) { y = Add(x, x) }")
+    (root / "where" / "model.py").write_text(
+        "import os\nimport numpy as np\n"
+        'OUTPUTS = [{"name": "pid", "datatype": "INT64", "shape": [1]}]\n'
+        "def postprocess(outputs):\n    return {'pid': np.array([os.getpid()])}\n"
+    )
+    names = ("acme", "globex")
+    tenants = "".join(f'[tenants.{name}]\ngranules = 1\nmodels = ["*"]\n' for name in names)
+    path = configure(
+        tmp_path / "greenlane.toml", root, tenants.replace("granules = 1\n", f"granules = 1\ngrpc_port = {port}\n", 1)
+    )
+    path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
+    given = np.array([1, 2], np.float32)
+    with running_device(path) as server:
+        for name in names:
+            with triton.InferenceServerClient(server.address) as http:
+                tensor = triton.InferInput("x", [2], "FP32")
+                tensor.set_data_from_numpy(given)
+                answer = http.infer("where", [tensor], headers={"X-Tenant": name})
+                assert answer.as_numpy("pid").tolist() == [server.pid(name)]
+        with closing(triton_grpc.InferenceServerClient(f"127.0.0.1:{port}")) as grpc:
+            tensor = triton_grpc.InferInput("x", [2], "FP32")
+            tensor.set_data_from_numpy(given)
+            assert grpc.infer("where", [tensor], headers={"x-tenant": "acme"}).as_numpy("pid").tolist() == [server.pid("acme")]

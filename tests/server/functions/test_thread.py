@@ -1,0 +1,90 @@
+"""The thread of a model's functions: order, what is refused, and what becomes of calls that do not end."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from server.errors import BadRequest, DeadlineExceeded, Failed, QueueFull, Unavailable
+from server.functions import thread as threads
+from server.functions.thread import FunctionThread
+
+
+@pytest.fixture
+async def functions() -> "Iterator[FunctionThread]":
+    made = FunctionThread("m", 2, "tenants.acme.queue", 0.05, "server.max_execution")
+    yield made
+    made.close()
+
+
+async def ended(functions: FunctionThread, work: Callable[[], object]) -> object:
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    functions.call("model 'm': f", work, future.set_result)
+    return await future
+
+
+def refuse() -> None:
+    raise ValueError("x: wrong")
+
+
+def leave() -> None:
+    raise SystemExit
+
+
+async def test_calls_end_with_what_they_return_or_raise(functions: FunctionThread) -> None:
+    assert await ended(functions, lambda: 3) == 3
+    refused, failed = await ended(functions, refuse), await ended(functions, leave)
+    assert (type(refused), str(refused)) == (BadRequest, "x: wrong")
+    assert (type(failed), str(failed)) == (Failed, "model 'm': f raised SystemExit")
+
+
+async def test_more_calls_than_may_wait_are_refused(functions: FunctionThread) -> None:
+    gate = threading.Event()
+    ends = [asyncio.ensure_future(ended(functions, gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match=r"2 requests may wait for its functions, and as many do \(tenants.acme.queue\)"):
+        functions.check_room()
+    gate.set()
+    assert await asyncio.gather(*ends) == [True] * 3
+    functions.check_room()
+
+
+async def test_a_call_that_was_cancelled_while_it_waited_does_not_run(functions: FunctionThread) -> None:
+    gate, ran = threading.Event(), list[int]()
+    first = asyncio.ensure_future(ended(functions, gate.wait))
+    await asyncio.sleep(0)
+    waiting = functions.call("f", lambda: ran.append(1), lambda _: ran.append(2))
+    functions.cancel(waiting)
+    gate.set()
+    await first
+    assert await ended(functions, lambda: list(ran)) == []
+
+
+async def test_a_call_that_spins_is_stopped_and_the_next_one_runs(functions: FunctionThread) -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    end, after = await asyncio.gather(ended(functions, spin), ended(functions, lambda: "next"))
+    assert isinstance(end, DeadlineExceeded)
+    assert str(end) == "model 'm': f ran for 0.05 s and was stopped (server.max_execution)"
+    assert after == "next"
+
+
+async def test_a_call_that_cannot_be_stopped_makes_the_model_unavailable(
+    functions: FunctionThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "GRACE", 0.05)
+    gate, ran = threading.Event(), list[int]()
+    stuck = ended(functions, gate.wait)  # A wait for a lock is code in C, which no exception ends.
+    waiting = ended(functions, lambda: ran.append(1))
+    ends = await asyncio.gather(stuck, waiting)
+    assert [type(end) for end in ends] == [DeadlineExceeded, Unavailable]
+    with pytest.raises(Unavailable, match="cannot be stopped"):
+        functions.call("f", lambda: None, lambda _: None)
+    gate.set()
+    while "stuck" in repr(functions):
+        await asyncio.sleep(0)
+    assert await ended(functions, lambda: "again") == "again"
+    assert ran == []
