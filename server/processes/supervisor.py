@@ -216,7 +216,7 @@ class Supervisor:
         for one in everyone:
             if one.process:
                 await asyncio.to_thread(spawn.join, one.process, EXIT_TIMEOUT)
-            one.disconnect()
+            self._withdraw(one)
         if helpers := self._helpers.pop(name, None):
             await helpers.end()
             helpers.close()

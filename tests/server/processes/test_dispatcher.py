@@ -18,15 +18,14 @@ from server.config.tenant import TenantConfig
 from server.processes import handoff
 from server.processes.dispatcher import (
     MAX_PIECES,
-    MAX_QUEUED,
     RECONFIGURE,
     RECONFIGURED,
     WITHDRAWN,
     Dispatcher,
-    HandoffQueue,
     Keys,
 )
 from server.processes.handoff import Handoff
+from server.processes.handoff_queue import MAX_QUEUED, HandoffQueue
 from server.processes.routing import SHARED, UNAUTHENTICATED
 from server.tenants.auth import Tenancy, digest
 
@@ -324,6 +323,15 @@ def test_connections_that_a_killed_helper_has_not_taken_go_to_the_others_at_once
     assert sorted(taken(lead)[1] for _ in heads) == heads
 
 
+def test_connections_that_the_process_of_a_tenant_that_has_gone_did_not_take_show_no_valid_tenant(bench: Bench) -> None:
+    acme, unauthenticated = bench.process("acme"), bench.process(UNAUTHENTICATED)
+    bench.connect(ACME)
+    assert select.select([acme], [], [], PATIENCE)[0]
+    bench.reconfigure(Keys({"globex": ()}, None))
+    bench.end("acme", acme)
+    assert taken(unauthenticated)[1] == ACME
+
+
 def test_a_process_cannot_make_the_dispatcher_wait_for_what_it_has_left(bench: Bench) -> None:
     """The sockets' settings are shared with the process, which may serve a tenant that wants to harm others."""
     hostile = bench.process("acme")
@@ -331,8 +339,11 @@ def test_a_process_cannot_make_the_dispatcher_wait_for_what_it_has_left(bench: B
     hostile.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     bench.connect(ACME)
     assert select.select([hostile], [], [], PATIENCE)[0]
+    known = bench.dispatcher._queues["acme"].ends
+    before = known["acme"]
     bench.end("acme", hostile)
     acme, globex = bench.process("acme"), bench.process("globex")
+    until(lambda: known.get("acme", before) is not before)  # What is handed to the hostile one is lost.
     bench.connect(ACME + b"2")
     assert taken(acme)[1] == ACME + b"2"
     bench.connect(GLOBEX)
