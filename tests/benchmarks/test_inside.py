@@ -25,7 +25,7 @@ def test_a_run_restores_the_switch_interval(tmp_path: Path, capsys: pytest.Captu
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores, a partition each")
     before = sys.getswitchinterval()
-    arguments = ["--inside", "--victim", "mlp", "--only", "compute", "--seconds", "0.1", "--rounds", "1", "--rate", "50"]
+    arguments = ["--inside", "--victim", "mlp", "--only", "compute", "--seconds", "0.5", "--rounds", "1", "--rate", "50"]
 
     status = main([*arguments, "--json", str(tmp_path / "found.json"), "--out", str(tmp_path / "page")])
 

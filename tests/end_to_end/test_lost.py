@@ -65,10 +65,10 @@ def test_losing_the_device_under_load_answers_all_requests_and_exits_with_70(roo
         asking = [pool.submit(ask, tenant.name) for tenant in tenants for _ in range(CLIENTS)]
         gate.wait_for_arrival(2)
         until(lambda: sum(t.lane.slots.statistics().used for t in served.service.tenants.values()) == 2 * CLIENTS)
+        assert httpx.get(f"{served.url}/v2/health/ready").status_code == 200
         for point in ("run", "enqueue"):
             for nth in range(4 * CLIENTS):
                 script.fail(point, nth - 1, DeviceLost("CUDA error 700"))
-        assert httpx.get(f"{served.url}/v2/health/ready").status_code == 200
         gate.open()
         assert gone.wait(PATIENCE)
         assert abandoned == [NEEDS_RESTART] == [70]
