@@ -16,6 +16,8 @@ from .soak_events import Event, Sample
 GOOD = frozenset({"right", "refused", "left"})
 MEMORY, DESCRIPTORS = 4096, 16
 """KiB and descriptors by which the last third of a process's life may be above its second third."""
+EVERY_SAMPLE = 10
+"""Of so many samples of a process one is written to the file."""
 LEAST = 30
 """Samples, one a second, of a process that are enough to look at."""
 ENDING = 0.25
@@ -118,6 +120,14 @@ class Report:
                 rows.append(row | {"MiB a minute": round(slope, 2), "flat": flat})
         return rows
 
+    def _thinned(self) -> list[dict[str, Any]]:
+        """One sample of each process in EVERY_SAMPLE: seconds since the first of all, KiB and descriptors."""
+        began = min((samples[0].at for samples in self.samples.values()), default=0.0)
+        return [
+            {"name": name, "pid": pid, "samples": [(round(one.at - began), *one[1:]) for one in samples[::EVERY_SAMPLE]]}
+            for (name, pid), samples in sorted(self.samples.items())
+        ]
+
     def lines(self) -> Iterator[str]:
         """For people."""
         yield "| requests that ended so | count |\n|---|---|"
@@ -161,6 +171,7 @@ class Report:
             "latencies": latencies,
             "events": Counter(f"{each.name}: {each.status}" for each in self.events),
             "processes": self.processes(),
+            "samples": self._thinned(),
             "account": self.account._asdict(),
             "answered": self.answered,
             "failures": self.failures(),
