@@ -20,6 +20,10 @@ EVERY_SAMPLE = 10
 """Of so many samples of a process one is written to the file."""
 LEAST = 30
 """Samples, one a second, of a process that are enough to look at."""
+OLD = 300
+"""Samples after which its memory has to be flat. The heap of a younger one still grows with its first changes of partitions
+and models, of which the next ones use what was freed (docs/soak.md has the curve).
+"""
 ENDING = 0.25
 """Seconds that a killed process may need until the kernel has closed its sockets; they are looked at separately."""
 AFTER_KILL = 2.0
@@ -114,7 +118,8 @@ class Report:
                 middle, last = samples[third : 2 * third], samples[2 * third :]
                 anonymous = [round(median(each.anonymous for each in part)) for part in (middle, last)]
                 descriptors = [round(median(each.descriptors for each in part)) for part in (middle, last)]
-                flat = anonymous[1] - anonymous[0] <= MEMORY and descriptors[1] - descriptors[0] <= DESCRIPTORS
+                same = anonymous[1] - anonymous[0] <= MEMORY or len(samples) < OLD
+                flat = same and descriptors[1] - descriptors[0] <= DESCRIPTORS
                 slope = _slope([(each.at, each.anonymous) for each in samples[third:]]) * 60 / 1024
                 row = {"name": name, "pid": pid, "seconds": len(samples), "KiB": anonymous, "descriptors": descriptors}
                 rows.append(row | {"MiB a minute": round(slope, 2), "flat": flat})

@@ -14,7 +14,7 @@ from benchmarks.soak_events import Event, Sample
 from benchmarks.soak_report import Account, Report
 
 KILL = Event("kill", "beta", 100.0, 100.01, 200)
-FLAT = [Sample(float(at), 50_000, 30) for at in range(90)]
+FLAT = [Sample(float(at), 50_000, 30) for at in range(300)]
 
 
 def report(*outcomes: Outcome, samples: list[Sample] = FLAT, answered: int = 20, share: float = 1.0) -> Report:
@@ -44,12 +44,15 @@ def test_a_kill_excuses_connections_that_were_there(opened: float, ended: float,
 
 
 def test_what_grows_or_is_missing_is_a_failure() -> None:
-    growing = [each._replace(anonymous=50_000 + 200 * at) for at, each in enumerate(FLAT)]
+    growing = [each._replace(anonymous=50_000 + 50 * at) for at, each in enumerate(FLAT)]
     leaking = [each._replace(descriptors=30 + at) for at, each in enumerate(FLAT)]
     grows = ["greenlane acme: memory or descriptors grow"]
     assert report().failures() == []
     assert report(samples=growing).failures() == report(samples=leaking).failures() == grows
-    assert report(samples=growing).processes()[0]["MiB a minute"] == pytest.approx(200 * 60 / 1024, abs=0.01)
+    assert report(samples=growing).processes()[0]["MiB a minute"] == pytest.approx(50 * 60 / 1024, abs=0.01)
+    young = [each._replace(anonymous=50_000 + 50 * at) for at, each in enumerate(FLAT[:299])]
+    assert report(samples=young).failures() == [], "its heap still grows with what it does for the first time"
+    assert report(samples=leaking[:299]).failures() == grows
     assert report(answered=19, share=0.9).failures() == [
         "beta answers 19 of 20 at the end",
         "the account's sum is 0.900 of what there was",
