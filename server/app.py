@@ -48,6 +48,7 @@ from .http.infer import Infer, Send
 from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD
 from .link import ring
+from .repository.mirror import fetch_first
 from .tenants.lending import lend, open_pages
 from .tenants.limits import limit
 from .tenants.service import Service, open_local
@@ -293,8 +294,12 @@ def log_compilation() -> None:
 
 
 def configuration(path: str | None) -> AbstractContextManager[Config]:
-    """The configuration in a file, or the demo's. Blocks. Raises ConfigError."""
-    return nullcontext(load(Path(path))) if path else demo.configuration()
+    """The configuration in a file, with its models if they are elsewhere, or the demo's. Blocks. Raises ConfigError."""
+    if not path:
+        return demo.configuration()
+    config = load(Path(path))
+    fetch_first(config.models)
+    return nullcontext(config)
 
 
 def _drain_on_sigterm(drain: Callable[[], Awaitable[None]], reloader: Callable[[], Reloader]) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .remote import is_url
 from .rules import Problem, problems_between, problems_within
 from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
 from .section import ConfigError, Section
@@ -25,7 +26,7 @@ def load(path: Path) -> Config:
     document, folder = _parse(path), path.absolute().parent
     sections, corrected, found = _examine(document, folder)
     repository = corrected["models"].get("repository") if isinstance(corrected["models"], dict) else None
-    if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
+    if isinstance(repository, str) and repository and not is_url(repository) and not os.path.isdir(folder / repository):
         text = f"{shown(repository)} is not an existing directory: {folder / repository}"
         found.append((("models", "repository"), text))
     audit = corrected["server"].get("audit") if isinstance(corrected.get("server"), dict) else None

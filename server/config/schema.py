@@ -5,11 +5,13 @@ deploy/greenlane.toml and a JSON Schema of the descriptions; `examples` are for 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
+from .remote import copy_of, is_url
 from .section import ConfigError, Section
 from .server import ServerConfig
 from .tables import dotted
@@ -154,7 +156,11 @@ class ModelOptions(Section, frozen=True):
 class ModelsConfig(Section, frozen=True):
     """The model repository, and the cache of what is built of it."""
 
-    repository: Location = Field(description="Directory of models in Triton's layout, relative to the configuration file.")
+    repository: Location = Field(
+        description="Directory of models in Triton's layout, relative to the configuration file. Or a URL: "
+        '"s3://bucket/models", "gs://bucket/models", "hf://owner/name/models". It needs greenlane[remote], is copied into '
+        "`cache`, and is served from there."
+    )
     cache: Location | None = Field(
         default=None,
         examples=["cache"],
@@ -182,6 +188,18 @@ class ModelsConfig(Section, frozen=True):
         "repository. Without it a model with functions is unavailable.",
     )
     options: ByName[ModelOptions] = Field(default_factory=lambda: MappingProxyType({}), exclude=True)
+    remote: str | None = Field(default=None, exclude=True)
+    """The URL of a remote repository; then `repository` is the directory of its copy."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _copied(cls, given: Any, info: ValidationInfo) -> Any:
+        """Have `repository` be a directory also where it is a URL."""
+        if not (isinstance(given, dict) and is_url(given.get("repository"))):
+            return given
+        url, cache, folder = given["repository"], given.get("cache"), info.context
+        found = Path(folder, cache) if isinstance(cache, str) and cache and folder is not None else None
+        return {**given, "repository": str(copy_of(url, found)), "remote": url}
 
 
 class Config(Section, frozen=True):

@@ -13,6 +13,7 @@ from partitions import PartitionError
 from ..config.schema import Config
 from ..errors import RequestError, Unavailable
 from ..repository.changes import Settling, Stamp, stamps
+from ..repository.mirror import Mirror
 from ..repository.model_repository import Repository, some
 
 log = logging.getLogger("greenlane.control")
@@ -40,6 +41,8 @@ class Watcher:
     may call it: tenants at the same time, one tenant's models one after another. What failed is tried again when its files
     change, and what a device process could not do because it was away at the next look.
 
+    A remote repository is copied before each look, so a change there is acted on when two copies found the same.
+
     Used as a context: enter it before models are loaded, since what changes afterwards is compared with what is there then.
     """
 
@@ -49,6 +52,7 @@ class Watcher:
         self._root: Path = config.models.repository
         self._period = config.models.watch
         self._repository = Repository(self._root, config.models.options)
+        self._mirror = Mirror(config.models) if config.models.remote else None
         self._settling = Settling({})
         self._unreadable = ""
         self._due: dict[str, set[str]] = {}
@@ -67,6 +71,8 @@ class Watcher:
 
     async def __aexit__(self, *_: object) -> None:
         """Look no more. What has begun is completed by the device side."""
+        if self._mirror:
+            await asyncio.to_thread(self._mirror.close)
         for task in filter(None, (self._looking, *self._running.values())):
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -74,6 +80,8 @@ class Watcher:
 
     async def poll(self) -> None:
         """Look once, and begin what is to be done; `settled` waits for that."""
+        if self._mirror:
+            await asyncio.to_thread(self._mirror.fetch)
         if (now := await self._look()) is None:
             return
         if changed := self._settling.settled(now):

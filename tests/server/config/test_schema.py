@@ -982,3 +982,15 @@ def test_weights_that_are_none_are_refused(folder: Path, written: str) -> None:
     assert "a table of versions and their weights, numbers from 0 to 1000000, not all 0" in problem
     (problem,) = problems(folder, sections(tenants=f"{ACME}weights = {{ a = {written} }}"))
     assert "a table of models with a table each of versions and their weights" in problem
+
+
+def test_a_repository_that_is_a_url_is_a_directory_of_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = "repository = 's3://bucket/Models'"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/x")
+    config = load(write(folder, sections(models=models)))
+    assert config.models.remote == "s3://bucket/Models"
+    own, name = config.models.repository.parent, config.models.repository.name
+    assert (str(own), name[:17]) == ("/home/x/greenlane/repositories", "s3-bucket-Models-")
+    config = load(write(folder, sections(models=f"{models}\ncache = 'cache'")))
+    assert config.models.repository == folder / "cache" / "repositories" / name
+    assert problems(folder, sections(models="repository = 'models'\nremote = 's3://b'"))[0].startswith("models.remote: unknown")

@@ -1,0 +1,234 @@
+"""Copies a model repository from where fsspec can read it (s3://, gs://, hf://) into a directory, one model at a time.
+
+Run as a process of its own, `python remote.py URL DIRECTORY`: so the libraries that do it, and what they hold, are in no
+process that serves. For each line that it reads it copies once and prints an `Outcome` as JSON. It imports nothing of ours.
+
+The directory has a link for each model, to a directory in `.copies` that is complete. A model that has changed gets another
+one, where files that are the same are hard links, and the link is replaced in one step. So who reads a model sees all of the
+old one or all of the new one, and a download that was broken off is never seen.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+COPIES, STATE, LOCK = ".copies", ".state.json", ".lock"
+_IDENTITIES = ("ETag", "etag", "md5Hash", "generation", "blob_id", "LastModified", "mtime", "updated", "created")
+"""What the file systems say of a file's content or version, the surer ones first; the first that there is, is compared."""
+_HINTS = {
+    "s3": "credentials as for AWS's command line (AWS_PROFILE, AWS_ACCESS_KEY_ID), and AWS_ENDPOINT_URL for another service",
+    "gs": "credentials as for Google's libraries (GOOGLE_APPLICATION_CREDENTIALS)",
+    "hf": "HF_TOKEN for a repository that is not public",
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a copy did. `error` is why it could not even begin; `problems` are of single models, which stay as they were."""
+
+    error: str = ""
+    problems: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    files: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a model: its path in the remote file system, its size if known, and what changes when it does.
+
+    Or a directory, such as the version of an ensemble, which may be empty; its path below the model ends with a slash.
+    """
+
+    path: str
+    size: int | None
+    tag: str
+
+
+Models = Mapping[str, Mapping[str, RemoteFile]]
+"""The files of each model, by their paths below its directory."""
+
+
+def copy(url: str, root: Path) -> Outcome:
+    """Make a directory the same as a remote repository. Blocks. Whatever goes wrong is in the outcome, never raised."""
+    outcome, files = Outcome(), None
+    try:
+        from fsspec.core import url_to_fs  # Slow, and need not be installed.
+
+        files, path = url_to_fs(url)
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / LOCK):
+            _Copy(root, url, outcome).follow(files, _listed(files, path.rstrip("/"), outcome))
+    except Exception as error:  # The libraries of all these file systems raise what they like.
+        outcome.error = _explained(url, error)
+        if files:  # The next time begins with new connections and credentials.
+            type(files).clear_instance_cache()
+    return outcome
+
+
+class _Copy:
+    """One run over a directory, which is locked. `state` has each model's copy, and the tags of its files."""
+
+    def __init__(self, root: Path, url: str, outcome: Outcome) -> None:
+        self._root = root
+        self._url = url
+        self._outcome = outcome
+        self._state = _state(root / STATE)
+
+    def follow(self, files: Any, models: Models) -> None:
+        """Copy what differs, and take away what is not there any more."""
+        self._clear()
+        for name, wanted in models.items():
+            tags = {path: each.tag for path, each in wanted.items()}
+            if self._tags(name) != tags or not self._is_whole(name, wanted):
+                try:
+                    self._replace(name, wanted, files)
+                except Exception as error:
+                    self._outcome.problems.append(f"{name} stays as it was: {_why(error)}")
+        for name in sorted(set(self._state).difference(models)):
+            (self._root / name).unlink(missing_ok=True)
+            del self._state[name]
+            self._outcome.removed.append(name)
+            self._save()
+        self._clear()
+
+    def _tags(self, name: str) -> Any:
+        return self._state.get(name, {}).get("files")
+
+    def _is_whole(self, name: str, wanted: Mapping[str, RemoteFile]) -> bool:
+        """Whether the model's copy is still there, with all of its files."""
+        if not (self._root / name).is_symlink():
+            return False
+        return all(_is_there(self._root / name, path, each) for path, each in wanted.items())
+
+    def _replace(self, name: str, wanted: Mapping[str, RemoteFile], files: Any) -> None:
+        """Make a copy beside the one that is used, and use it once it is complete."""
+        before, tags = self._root / name, self._tags(name) or {}
+        made = self._root / COPIES / f"{name}-{uuid4().hex[:12]}"
+        for path, each in wanted.items():
+            target = made / path
+            if path.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if tags.get(path) == each.tag and _has(before / path, each.size):
+                os.link((before / path).resolve(), target)
+                continue
+            files.get_file(each.path, str(target))
+            if not _has(target, each.size):
+                came = target.stat().st_size if target.is_file() else "no"
+                raise OSError(f"{each.path}: {came} bytes came; expected {each.size}")
+            self._outcome.files += 1
+            self._outcome.nbytes += target.stat().st_size
+        link = self._root / COPIES / f"{made.name}.link"
+        link.symlink_to(Path(COPIES, made.name))
+        link.replace(before)
+        self._state[name] = {"copy": made.name, "files": {path: each.tag for path, each in wanted.items()}}
+        self._outcome.changed.append(name)
+        self._save()
+
+    def _save(self) -> None:
+        new = self._root / f"{STATE}.new"
+        new.write_text(json.dumps({"url": self._url, "models": self._state}))
+        new.replace(self._root / STATE)
+
+    def _clear(self) -> None:
+        """Remove copies that no link names: old ones, and those that were broken off."""
+        (self._root / COPIES).mkdir(exist_ok=True)
+        used = {os.readlink(self._root / name) for name in os.listdir(self._root) if (self._root / name).is_symlink()}
+        for name in os.listdir(self._root / COPIES):
+            if str(Path(COPIES, name)) not in used:
+                path = self._root / COPIES / name
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+
+
+def _listed(files: Any, root: str, outcome: Outcome) -> Models:
+    """The models below a path. Raises what the file system's library raises, and FileNotFoundError if there is nothing."""
+    files.invalidate_cache()
+    models: dict[str, dict[str, RemoteFile]] = {}
+    for path, info in sorted(files.find(root, withdirs=True, detail=True).items()):
+        if not path.startswith(f"{root}/"):
+            continue
+        *folders, name = path.removeprefix(f"{root}/").split("/")
+        if info.get("type") == "directory" and name:
+            folders, name = [*folders, name], ""
+        if any(part in ("", "..") or "\0" in part for part in (*folders, name or "a directory")):
+            outcome.problems.append(f"{path!r} is not copied: it is no path below a model's directory")
+            continue
+        if not folders or any(part.startswith(".") for part in folders):
+            continue
+        model = models.setdefault(folders[0], {})
+        for depth in range(2, len(folders) + 1):
+            model["/".join(folders[1:depth]) + "/"] = RemoteFile("", None, "directory")
+        if name and not name.startswith("."):
+            model["/".join([*folders[1:], name])] = RemoteFile(path, info.get("size"), _tag(info))
+    if not models:
+        raise FileNotFoundError("there is no model; expected MODEL/1/model.onnx and so on below it")
+    return models
+
+
+def _tag(info: Mapping[str, Any]) -> str:
+    """What changes when the file does."""
+    found = next((f"{key} {info[key]}" for key in _IDENTITIES if info.get(key) is not None), "")
+    return f"{info.get('size')} {found}"
+
+
+def _has(path: Path, size: int | None) -> bool:
+    return path.is_file() and size in (None, path.stat().st_size)
+
+
+def _is_there(model: Path, path: str, each: RemoteFile) -> bool:
+    return (model / path).is_dir() if path.endswith("/") else _has(model / path, each.size)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """What was copied; nothing if that is not known, so all is copied again."""
+    try:
+        found = json.loads(path.read_text())["models"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait for another process that copies to the same directory."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _why(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _explained(url: str, error: Exception) -> str:
+    """What is wrong, and what to do."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "fsspec":
+        return f"{url} cannot be read without fsspec: pip install 'greenlane[remote]'"
+    if isinstance(error, ImportError | ValueError):  # The library for this scheme is missing, or there is none.
+        return f"{url} cannot be read: {_why(error)}; greenlane[remote] has what s3://, gs:// and hf:// need"
+    hint = _HINTS.get(url.partition("://")[0])
+    return f"{url} cannot be read: {_why(error)}" + (f"; check the address, and {hint}" if hint else "; check the address")
+
+
+def main(url: str, directory: str) -> int:
+    """The process, until its input ends, as it does when the process that started it has ended."""
+    os.nice(10)
+    out, sys.stdout = sys.stdout, sys.stderr  # Libraries may print something.
+    for _ in sys.stdin:
+        print(json.dumps(asdict(copy(url, Path(directory)))), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""A repository in a bucket: copied before it is served, followed while it is, and served on without the bucket.
+
+The bucket is moto's server, which speaks S3's protocol over HTTP; s3fs reads from it, in a process of its own.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from server.config.file import load
+from server.config.schema import ModelsConfig
+from server.config.section import ConfigError
+from server.repository.mirror import fetch_first
+from server.repository.model_repository import Repository
+
+from . import repository
+from .processes import Load, client, running
+from .test_watch import index
+from .wire import until
+
+URL = "s3://models/onnx"
+CONFIG = f"""
+[server]
+port = 0
+drain_grace = "0s"
+default_tenant = "acme"
+[models]
+repository = "{URL}"
+cache = "cache"
+watch = "100ms"
+[tenants.acme]
+granules = 1
+models = ["*"]
+"""
+
+
+class Bucket:
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self._folder = folder
+        self._client: Any = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+        self._client.create_bucket(Bucket="models")
+
+    def put(self, name: str, version: int, config: str = "") -> None:
+        """Upload a model that answers what it is sent."""
+        path = repository.write(self._folder, name, repository.IDENTITY, version, config)
+        if config:
+            self._client.put_object(Bucket="models", Key=f"onnx/{name}/config.pbtxt", Body=config.encode())
+        self._client.put_object(Bucket="models", Key=f"onnx/{name}/{version}/model.onnx", Body=path.read_bytes())
+
+    def remove(self, name: str, version: int) -> None:
+        self._client.delete_object(Bucket="models", Key=f"onnx/{name}/{version}/model.onnx")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedMotoServer]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # Five take 10 s without a server.
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: ThreadedMotoServer, tmp_path: Path) -> Iterator[Bucket]:
+    host, port = s3.get_host_and_port()
+    bucket = Bucket(tmp_path / "uploads", f"http://{host}:{port}")
+    bucket.put("identity", 1)
+    yield bucket
+    bucket.close()
+
+
+def test_a_bucket_is_served_and_followed_and_its_copy_is_served_without_it(
+    s3: ThreadedMotoServer, bucket: Bucket, tmp_path: Path
+) -> None:
+    file = tmp_path / "greenlane.toml"
+    file.write_text(CONFIG)
+    with running(file) as server, client(server) as http:
+        until(lambda: http.get("/v2/health/ready").status_code == 200)
+        with Load(server) as asking:
+            bucket.put("identity", 2)
+            until(lambda: index(http, "identity") == {"2": "READY"})
+            bucket.put("new", 1, "max_batch_size: 2")
+            until(lambda: index(http, "new") == {"1": "READY"})
+            asking.more()
+            s3.stop()
+            asking.more()
+        assert asking.wrong == []
+    fetch_first(load(file).models)
+    assert [each.version for each in Repository(load(file).models.repository, {}).read("identity").files] == [2]
+    elsewhere = ModelsConfig(repository=tmp_path / "elsewhere", remote=URL)
+    with pytest.raises(ConfigError) as refused:
+        fetch_first(elsewhere)
+    assert str(refused.value).startswith(f"models.repository: {URL} cannot be read: Could not connect to the endpoint URL")
+    assert str(refused.value).endswith("and AWS_ENDPOINT_URL for another service")
