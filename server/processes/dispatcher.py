@@ -199,7 +199,7 @@ class Dispatcher:
             self._empty(self._queues[name])
 
     def _empty(self, queue: HandoffQueue) -> None:
-        """Hand over anew what waits for a tenant that has gone."""
+        """Hand over once more what waits for a tenant that has gone."""
         for waiting in queue.take():
             self._hand_over(waiting)
 
