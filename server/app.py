@@ -25,7 +25,7 @@ from . import demo, single_process
 from .admin import docs as admin_docs
 from .admin.lifecycle import ROUTERS, ServerEnd
 from .admin.models import LocalModelControl
-from .api import cors, docs, framework, metadata, model_control, status_page, trace_settings
+from .api import cors, docs, framework, metadata, model_control, status_page, text, trace_settings
 from .api.audited import audited
 from .config.file import load
 from .config.schema import Config
@@ -120,7 +120,15 @@ class Application:
         self.infer = Infer(self.service)
         self._with_cors: asgi.Application = self._answer
         self._web = framework.build(
-            (metadata.router, model_control.router, docs.router, status_page.router, trace_settings.router, *ROUTERS),
+            (
+                metadata.router,
+                model_control.router,
+                docs.router,
+                status_page.router,
+                text.router,
+                trace_settings.router,
+                *ROUTERS,
+            ),
             self.lifespan,
             service=self.service,
             controller=self.controller,

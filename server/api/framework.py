@@ -19,6 +19,7 @@ from partitions import PartitionError
 
 from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
 from ..tenants import audit
+from . import text_messages
 
 log = logging.getLogger("greenlane")
 
@@ -73,7 +74,13 @@ def _on_error(request: Request, error: Exception) -> JSONResponse:
     found = answer(_translate(request, error), request_id)
     if found.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error, extra={"request_id": request_id})
-    return JSONResponse({"error": found.text}, found.status, dict(found.headers))
+    content = text_messages.error(found.status, found.text) if _is_openai(request.url.path) else {"error": found.text}
+    return JSONResponse(content, found.status, dict(found.headers))
+
+
+def _is_openai(path: str) -> bool:
+    """Whether clients expect errors of this path as OpenAI has them."""
+    return path.startswith("/v1/") or path.endswith("/rerank")
 
 
 def _translate(request: Request, error: Exception) -> Exception:

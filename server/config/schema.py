@@ -16,6 +16,7 @@ from .section import ConfigError, Section
 from .server import ServerConfig
 from .tables import dotted
 from .tenant import TenantConfig
+from .text import Text
 from .values import (
     MOST_INSTANCES,
     Batches,
@@ -88,6 +89,13 @@ class ModelOptions(Section, frozen=True):
         description="How requests that name no version are shared out among the versions that are served: each gets its "
         "weight's part of them. Versions without a weight get none, and where none with a weight is served it is the highest "
         "version, as without this key. A reload may change it.",
+    )
+    text: Text | None = Field(
+        default=None,
+        examples=[{"pooling": "mean", "normalize": True, "max_tokens": 512}],
+        description="How a model with a tokenizer.json is used for /v1/embeddings and /v1/rerank: `task` is embed, the "
+        "default, or rerank (a cross-encoder), `pooling` mean, cls or last, `normalize` true by default, `max_tokens` the most "
+        "of a text, `truncate` whether longer ones are cut, `output` which output to use.",
     )
     graphs: Literal["on", "off", "required"] | None = Field(
         default=None,

@@ -247,7 +247,7 @@ class ModelLoader:
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
-        served = ServedModel(file.name, number, key, outer, platform, config, how, labels, queues, functions)
+        served = ServedModel(file.name, number, key, outer, platform, config, how, labels, queues, functions, file.tokenizer)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine

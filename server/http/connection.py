@@ -27,6 +27,7 @@ from .exchange import Reply
 from .head import Head, could_be_direct
 from .infer import Infer
 from .inference import CLOSE, HttpInference, Outcome, refusal
+from .paths import is_text
 from .reply_writer import ReplyWriter
 from .slot_reader import SlotReader
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
@@ -162,7 +163,8 @@ class HttpConnection(asyncio.Protocol):
         Otherwise it counts as a disconnect: no inference and no change of models is made for a client that may be gone.
         """
         head = self._head
-        cheap = head is not None and not head.is_infer and not is_change(head.path.decode("latin-1"))
+        path = head.path.decode("latin-1") if head is not None else ""
+        cheap = head is not None and not (head.is_infer or is_change(path) or is_text(path))
         self._eof = self._yielding or (self._task is not None and self._phase == ANSWERING and cheap)
         return self._eof
 

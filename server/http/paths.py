@@ -9,6 +9,7 @@ from ..errors import NotFound, WrongMethod
 
 _SHARED = (b"/admin", b"/metrics", b"/status/", b"/v2/logging", b"/v2/trace/")
 _INFERENCES = ("/infer", "/generate", "/generate_stream")
+_TEXTS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank")
 _TENANTLESS = (b"/v2", b"/v2/", b"/docs", b"/openapi.json")
 
 
@@ -30,6 +31,11 @@ def is_shared(path: bytes) -> bool:
 def is_tenantless(path: bytes) -> bool:
     """Whether this path is answered without a tenant: health, the server's metadata, and the description of the API."""
     return path in _TENANTLESS or path.startswith(b"/v2/health/")
+
+
+def is_text(path: str) -> bool:
+    """Whether this is a path for texts that go through a model, and that is no inference by the protocol."""
+    return path in _TEXTS
 
 
 def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:

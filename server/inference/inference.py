@@ -37,7 +37,8 @@ class Inference:
 
     A front (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The constructor
     raises NotFound or Unavailable for the model, and refuses as the tenant's queue and its limits do (QueueFull, TooLarge);
-    `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. Then the front
+    `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. One of several for a
+    single request is `charged` if it is not the first. Then the front
     1. sets `arrived` when the request is complete,
     2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
@@ -49,7 +50,7 @@ class Inference:
     __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_through", "_timeout",
                  "_version", "_visit", "arrived", "served", "trace")  # fmt: skip
 
-    def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0) -> None:
+    def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0, charged: bool = False) -> None:
         self._tenant = tenant
         self._name = name
         self._version = version
@@ -61,7 +62,7 @@ class Inference:
         self._through: ThroughFunctions | None = None
         self.trace: Trace | None = None
         try:
-            self._visit = tenant.lane.admit(nbytes)
+            self._visit = tenant.lane.admit(nbytes, charged)
         except RequestError as error:
             self.count(error)
             raise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 import uvloop
 
-from ..api import cors, docs, framework, metadata, model_control, status_page, trace_settings
+from ..api import cors, docs, framework, metadata, model_control, status_page, text, trace_settings
 from ..config.schema import Config
 from ..host import logs
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
@@ -237,7 +237,15 @@ class HttpProcess:
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
         application = framework.build(
-            (metadata.router, model_control.router, docs.router, status_page.router, trace_settings.router, proxy.router),
+            (
+                metadata.router,
+                model_control.router,
+                docs.router,
+                status_page.router,
+                text.router,
+                trace_settings.router,
+                proxy.router,
+            ),
             service=lambda: self._service,
             forward=self._forward,
             model_control=proxy.RemoteModelControl(self._forward),

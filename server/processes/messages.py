@@ -95,19 +95,20 @@ class ServedModelFields(Fields):
     labels: dict[str, bytes]
     queues: QueuePolicyFields | None
     functions: Functions | None = None
+    tokenizer: str = ""
 
     @classmethod
     def of(cls, served: ServedModel) -> "ServedModelFields":
         batching = mirror(BatchingFields, served.batching) if served.batching else None
         queues = QueuePolicyFields.of(served.queues) if served.queues else None
         plain = served.name, served.version, served.key, served.signature, served.platform, served.config
-        return cls(*plain, batching, dict(served.labels.files), queues, served.functions)
+        return cls(*plain, batching, dict(served.labels.files), queues, served.functions, served.tokenizer)
 
     def served(self) -> ServedModel:
         batching = Batching(**asdict(self.batching)) if self.batching else None
         queues = self.queues.policy() if self.queues else None
         plain = self.name, self.version, self.key, self.signature, self.platform, self.config
-        return ServedModel(*plain, batching, Labels(self.labels), queues, self.functions)
+        return ServedModel(*plain, batching, Labels(self.labels), queues, self.functions, self.tokenizer)
 
 
 # From the device process to an HTTP process. `tenants.frontend` says what most of them are for.

@@ -27,6 +27,7 @@ _MOST_NAMED = 16
 _IN_DIRECTORY = "model.onnx"
 """The model's file where a directory stands in place of `model.onnx` or whatever file the configuration names."""
 _NO_PYTHON = "code of the repository is not run unless models.python is true: set that, or take the file away"
+_TOKENIZER = "tokenizer.json"
 _MOST_LABELS = 1 << 20
 """Bytes of a label file. Every tenant's process holds the labels of every version."""
 
@@ -36,6 +37,7 @@ class ModelFile:
     """One version of a model that is to be served.
 
     `path` is the model's file, for an ensemble the version's directory. `labels` are the contents of label files, by output.
+    `tokenizer` is the path of its tokenizer.json, "" if it has none.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ModelFile:
     config: ModelConfig
     labels: Mapping[str, bytes] = field(default_factory=dict)
     functions: FunctionsFile | None = None
+    tokenizer: str = ""
 
     @property
     def filename(self) -> str:
@@ -202,7 +205,13 @@ class Repository:
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             return Problem(version, f"{name}/{version}: {error.strerror}")
-        return ModelFile(name, number, path, config, labels, functions)
+        return ModelFile(name, number, path, config, labels, functions, _tokenizer(self._root / name, version))
+
+
+def _tokenizer(model: Path, version: str) -> str:
+    """The tokenizer.json of a version of the model in this directory, or of the model; "" if there is none."""
+    paths = (model / version / _TOKENIZER, model / _TOKENIZER)
+    return next((str(path) for path in paths if path.is_file()), "")
 
 
 def some(names: Iterable[object]) -> str:

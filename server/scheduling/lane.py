@@ -119,14 +119,16 @@ class Lane:
         waiting = [p for p in self._pending.values() if not (p.ended or p.batch or p.paused or p.slot.index in begun)]
         return Counter(pending.ticket.model for pending in waiting)
 
-    def admit(self, nbytes: int = 0) -> int:
+    def admit(self, nbytes: int = 0, charged: bool = False) -> int:
         """Admit a request, before its body of so many bytes is read: called exactly once for each, so limits are charged here.
+
+        One that takes several inferences is `charged` from the second on.
 
         Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
         to be called with, if there is a lender. Raises as `check_room` does, and as `RateLimits.charge`.
         """
         self.check_room()
-        if self.limits is not None:
+        if self.limits is not None and not charged:
             self.charge(1, nbytes)
         return self.lender.begin() if self.lender is not None else 0
 

@@ -14,6 +14,7 @@ from ..protocol.request_cache import RequestCache
 from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
 from .running_functions import RunningFunctions
+from .running_text import RunningText
 from .statistics import ModelStatistics
 from .turns import Turns
 
@@ -24,7 +25,7 @@ class ServedModel:
 
     `batching` is set if its requests are batched; `labels` are the names of its output classes; `queues` are the limits of its
     queues, if its configuration has any. If it has `functions`, `signature` is what clients know, and these are `running` where
-    its requests are served.
+    its requests are served. `tokenizer` is the path of its tokenizer.json, if there is one, and `text` that where it is used.
     """
 
     name: str
@@ -37,6 +38,8 @@ class ServedModel:
     labels: Labels = field(default=UNLABELLED, compare=False)
     queues: QueuePolicy | None = None
     functions: Functions | None = None
+    tokenizer: str = ""
+    text: RunningText | None = field(default=None, compare=False)
     running: RunningFunctions | None = field(default=None, compare=False)
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     request_cache: RequestCache = field(default_factory=RequestCache, compare=False)

@@ -8,6 +8,7 @@ from ..errors import DeadlineExceeded
 from ..functions.definition import Functions
 from ..functions.module import FunctionModule
 from ..functions.thread import Call, FunctionThread, OnEnd
+from .running_text import RunningText
 
 log = logging.getLogger("greenlane.functions")
 
@@ -69,7 +70,7 @@ async def open_functions(
     return running
 
 
-def close_all(running: Sequence[RunningFunctions | None]) -> None:
+def close_all(running: "Sequence[RunningFunctions | RunningText | None]") -> None:
     """Close those that there are."""
     for each in running:
         if each:

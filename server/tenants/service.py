@@ -25,11 +25,13 @@ from ..scheduling.lane import Lane
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.spread_scheduler import SpreadScheduler
+from ..text.tokenizer import TokenizerFailed
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
 from .frontend import DeviceSide, ModelReport, Report, State, not_ended
 from .model_changes import ModelChanges
 from .running_functions import FunctionsFailed, close_all, open_functions
+from .running_text import RunningText, open_text
 from .tracing import Tracing
 from .unread import UnreadAnswers
 from .uploads import Uploads
@@ -314,28 +316,40 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
                 await tenant.lane.model_drained(key)
         tenant.lane.end_parts(key, f"model {name!r} was unloaded or replaced while it answered; send the request again")
         await tenant.lane.model_drained(key)
-    close_all([item.running for item in left])
+    close_all([each for item in left for each in (item.running, item.text)])
 
 
 async def _with_functions(
     tenant: Tenant, served: list[ServedModel], problems: list[IndexEntry], before: list[ServedModel]
 ) -> tuple[list[ServedModel], list[IndexEntry]]:
     """The versions with their functions running, and the problems of all. What runs already goes on."""
-    if not any(item.functions for item in served):
+    if not any(item.functions or item.tokenizer for item in served):
         return served, problems
-    running = {item.key: item.running for item in before}
+    there = {item.key: item for item in before}
     found, config, problems = list[ServedModel](), tenant.config, list(problems)
     setting = dotted(("tenants", tenant.name, "queue"))
     for item in served:
         try:
-            there = running.get(item.key)
-            if item.functions and there is None:
-                there = await open_functions(item.functions, item.name, config.queue, setting, tenant.execution_limit)
-            found.append(replace(item, running=there))
+            running, text = (old.running, old.text) if (old := there.get(item.key)) else (None, None)
+            if item.functions and running is None:
+                running = await open_functions(item.functions, item.name, config.queue, setting, tenant.execution_limit)
+            if item.tokenizer and text is None:
+                text = await _text(tenant, item, setting)
+            found.append(replace(item, running=running, text=text))
         except FunctionsFailed as error:
             log.error("model %s %s is unavailable: %s", item.name, item.version, error)
             problems.append(IndexEntry(item.name, item.version, "UNAVAILABLE", str(error)))
     return found, problems
+
+
+async def _text(tenant: Tenant, item: ServedModel, setting: str) -> RunningText | None:
+    """The tokenizer of a version; None, with a line in the log, if it cannot be used: the model is served all the same."""
+    queue, limit = tenant.config.queue, tenant.execution_limit
+    try:
+        return await open_text(item.tokenizer, item.name, item.signature, queue, setting, limit)
+    except TokenizerFailed as error:
+        log.warning("model %s %s does not take texts: %s", item.name, item.version, error)
+        return None
 
 
 def last_uses(tenant: Tenant) -> dict[ModelKey, int]:

@@ -122,7 +122,7 @@ async def test_json_over_the_limit_is_refused_without_time_slices(bench: Bench) 
 async def test_a_request_is_admitted_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, large: bool, outgrows: bool) -> None:
     """Also if it is parsed in time slices, or runs a second time: a quota would be charged twice."""
     admitted, admit = [], bench.tenant.lane.admit
-    monkeypatch.setattr(bench.tenant.lane, "admit", lambda nbytes: admitted.append(admit(nbytes)) or 0)
+    monkeypatch.setattr(bench.tenant.lane, "admit", lambda *given: admitted.append(admit(*given)) or 0)
     bench.begin(body() if large else small())
     await bench.drain_time_slices()
     if outgrows:

@@ -74,7 +74,7 @@ def test_a_report_arrives_as_it_was() -> None:
         (messages.ModelReportFields, names(ModelReport)),
         (
             messages.ServedModelFields,
-            names(ServedModel, "running", "statistics", "request_cache"),
+            names(ServedModel, "running", "text", "statistics", "request_cache"),
         ),
         (messages.ReportFields, names(Report, "age")),
     ],

@@ -1,0 +1,110 @@
+"""`/v1/embeddings`, `/v1/rerank` and `/v1/models`: encoder models, for clients of OpenAI's, Cohere's and Jina's APIs."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from ..config.schema import ModelOptions
+from ..config.text import TextOptions
+from ..errors import BadRequest, NotFound
+from ..protocol.json_document import parse
+from ..tenants.service import Service, Tenant
+from ..text.encoder import cosines
+from . import text_messages
+from .body import read_body
+from .dependencies import ServiceDep, TenantDep
+from .framework import cancel_on_disconnect, json_response
+from .texts import Texts, encoder_of
+
+router = APIRouter()
+_DEFAULT = TextOptions()
+
+
+@router.get("/v1/models", include_in_schema=False)
+async def models(tenant: TenantDep, service: ServiceDep) -> Response:
+    """The models that take texts."""
+    return json_response(text_messages.models(_names(tenant, service), tenant.name))
+
+
+@router.get("/v1/models/{name}", include_in_schema=False)
+async def model(name: str, tenant: TenantDep, service: ServiceDep) -> Response:
+    """One of them."""
+    encoder_of(tenant.catalog.find(name), _options(service, name))
+    return json_response(text_messages.model(name, tenant.name))
+
+
+@router.post("/v1/embeddings", include_in_schema=False)
+async def embeddings(request: Request, tenant: TenantDep, service: ServiceDep) -> Response:
+    """The embeddings of texts."""
+    body = await _body(request, tenant)
+    return await cancel_on_disconnect(request, _embed(body, tenant, service))
+
+
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v1/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank(request: Request, tenant: TenantDep, service: ServiceDep) -> Response:
+    """Texts in the order in which they answer a query."""
+    body = await _body(request, tenant)
+    return await cancel_on_disconnect(request, _rerank(body, tenant, service))
+
+
+async def _body(request: Request, tenant: Tenant) -> bytes:
+    """The body, unless there is no room for the request. It is charged later, when its model is known."""
+    tenant.lane.check_room()
+    tenant.lane.check_limits()
+    return await read_body(request, tenant.uploads)
+
+
+async def _embed(body: bytes, tenant: Tenant, service: Service) -> Response:
+    asked = text_messages.read_embeddings(parse(body, tensors=False))
+    options = _options(service, asked.model)
+    if options.task != "embed":
+        raise NotFound(f"model {asked.model!r} gives scores, not embeddings; use /v1/rerank")
+    texts = Texts(tenant, asked.model, options, len(body), asked.priority, asked.timeout)
+    try:
+        _check_tokens(asked.texts, texts.text.vocabulary)
+        tokens = await texts.tokens(asked.texts, "input")
+        rows = await texts.results(tokens)
+    except BaseException as error:
+        texts.close(error)
+        raise
+    used = sum(len(each.ids) for each in tokens)
+    return Response(text_messages.embeddings(asked, rows, used, options.normalize), media_type="application/json")
+
+
+async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
+    asked = text_messages.read_rerank(parse(body, tensors=False))
+    options = _options(service, asked.model)
+    pairs = options.task == "rerank"
+    given: list[Any] = [(asked.query, each) for each in asked.documents] if pairs else [asked.query, *asked.documents]
+    texts = Texts(tenant, asked.model, options, len(body), asked.priority, asked.timeout)
+    try:
+        tokens = await texts.tokens(given, "documents" if pairs else "[query, *documents]")
+        rows = await texts.results(tokens)
+    except BaseException as error:
+        texts.close(error)
+        raise
+    scores: list[float] = rows[:, 0].tolist() if pairs else cosines(rows[0], rows[1:])
+    return json_response(text_messages.ranking(asked, scores, sum(len(each.ids) for each in tokens)))
+
+
+def _check_tokens(texts: list[Any], size: int) -> None:
+    for index, each in enumerate(texts):
+        if isinstance(each, list) and max(each) >= size:
+            raise BadRequest(f"input[{index}]: token {max(each)}; the model's tokenizer has tokens 0 to {size - 1}")
+
+
+def _options(service: Service, name: str) -> TextOptions:
+    return service.config.models.options.get(name, ModelOptions()).text or _DEFAULT
+
+
+def _names(tenant: Tenant, service: Service) -> list[str]:
+    found = []
+    for name in dict.fromkeys(each.name for each in tenant.catalog.served()):
+        try:
+            encoder_of(tenant.catalog.find(name), _options(service, name))
+        except NotFound:
+            continue
+        found.append(name)
+    return sorted(found)

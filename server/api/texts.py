@@ -1,0 +1,162 @@
+"""Texts through an encoder model: the runs of one request, each an inference of up to a batch of texts."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..config.text import TextOptions
+from ..errors import DeadlineExceeded, NotFound
+from ..inference.inference import Inference
+from ..link.messages import Done
+from ..protocol.request import Input, write_inputs
+from ..scheduling.lane import expired
+from ..tenants.running_text import RunningText
+from ..tenants.service import Tenant
+from ..text.encoder import Encoder, NoEncoder
+from ..text.tokenizer import Tokens
+
+_AT_A_TIME = 2
+"""Runs of one request that are queued or in flight: one is ready when another ends, and other requests get their turn."""
+
+
+class Texts:
+    """One request of texts for a model. Belongs to the event loop, and there to one task.
+
+    The constructor admits it, as that of `Inference`: the model's name may be wrong, the queue full, a limit reached. It raises
+    NotFound for a model that takes no texts, or is configured for another task. `nbytes` is the size of the body; `priority`
+    and `timeout`, in seconds from `arrived` on, are as in an inference. `close` it in the end.
+    """
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        name: str,
+        options: TextOptions,
+        nbytes: int,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self._tenant = tenant
+        self._name = name
+        self._priority = priority
+        self._timeout = timeout
+        self._options = options
+        self._arrived = time.monotonic_ns()
+        self._first: Inference | None = Inference(tenant, name, None, nbytes)
+        self._version = self._first.served.version
+        try:
+            self.text, self.encoder = encoder_of(self._first.served, options)
+        except Exception as error:
+            self.close(error)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Texts for {self._name} of {self._tenant.name}>"
+
+    async def tokens(self, texts: Sequence[Any], where: str) -> list[Tokens]:
+        """The tokens of texts, of pairs, or of lists of tokens. Raises as `TextTokenizer.encode`, and DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(self._left()):
+                return await self.text.tokens(texts, self.encoder, where)
+        except TimeoutError:
+            raise self._tenant.lane.expire(self._timeout or 0.0) from None
+
+    async def results(self, tokens: Sequence[Tokens]) -> Any:
+        """A row for each text. Raises what an inference ends with; then all of the request's runs are cancelled."""
+        batches = self.encoder.batches(tokens)
+        rows: list[Any] = [None] * len(tokens)
+        if len(batches) == 1:
+            await self._run_all(batches, tokens, rows)
+        else:
+            batches.reverse()  # The longest first, which shows at once if they do not fit.
+            runners = [asyncio.ensure_future(self._run_all(batches, tokens, rows)) for _ in range(_AT_A_TIME)]
+            try:
+                await asyncio.gather(*runners)
+            finally:
+                for each in runners:
+                    each.cancel()
+                await asyncio.wait(runners)
+        return np.stack(rows)
+
+    def close(self, error: BaseException) -> None:
+        """End what has not begun to run, for this reason."""
+        first, self._first = self._first, None
+        if first:
+            first.cancel(error)
+
+    async def _run_all(self, batches: list[list[int]], tokens: Sequence[Tokens], rows: list[Any]) -> None:
+        """Run batches until none is left, and put their results where they belong."""
+        while batches:
+            batch = batches.pop(0)
+            for index, row in zip(batch, await self._run([tokens[index] for index in batch]), strict=True):
+                rows[index] = row
+
+    async def _run(self, tokens: Sequence[Tokens]) -> Any:
+        inference, self._first = self._first, None
+        if inference is None:
+            lane = self._tenant.lane
+            while lane.full:  # The request was admitted, so it waits rather than fails.
+                await lane.has_room()
+            inference = Inference(self._tenant, self._name, self._version, 0, True)
+        inference.arrived = self._arrived
+        ended: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+        def on_end(end: Done | Exception) -> None:
+            if ended.done():
+                return
+            if isinstance(end, Exception):
+                ended.set_exception(end)
+            else:
+                ended.set_result(end)
+
+        try:
+            encoder = self._submit(inference, tokens, on_end)
+        except Exception as error:
+            raise inference.fail(error) from error
+        try:
+            done = await ended
+        except asyncio.CancelledError as error:
+            inference.cancel(error)
+            raise
+        except DeadlineExceeded as error:
+            raise (expired(self._timeout) if self._timeout and self._has_expired() else error) from None
+        slot = inference.slot_of(done)
+        try:
+            places = [(shape, slot.view[offset : offset + nbytes]) for shape, offset, nbytes in done.outputs]
+            found = encoder.result(tokens, places)
+        except Exception as error:
+            raise inference.fail(error) from error
+        inference.succeed(done)
+        return found
+
+    def _submit(self, inference: Inference, tokens: Sequence[Tokens], on_end: Any) -> Encoder:
+        """Write a batch into a slot and queue it."""
+        slot = inference.take_slot()
+        served = inference.served
+        encoder = self.encoder if served.text is self.text else encoder_of(served, self._options)[1]
+        filled = encoder.fill(tokens)
+        inputs = [Input(shape, array) for shape, array in zip(filled.shapes, filled.arrays, strict=True)]
+        write_inputs(inputs, served.signature, slot, served.request_cache.output_reserve)
+        timeout = None if self._timeout is None else inference.time_left(self._timeout)
+        inference.submit(filled.shapes, self._priority, timeout, on_end)
+        return encoder
+
+    def _has_expired(self) -> bool:
+        return (self._left() or 0.0) <= 0
+
+    def _left(self) -> float | None:
+        return None if self._timeout is None else self._timeout - (time.monotonic_ns() - self._arrived) / 1e9
+
+
+def encoder_of(served: Any, options: TextOptions) -> tuple[RunningText, Encoder]:
+    """The tokenizer and the encoder of a version. Raises NotFound for one that takes no texts."""
+    if served.text is None:
+        why = "its tokenizer cannot be used, see the log" if served.tokenizer else "it has no tokenizer.json"
+        raise NotFound(f"model {served.name!r} does not take texts: {why}")
+    try:
+        return served.text, served.text.encoder(options)
+    except NoEncoder as error:
+        raise NotFound(f"model {served.name!r} does not take texts: {error}") from error

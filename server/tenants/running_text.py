@@ -1,0 +1,97 @@
+"""The tokenizer of a version that is served, and the thread that it runs on in this process."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engines import Signature
+
+from ..config.text import TextOptions
+from ..functions.thread import FunctionThread
+from ..text.encoder import Encoder
+from ..text.tokenizer import TextTokenizer, TokenizerFailed, Tokens
+
+LOAD_SECONDS = 60.0
+"""How long a tokenizer may take to load."""
+
+
+class RunningText:
+    """Belongs to the event loop of the tenant's HTTP process; `open_text` makes one. `name` is the model's."""
+
+    def __init__(self, name: str, signature: Signature, thread: FunctionThread, tokenizer: TextTokenizer) -> None:
+        self._what = f"model {name!r}: its tokenizer"
+        self._signature = signature
+        self._thread = thread
+        self._tokenizer = tokenizer
+        self._encoders: dict[TextOptions, Encoder] = {}
+
+    def __repr__(self) -> str:
+        return f"<RunningText {self._tokenizer!r}, {self._thread!r}>"
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that there are."""
+        return self._tokenizer.size
+
+    def encoder(self, options: TextOptions) -> Encoder:
+        """How the model is used with these options. Raises NoEncoder."""
+        found = self._encoders.get(options)
+        if found is None:
+            found = Encoder(self._signature, options, self._tokenizer.most, self._tokenizer.pad)
+            self._encoders = {options: found}
+        return found
+
+    async def tokens(self, texts: Sequence[Any], encoder: Encoder, where: str) -> list[Tokens]:
+        """As `TextTokenizer.encode`, on the thread. Raises QueueFull and Unavailable too, as `FunctionThread` does."""
+        self._thread.check_room()
+        most, truncate = encoder.most, encoder.options.truncate
+        found: list[Tokens] = await _called(
+            self._thread, self._what, lambda: self._tokenizer.encode(texts, most, truncate, where)
+        )
+        return found
+
+    def close(self) -> None:
+        """Its model is not served any more, and no request for it is left."""
+        self._thread.close()
+
+
+async def open_text(
+    path: str, name: str, signature: Signature, most: int, setting: str, limit: tuple[float, str]
+) -> RunningText:
+    """Load a tokenizer on a thread of its own. `most` requests may wait for it. Raises TokenizerFailed."""
+    thread = FunctionThread(name, most, setting, *limit)
+    try:
+        tokenizer = await _called(thread, f"model {name!r}: tokenizer.json", lambda: _load(path), LOAD_SECONDS)
+    except BaseException as error:
+        thread.close()
+        raise TokenizerFailed(str(error)) if isinstance(error, Exception) else error from error
+    if isinstance(tokenizer, TokenizerFailed):
+        thread.close()
+        raise tokenizer
+    return RunningText(name, signature, thread, tokenizer)
+
+
+def _load(path: str) -> TextTokenizer | TokenizerFailed:
+    try:
+        return TextTokenizer(path)
+    except TokenizerFailed as error:
+        return error
+
+
+async def _called(thread: FunctionThread, what: str, work: Callable[[], object], limit: float | None = None) -> Any:
+    """The result of a call. Raises the error that it ended with."""
+    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    def on_end(end: object) -> None:
+        if not ended.done():
+            ended.set_result(end)
+
+    call = thread.call(what, work, on_end, limit)
+    try:
+        end = await ended
+    except asyncio.CancelledError:
+        thread.cancel(call)
+        raise
+    if isinstance(end, Exception) and not isinstance(end, TokenizerFailed):
+        raise end
+    return end

@@ -1,0 +1,229 @@
+"""/v1/embeddings and /v1/rerank over a real socket, with OpenAI's own client and without."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import numpy as np
+import onnxruntime
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from server.config.schema import Config, ModelOptions
+from server.config.tenant import TenantConfig
+from server.tenants.auth import digest
+from tests import encoders
+
+from . import repository
+from .harness import Served, configuration, cores, serving
+from .processes import configure, running
+
+TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
+"""More than a batch, and of different lengths."""
+
+
+class Reference:
+    """The same by ONNX Runtime and numpy alone: one text at a time, without padding."""
+
+    def __init__(self, folder: Path) -> None:
+        self._session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_truncation()
+
+    def run(self, text: Any) -> Any:
+        pair = text if isinstance(text, tuple) else (text,)
+        found = self.tokenizer.encode(*pair)
+        values = (found.ids, [1] * len(found.ids), found.type_ids)
+        return self._session.run(None, {name: np.array([each]) for name, each in zip(encoders.NAMES, values, strict=True)})[0][
+            0
+        ]
+
+    def embedding(self, text: str) -> Any:
+        mean = self.run(text).mean(0)
+        return mean / np.linalg.norm(mean)
+
+
+def options(**tables: Any) -> MappingProxyType[str, ModelOptions]:
+    return MappingProxyType({name: ModelOptions.model_validate({"text": table}) for name, table in tables.items()})
+
+
+def of(root: Path, tenant: TenantConfig, **tables: Any) -> Config:
+    config = configuration(root, tenant)
+    return config.model_copy(update={"models": config.models.model_copy(update={"options": options(**tables)})})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("encoders")
+    for name in ("encoder", "first", "short"):
+        encoders.write(root, name, encoders.encoder(), most=16 if name == "short" else 0)
+    encoders.write(root, "cross", encoders.encoder(scores=True))
+    repository.write(root, "identity", repository.IDENTITY)
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(root: Path) -> Iterator[Served]:
+    tenant = TenantConfig(name="acme", granules=1, models=("*",), keys_sha256=(digest("secret"),))
+    tables = {"first": {"pooling": "cls", "normalize": False, "truncate": True, "max_tokens": 4}, "cross": {"task": "rerank"}}
+    with serving(of(root, tenant, **tables), direct=True) as served:
+        yield served
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=30, headers={"Authorization": "Bearer secret"}) as http:
+        yield http
+
+
+def test_openais_client_gets_the_embeddings(client: openai.OpenAI, root: Path) -> None:
+    reference = Reference(root / "encoder")
+    answer = client.embeddings.create(model="encoder", input=TEXTS)  # It asks for base64.
+    assert [each.index for each in answer.data] == list(range(len(TEXTS)))
+    expected = np.stack([reference.embedding(text) for text in TEXTS])
+    np.testing.assert_allclose([each.embedding for each in answer.data], expected, atol=2e-5)
+    tokens = sum(len(reference.tokenizer.encode(text).ids) for text in TEXTS)
+    assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("encoder", tokens, tokens)
+
+
+def test_floats_base64_tokens_and_one_text_are_the_same(http: httpx.Client, root: Path) -> None:
+    ids = Reference(root / "encoder").tokenizer.encode(TEXTS[0]).ids
+    found = []
+    for given in (TEXTS[0], [TEXTS[0]], ids, [ids]):
+        for encoding in ("float", "base64"):
+            body = {"model": "encoder", "input": given, "encoding_format": encoding}
+            (each,) = http.post("/v1/embeddings", json=body).raise_for_status().json()["data"]
+            raw = each["embedding"]
+            found.append(raw if encoding == "float" else np.frombuffer(base64.b64decode(raw), "<f4").tolist())
+    np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-6)
+    body = {"model": "encoder", "input": TEXTS[0], "dimensions": 8}
+    (each,) = http.post("/v1/embeddings", json=body).json()["data"]
+    assert len(each["embedding"]) == 8
+    assert np.linalg.norm(each["embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_pooling_length_and_truncation_are_configured(client: openai.OpenAI, root: Path) -> None:
+    reference = Reference(root / "first")
+    reference.tokenizer.enable_truncation(4)
+    answer = client.embeddings.create(model="first", input=TEXTS[4])
+    np.testing.assert_allclose(answer.data[0].embedding, reference.run(TEXTS[4])[0], atol=2e-5)
+    assert answer.usage.prompt_tokens == 4
+
+
+def test_models_that_take_texts_are_listed(client: openai.OpenAI) -> None:
+    assert [each.id for each in client.models.list()] == ["cross", "encoder", "first", "short"]
+    assert client.models.retrieve("encoder").owned_by == "acme"
+    with pytest.raises(openai.NotFoundError, match=r"model 'identity' does not take texts: it has no tokenizer.json"):
+        client.models.retrieve("identity")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "text"),
+    [
+        ({"model": "encoder"}, 400, None, "input: null; expected text, a list of texts, or tokens"),
+        ({"model": "encoder", "input": []}, 400, None, "input: 0 texts; expected 1 to 2048"),
+        (
+            {"model": "encoder", "input": ["a", ""]},
+            400,
+            None,
+            'input[1]: "" is a string; expected text that is not empty, or a list of tokens',
+        ),
+        ({"model": "encoder", "input": [[1, -1]]}, 400, None, "expected text that is not empty, or a list of tokens"),
+        ({"model": "encoder", "input": [9999]}, 400, None, "input[0]: token 9999; the model's tokenizer has tokens 0 to "),
+        (
+            {"model": "short", "input": ["cat", "cat " * 15]},
+            400,
+            None,
+            "input[1]: 17 tokens; expected 1 to 16 (models.NAME.text: ",
+        ),
+        (
+            {"model": "encoder", "input": "a", "encoding_format": "x"},
+            400,
+            None,
+            "encoding_format: 'x'; expected 'float' or 'base64'",
+        ),
+        ({"model": "encoder", "input": "a", "dimensions": 999}, 400, None, "dimensions: 999; expected at most 32"),
+        ({"model": "none", "input": "a"}, 404, "model_not_found", "Request for unknown model: 'none' is not found"),
+        ({"model": "identity", "input": "a"}, 404, "model_not_found", "it has no tokenizer.json"),
+        ({"model": "cross", "input": "a"}, 404, "model_not_found", "gives scores, not embeddings; use /v1/rerank"),
+    ],
+)
+def test_errors_are_openais(http: httpx.Client, body: dict[str, Any], status: int, code: str | None, text: str) -> None:
+    answer = http.post("/v1/embeddings", json=body)
+    found = answer.json()["error"]
+    assert (answer.status_code, found["code"], found["type"], found["param"]) == (status, code, "invalid_request_error", None)
+    assert text in found["message"]
+
+
+def test_a_wrong_key_is_an_authentication_error(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
+    with client, pytest.raises(openai.AuthenticationError) as caught:
+        client.embeddings.create(model="encoder", input="a")
+    assert caught.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_a_cross_encoder_ranks_documents(http: httpx.Client, root: Path, path: str) -> None:
+    reference, documents = Reference(root / "cross"), [*TEXTS[:9], {"text": TEXTS[9]}]
+    expected = [1 / (1 + np.exp(-reference.run((TEXTS[12], text))[0])) for text in TEXTS[:10]]
+    body = {"model": "cross", "query": TEXTS[12], "documents": documents, "top_n": 4, "return_documents": True}
+    answer = http.post(path, json=body).raise_for_status().json()
+    best = np.argsort(expected)[::-1][:4].tolist()
+    assert [each["index"] for each in answer["results"]] == best
+    assert [each["document"]["text"] for each in answer["results"]] == [TEXTS[index] for index in best]
+    np.testing.assert_allclose([each["relevance_score"] for each in answer["results"]], [expected[i] for i in best], atol=1e-5)
+
+
+def test_embeddings_rank_documents_by_cosine(http: httpx.Client, root: Path) -> None:
+    reference = Reference(root / "encoder")
+    query, *others = (reference.embedding(text) for text in TEXTS[:6])
+    body = {"model": "encoder", "query": TEXTS[0], "documents": TEXTS[1:6]}
+    results = http.post("/v1/rerank", json=body).raise_for_status().json()["results"]
+    found = {each["index"]: each["relevance_score"] for each in results}
+    np.testing.assert_allclose([found[index] for index in range(5)], np.stack(others) @ query, atol=2e-5)
+    assert [each["relevance_score"] for each in results] == sorted(found.values(), reverse=True)
+
+
+def test_runs_are_counted_and_a_deadline_is_504(http: httpx.Client) -> None:
+    def count() -> int:
+        return int(http.get("/v2/models/encoder/stats").json()["model_stats"][0]["inference_stats"]["success"]["count"])
+
+    before = count()
+    assert http.post("/v1/embeddings", json={"model": "encoder", "input": TEXTS}).status_code == 200
+    assert count() - before == 2  # 14 texts in batches of up to 8.
+    answer = http.post("/v1/embeddings", json={"model": "encoder", "input": TEXTS, "timeout": 1})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "server_error")
+
+
+def test_a_request_is_charged_once_however_many_runs_it_takes(root: Path) -> None:
+    tenant = TenantConfig(name="acme", granules=1, models=("encoder",), requests_per_second=1, burst_requests=2)
+    with serving(of(root, tenant), direct=True) as served, httpx.Client(base_url=served.url, timeout=30) as http:
+        answers = [http.post("/v1/embeddings", json={"model": "encoder", "input": TEXTS}) for _ in range(3)]
+    assert [each.status_code for each in answers] == [200, 200, 429]
+    assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
+    assert "requests_per_second" in answers[2].json()["error"]["message"]
+    assert int(answers[2].headers["retry-after"]) >= 1
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+def test_tenants_of_python_m_server_have_their_own(root: Path, tmp_path: Path) -> None:
+    tenants = (
+        '[models.first.text]\npooling = "cls"\n'
+        f'[tenants.acme]\ncores = 1\nmodels = ["encoder"]\nkeys_sha256 = ["{digest("a")}"]\n'
+        f'[tenants.globex]\ncores = 1\nmodels = ["first"]\nkeys_sha256 = ["{digest("g")}"]\n'
+    )
+    with running(configure(tmp_path / "greenlane.toml", root, tenants)) as server:
+        for key, name in (("a", "encoder"), ("g", "first")):
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30) as client:
+                assert [each.id for each in client.models.list()] == [name]
+                assert len(client.embeddings.create(model=name, input=TEXTS).data) == len(TEXTS)
