@@ -90,7 +90,7 @@ class Watcher:
             self._due.setdefault(name, set()).update(filter(tenant.may_call, changed))
         if self._controller.state in _SERVING:
             for name, due in self._due.items():
-                if due and name not in self._running:
+                if due and name not in self._running and name in self._controller.config.tenants:
                     self._running[name] = task = asyncio.create_task(self._refresh(name))
                     task.add_done_callback(lambda _, name=name: self._running.pop(name))  # type: ignore[misc]
 

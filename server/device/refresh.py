@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from ..errors import Unavailable
@@ -15,6 +16,7 @@ from .tenant_models import TenantModels
 
 log = logging.getLogger("greenlane.runtime")
 
+_GOES_ON = "served as it was, since its files have changed and cannot be"
 GONE = "no longer in the repository"
 
 
@@ -60,7 +62,7 @@ class ModelRefresh:
             await self._models.renew_ensembles(tenant, [name], [name])
             log.info("loaded for %s, as its files have changed: %s", tenant, versions(loaded))
         elif before and before.served:
-            await self._frontends[tenant].publish(name, before.served, loaded.problems)
+            await self._frontends[tenant].publish(name, before.served, list(_beside(before, loaded.problems)))
         if loaded.problems:
             reasons.append(loaded.why())
 
@@ -73,3 +75,10 @@ class ModelRefresh:
             await self._models.publish(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", GONE)], {}))
         else:
             await self._models.forget(tenant, name)
+
+
+def _beside(before: LoadedModel, problems: Iterable[IndexEntry]) -> Iterator[IndexEntry]:
+    """These problems, where a version that is served goes on as it was loaded before with the reason for that."""
+    served = {each.version for each in before.served}
+    for problem in problems:
+        yield replace(problem, reason=f"{_GOES_ON}: {problem.reason}") if problem.version in served else problem

@@ -142,7 +142,11 @@ class Catalog:
     def listing(self) -> list[tuple[str, list[ServedModel], list[IndexEntry]]]:
         """The arguments for `put` that rebuild this catalog: what is ready and what failed; neither while a model loads."""
         return [
-            (name, list(self._served.get(name, {}).values()), [e for e in entries if e.state == "UNAVAILABLE"])
+            (
+                name,
+                list(self._served.get(name, {}).values()),
+                [replace(e, state="UNAVAILABLE") for e in entries if _is_problem(e)],
+            )
             for name, entries in self._entries.items()
         ]
 
@@ -154,7 +158,8 @@ class Catalog:
     def put(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
         """Serve exactly these versions of a model; each keeps the counters of the same version before.
 
-        With neither versions nor problems the tenant does not know the model any more.
+        With neither versions nor problems the tenant does not know the model any more. A problem of a version that is served is
+        why that was not replaced.
         """
         before = self._served.pop(name, {})
         for item in before.values():
@@ -164,8 +169,9 @@ class Catalog:
         if kept:
             self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
         self._follow(name)
-        ready = [IndexEntry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
-        self._entries[name] = ready + problems
+        reasons = {problem.version: problem.reason for problem in problems}
+        ready = [IndexEntry(name, version, "READY", reasons.get(version, "")) for version in self._served.get(name, ())]
+        self._entries[name] = ready + [problem for problem in problems if problem.version not in self._served.get(name, ())]
         if not self._entries[name]:
             del self._entries[name]
         self.paged -= {item.key for item in before.values()} - {item.key for item in kept}
@@ -196,6 +202,10 @@ class Catalog:
                 return Unavailable(f"model {name!r} is {entry.state.lower()}: {entry.reason or 'try again soon'}")
         which = f"{name!r} version {version}" if name in self._served else f"{name!r}"
         return NotFound(f"Request for unknown model: {which} is not found")
+
+
+def _is_problem(entry: IndexEntry) -> bool:
+    return entry.state == "UNAVAILABLE" or bool(entry.reason)
 
 
 def _is_alive(entry: IndexEntry) -> bool:

@@ -94,11 +94,17 @@ class MergedModels:
         return _Version(replace(first, key=f"{first.name}/{first.version}#{self._loads}"), alike)
 
     def _problems(self, name: str, served: Mapping[str, _Version]) -> list[IndexEntry]:
-        """Those of versions that no device serves, each once; of the whole model only if nothing of it is served."""
+        """Those of versions that no device serves, each once; of the whole model only if nothing of it is served.
+
+        And those of devices that say why they go on with what they served before.
+        """
         found: dict[str, IndexEntry] = {}
         for device in self._devices:
-            for problem in self._published[device].get(name, ((), ()))[1]:
-                if problem.version not in served and (problem.version or not served):
+            own, problems = self._published[device].get(name, ((), ()))
+            goes_on = {each.version for each in own} | ({""} if own else set())
+            for problem in problems:
+                nowhere = problem.version not in served and (problem.version or not served)
+                if nowhere or problem.version in goes_on:
                     found.setdefault(problem.version, problem)
         return list(found.values())
 

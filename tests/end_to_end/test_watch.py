@@ -10,13 +10,15 @@ import pytest
 
 from . import repository
 from .processes import Load, Running, client, configure, running, running_plain
-from .wire import until
+from .wire import SMALL, infer, until
 
 TENANTS = """watch = "100ms"
+python = true
 [tenants.acme]
 granules = 1
 models = ["*"]
 """
+DOUBLING = "def preprocess(inputs):\n    return {'x': 2 * inputs['x']}\n"
 FORMS: dict[str, Any] = {"uvicorn": running_plain, "processes": running}
 
 
@@ -61,6 +63,8 @@ def test_models_come_change_and_go_and_no_request_fails(root: Path, server: Runn
             load.more()
             bad.write_bytes(good.read_bytes())
             until(lambda: index(http, "identity") == {"3": "READY"})
+            (root / "new" / "model.py").write_text(DOUBLING)
+            until(lambda: infer(http, "new", SMALL).json()["outputs"][0]["data"] == [2, 4])
             shutil.rmtree(root / "new")
             until(lambda: http.get("/v2/models/new/ready").status_code == 404)
             load.more()

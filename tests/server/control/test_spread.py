@@ -24,6 +24,7 @@ class SpreadRuntime(FakeRuntime):
         super().__init__(steps, name)
         self.prepared: list[Mapping[str, Granules]] = []
         self.loaded: list[str] = []
+        self.reason = ""
 
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         self.prepared.append(granules)
@@ -34,6 +35,10 @@ class SpreadRuntime(FakeRuntime):
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         self.loaded.append(f"{tenant} {name}")
+
+    async def refresh(self, tenant: str, name: str) -> str:
+        self.loaded.append(f"{tenant} {name} again")
+        return self.reason
 
     async def memory(self) -> list[TenantMemory]:
         models = [ModelMemory("m", "1", {"weights": 3, "contexts": 1})]
@@ -104,6 +109,16 @@ async def test_models_are_loaded_on_both_unless_one_is_started_again(site: Site)
     with pytest.raises(Unavailable, match="device 1 is being started again; change the models of tenant acme"):
         await site.controller.load("acme", "m")
     assert [runtime.loaded for runtime in site.runtimes.values()] == [["acme m"], ["acme m"]]
+
+
+async def test_a_changed_model_is_refreshed_on_both_and_the_reasons_are_joined(site: Site) -> None:
+    assert await site.controller.refresh("acme", "m") == ""
+    assert [runtime.loaded for runtime in site.runtimes.values()] == [["acme m again"]] * 2
+    site.runtimes["0"].reason, site.runtimes["1"].reason = "no memory", "device 0: no memory"
+    assert await site.controller.refresh("acme", "m") == "no memory; device 0: no memory"
+    site.runtimes["1"].away = True
+    with pytest.raises(Unavailable, match="device 1 is being started again"):
+        await site.controller.refresh("acme", "m")
 
 
 async def test_what_both_say_of_a_model_is_added_up(site: Site) -> None:

@@ -71,6 +71,13 @@ async def test_what_fails_is_in_the_index_and_the_old_one_serves_on(root: Path) 
         reason = await site.controller.refresh("acme", "b")
         assert index(site)[1:] == [("b", "1", "READY", ""), ("b", "", "UNAVAILABLE", reason)]
         (root / "b" / "config.pbtxt").unlink()
+        shutil.rmtree(root / "b" / "2")
+        (root / "b" / "1" / "model.onnx").write_text("another")
+        site.script.fail("bind")
+        assert await site.controller.refresh("acme", "b") == "version 1: scripted to fail at bind"
+        goes_on = "served as it was, since its files have changed and cannot be: scripted to fail at bind"
+        assert index(site)[1:] == [("b", "1", "READY", goes_on)]
+        (root / "b" / "1").rename(root / "b" / "2")
         assert await site.controller.refresh("acme", "b") == ""
         assert index(site)[1:] == [("b", "2", "READY", "")]
         assert bound(site) == 3

@@ -232,3 +232,16 @@ def test_a_request_keeps_its_version_while_that_is_served() -> None:
     assert made.route("m", None, had).key == "m/1#2"
     made.put("m", [served("m", "2")], [])
     assert made.route("m", None, had).version == "2"
+
+
+def test_why_a_version_was_not_replaced_is_said_where_it_is_ready() -> None:
+    made = Catalog()
+    made.put("m", [served("m", "1")], [unavailable("m", "1", "cannot be read"), unavailable("m", "2")])
+    expected = [IndexEntry("m", "1", "READY", "cannot be read"), unavailable("m", "2")]
+    assert made.index() == expected
+    again = Catalog()
+    for arguments in made.listing():
+        again.put(*arguments)
+    assert again.index() == expected
+    made.put("m", [served("m", "1", load=2)], [])
+    assert made.index() == [IndexEntry("m", "1", "READY")]

@@ -68,3 +68,11 @@ def test_problems_are_shown_of_versions_that_no_device_serves(models: MergedMode
     whole = IndexEntry("m", "", "UNAVAILABLE", "unloaded")
     assert put(models, "a", problems=(whole,)).problems == []
     assert put(models, "b", problems=(whole,)).problems == [whole]
+
+
+def test_why_devices_go_on_with_what_they_served_is_shown_beside_it(models: MergedModels) -> None:
+    put(models, "a", "m/1#5")
+    other, whole, same = (IndexEntry("m", version, "UNAVAILABLE", "broken") for version in ("2", "", "1"))
+    assert put(models, "b", problems=(whole, same)).problems == [], "b serves nothing of it, and a does"
+    merged = put(models, "a", "m/1#5", problems=(other, whole, same))
+    assert (merged.keys, merged.problems) == ({"m/1#1": {"a": "m/1#5"}}, [other, whole, same])
