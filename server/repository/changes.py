@@ -1,6 +1,7 @@
 """Notices models whose files have changed on disk, once they stand still."""
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,10 +11,10 @@ Stamp = frozenset[tuple[str, int, int, int]]
 
 def stamps(root: Path, names: list[str]) -> dict[str, Stamp]:
     """The stamp of each of these models. Blocks. What cannot be read is in its stamp, with the number of the error."""
-    return {name: frozenset(_files(root / name, "")) for name in names}
+    return {name: frozenset(_files(f"{root}/{name}", "")) for name in names}
 
 
-def _files(folder: Path, prefix: str) -> Iterator[tuple[str, int, int, int]]:
+def _files(folder: str, prefix: str) -> Iterator[tuple[str, int, int, int]]:
     """The files below a directory; names that begin with a dot are left out."""
     try:
         names = [name for name in os.listdir(folder) if not name.startswith(".")]
@@ -21,13 +22,13 @@ def _files(folder: Path, prefix: str) -> Iterator[tuple[str, int, int, int]]:
         yield prefix, 0, 0, error.errno or 0
         return
     for name in names:
-        path = folder / name
+        path = f"{folder}/{name}"
         try:
-            found = path.stat()
+            found = os.stat(path)
         except OSError as error:  # The same, or a dangling link.
             yield f"{prefix}{name}", 0, 0, error.errno or 0
             continue
-        if path.is_dir():
+        if stat.S_ISDIR(found.st_mode):
             yield f"{prefix}{name}/", 0, 0, 0
             yield from _files(path, f"{prefix}{name}/")
         else:
