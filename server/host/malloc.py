@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 
 # The numbers of mallopt(3), from glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 LARGEST = 32 << 20
 """Bytes of the largest block that is kept: the most that glibc's malloc.c allows (4 MiB * sizeof(long))."""
 KEPT = 128 << 20
@@ -24,6 +24,16 @@ def keep_large_blocks(tune: Callable[[int, int], int] | None = None) -> bool:
     """
     tune = tune or getattr(ctypes.CDLL(None), "mallopt", None)
     return tune is not None and bool(tune(_MMAP_THRESHOLD, LARGEST)) and bool(tune(_TRIM_THRESHOLD, KEPT))
+
+
+def share_one_heap(tune: Callable[[int, int], int] | None = None) -> bool:
+    """Have all threads that start from now on take memory from one heap. False if the C library has no such setting.
+
+    By default glibc gives threads up to eight heaps for each core. Models are loaded and moved on threads that end then, and
+    each such change takes memory from another heap, where little of it fits what the next one needs. `tune` as above.
+    """
+    tune = tune or getattr(ctypes.CDLL(None), "mallopt", None)
+    return tune is not None and bool(tune(_ARENA_MAX, 1))
 
 
 QUIET = 5.0

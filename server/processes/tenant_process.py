@@ -14,7 +14,7 @@ from partitions import Device, PartitionError
 
 from ..config.schema import Config
 from ..config.tenant import TenantConfig
-from ..host.malloc import keep_large_blocks
+from ..host.malloc import keep_large_blocks, share_one_heap
 from ..link import ring as links
 from ..single_process import SWITCH_INTERVAL
 from ..tenants.service import LocalFrontend, Tenant, slots
@@ -82,6 +82,7 @@ def main(arguments: TenantArguments) -> None:
     set_up(http.name, server.log_format, server.log_level, audit=server.audit)
     sys.setswitchinterval(SWITCH_INTERVAL)
     keep_large_blocks()
+    share_one_heap()
     config = http.config.on_device(arguments.device)
     opener = _opened(arguments.opener, config)
     uvloop.run(_serve(http, config, opener))

@@ -4,7 +4,7 @@ import resource
 import subprocess
 import sys
 
-from server.host.malloc import KEPT, LARGEST, SPARE, Tidy, keep_large_blocks
+from server.host.malloc import KEPT, LARGEST, SPARE, Tidy, keep_large_blocks, share_one_heap
 
 FAULTS = """
 import resource, sys
@@ -107,3 +107,40 @@ def test_little_is_kept_and_so_is_what_is_in_use() -> None:
     for _ in range(3):
         memory.tidy.look()
     assert memory.trimmed == 1, "it was tried, and nothing was free"
+
+
+HEAPS = """
+import ctypes, sys, threading
+from pathlib import Path
+from server.host.malloc import share_one_heap
+if sys.argv[1] == "one":
+    assert share_one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+found, together = [], threading.Barrier(4)
+def take():
+    together.wait()
+    found.append(libc.malloc(5000) >> 26)  # A heap of a thread's is 64 MiB, and begins at a multiple of that.
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+heap = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line)
+first, last = (int(part, 16) >> 26 for part in heap.split()[0].split("-"))
+print(sum(not first <= each <= last for each in set(found)))
+"""
+
+
+def test_threads_take_memory_from_one_heap() -> None:
+    heaps = {
+        how: int(subprocess.run([sys.executable, "-c", HEAPS, how], capture_output=True, check=True).stdout)
+        for how in ("one", "many")
+    }
+    assert heaps["one"] == 0
+    assert heaps["many"] > 1, "then the setting is not needed"
+
+
+def test_a_c_library_that_has_one_heap_is_left_alone() -> None:
+    assert not share_one_heap(lambda *_: 0)
