@@ -30,11 +30,11 @@ from .models import build
 from .picture import draw
 from .plan import DEFAULT, aggressor, turns
 from .served import NotServed, Server, greenlane, running, started
-from .summary import rates, summary, table
+from .summary import summary, tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 0, or 2 where it could not be measured."""
+    """Run a command line and return the exit status: 0, 2 where it could not be measured, 130 where it was stopped."""
     options = _parser().parse_args(arguments)
     try:
         if options.what == "models":
@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NotServed, LoadProcessFailed, ValueError, OSError) as error:
         print(f"noisy_neighbour: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("noisy_neighbour: stopped; what was measured so far is kept, for `summary`", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -99,8 +102,8 @@ def _summarize(folder: Path) -> None:
     phases, about = data.read(folder)
     found = summary(phases, about)
     (folder / "summary.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    (folder / "summary.md").write_text(f"{table(found)}\n\n{rates(found)}\n", encoding="utf-8")
-    print(f"{table(found)}\n\n{rates(found)}")
+    (folder / "summary.txt").write_text(f"{tables(found)}\n", encoding="utf-8")
+    print(tables(found))
     (folder / "latency.png").write_bytes(draw(phases, about))
 
 

@@ -28,7 +28,7 @@ class NotServed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server by its name in the tables, and its URL; `started` is whether this benchmark starts it, by which command."""
+    """A server by its name in the tables, and where it listens. This benchmark starts it if there is a `command`."""
 
     name: str
     host: str

@@ -37,20 +37,13 @@ def summary(phases: Sequence[Phase], about: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The same for people, in Markdown: latencies in ms."""
-    names = "beside", "server", "p50, ms", "p99, ms", "p99.9, ms", "slowest, ms", "p99 grew", "in a round", "failed", "requests"
-    return "\n".join([_cells(names), "|---" * len(names) + "|", *(_line(row) for row in found["rows"])])
-
-
-def rates(found: Mapping[str, Any]) -> str:
-    """What the aggressors got done, in Markdown."""
-    names = "aggressor", "server", "alone, answers a second", "beside the victim", "refused"
-    rows = [
-        (row["aggressor"], row["server"], _few(row["rate"]["alone"]), _few(row["rate"]["beside"]), str(row["refused"]))
-        for row in found["rows"]
-    ]
-    return "\n".join([_cells(names), "|---" * len(names) + "|", *map(_cells, rows)])
+def tables(found: Mapping[str, Any]) -> str:
+    """The same for people, in Markdown: how many times latency grew, latencies in ms, and what the aggressors got done."""
+    grew = ["beside", "server", "p50 grew", "p99 grew", "p99 grew in a round"]
+    times = ["beside", "server", "p50, ms", "p99, ms", "p99.9, ms", "slowest, ms", "failed", "requests, in rounds"]
+    done = ["aggressor", "server", "alone, answers a second", "beside the victim", "refused"]
+    kinds = (grew, _growth), (times, _latencies), (done, _rates)
+    return "\n\n".join(_table(names, [cells(row) for row in found["rows"]]) for names, cells in kinds)
 
 
 def _row(server: str, kind: str, phases: Sequence[Phase], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,18 +100,35 @@ def _interval(interval: Interval) -> list[float]:
     return [round(value, 2) for value in (interval.value, interval.low, interval.high)]
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    alone, beside, (value, low, high) = row["alone"], row["beside"], row["growth"]["p99"]
+def _growth(row: Mapping[str, Any]) -> list[str]:
+    found, half = row["growth"], row["p99_growth_of_rounds"]
+    return [
+        row["aggressor"],
+        row["server"],
+        _times(found["p50"]),
+        _times(found["p99"]),
+        _times([half["median"], *half["half"]]),
+    ]
+
+
+def _latencies(row: Mapping[str, Any]) -> list[str]:
+    alone, beside = row["alone"], row["beside"]
     cells = [f"{_few(alone[name])} → {_few(beside[name])}" for name in ("p50", "p99", "p999", "worst")]
-    grew = "not measured" if value is None else f"**{value:.2f}** ({low:.2f} to {high:.2f})"
-    typical, (least, most) = row["p99_growth_of_rounds"]["median"], row["p99_growth_of_rounds"]["half"]
-    rounds = "-" if typical is None else f"{typical:.2f} ({least:.2f} to {most:.2f})"
-    counts = f"{alone['failed']} → {beside['failed']}", f"{beside['count']} in {row['rounds']}"
-    return _cells((row["aggressor"], row["server"], *cells, grew, rounds, *counts))
+    counts = [f"{alone['failed']} → {beside['failed']}", f"{beside['count']:,} in {row['rounds']}"]
+    return [row["aggressor"], row["server"], *cells, *counts]
 
 
-def _cells(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+def _rates(row: Mapping[str, Any]) -> list[str]:
+    return [row["aggressor"], row["server"], _few(row["rate"]["alone"]), _few(row["rate"]["beside"]), f"{row['refused']:,}"]
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))
+
+
+def _times(interval: Sequence[float | None]) -> str:
+    value, low, high = interval
+    return "not measured" if value is None else f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _few(value: float | None) -> str:

@@ -17,11 +17,12 @@ from benchmarks.noisy_neighbour import data
 from benchmarks.noisy_neighbour.__main__ import main
 from benchmarks.noisy_neighbour.measure import Phase
 from benchmarks.noisy_neighbour.plan import PHASES, Aggressor, Turn, aggressor, turns
-from benchmarks.noisy_neighbour.summary import rates, summary, table
+from benchmarks.noisy_neighbour.summary import summary, tables
 from greenlane.load.figures import Samples
 from greenlane.load.server_process import free_port
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "noisy-neighbour.md").read_text()
 PUBLISHED = sorted((ROOT / "docs" / "noisy-neighbour").glob("*"))
 ABOUT = {"settings": {"aggressors": {"loud": ""}, "quiet": 0.1, "seconds": 1.7}, "servers": {"a": "A 1"}}
 
@@ -82,14 +83,14 @@ def test_rounds_that_other_programs_disturbed_do_not_count() -> None:
 def test_a_failed_request_is_counted() -> None:
     found = summary([phase("alone"), phase("beside", failed=2), phase("aggressor")], ABOUT)
     assert found["rows"][0]["beside"]["failed"] == 2
-    assert "| 0 → 2 |" in table(found)
+    assert "| 0 → 2 | 200 in 1 |" in tables(found)
 
 
 def test_where_nothing_counts_the_table_says_so() -> None:
     found = summary(turn(0, others=0.5), ABOUT)
     json.dumps(found, allow_nan=False)
-    assert "| not measured |" in table(found)
-    assert "| loud | a | - | - | 0 |" in rates(found)
+    assert "| loud | a | not measured | not measured | not measured |" in tables(found)
+    assert "| loud | a | - | - | 0 |" in tables(found)
 
 
 DOCUMENTS = {
@@ -176,6 +177,9 @@ def test_published_figures_follow_from_published_data(folder: Path) -> None:
     phases, about = data.read(folder)
     found = summary(phases, about)
     assert json.loads((folder / "summary.json").read_text()) == found
-    page = (ROOT / "docs" / "noisy-neighbour.md").read_text()
-    assert table(found) in page
-    assert rates(found) in page
+    assert (folder / "summary.txt").read_text() == f"{tables(found)}\n"
+    assert tables(found).split("\n\n")[0] in PAGE
+
+
+def test_the_page_has_all_tables_of_a_run() -> None:
+    assert all(table in PAGE for table in (PUBLISHED[0] / "summary.txt").read_text().strip().split("\n\n"))
