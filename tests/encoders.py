@@ -53,10 +53,13 @@ def write_tokenizer(path: Path, most: int = 0) -> None:
     tokenizer.save(str(path))
 
 
-def encoder(layers: int = 2, hidden: int = 32, scores: bool = False, vocabulary: int = 256, seed: int = 0) -> bytes:
+def encoder(
+    layers: int = 2, hidden: int = 32, scores: bool = False, pooled: bool = False, vocabulary: int = 256, seed: int = 0
+) -> bytes:
     """An ONNX file: token embeddings and layers of attention and a feed-forward part, as BERT has them.
 
-    It gives `last_hidden_state`, or for a cross-encoder `logits`, one a row, from the first token.
+    It gives `last_hidden_state`, or `pooled` the mean of that as `sentence_embedding`, or for a cross-encoder `logits`, one a
+    row, from the first token.
     """
     random, nodes, weights = np.random.default_rng(seed), list[Any](), list[Any]()
 
@@ -72,7 +75,7 @@ def encoder(layers: int = 2, hidden: int = 32, scores: bool = False, vocabulary:
         nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    mask = node("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+    there = mask = node("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
     mask = node("Sub", [constant("one", np.float32(1)), mask], "absent")
     mask = node("Mul", [mask, constant("much", np.float32(-1e9))], "far")
     mask = node("Unsqueeze", [mask, constant("axis", np.array([1]))], "bias")
@@ -91,12 +94,18 @@ def encoder(layers: int = 2, hidden: int = 32, scores: bool = False, vocabulary:
         wide = node("MatMul", [x, weight(f"up{n}", hidden, 4 * hidden, scale=hidden**-0.5)], f"u{n}")
         wide = node("Relu", [wide], f"z{n}")
         x = node("Add", [x, node("MatMul", [wide, weight(f"down{n}", 4 * hidden, hidden, scale=0.1)], f"d{n}")], f"f{n}")
-        x = node("LayerNormalization", [x, scale, bias], f"e{n}" if n < layers - 1 or scores else "last_hidden_state")
+        x = node("LayerNormalization", [x, scale, bias], f"e{n}" if n < layers - 1 or scores or pooled else "last_hidden_state")
     output = helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["batch", "length", hidden])
     if scores:
         x = node("Gather", [x, constant("first", np.int64(0))], "cls", axis=1)
         node("MatMul", [x, weight("head", hidden, 1)], "logits")
         output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1])
+    if pooled:
+        last = constant("last", np.array([2]))
+        parts = node("Mul", [x, node("Unsqueeze", [there, last], "column")], "parts")
+        summed = node("ReduceSum", [parts, "axis"], "summed", keepdims=0)
+        node("Div", [summed, node("ReduceSum", [there, "axis"], "sizes", keepdims=1)], "sentence_embedding")
+        output = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", hidden])
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in NAMES]
     graph = helper.make_graph(nodes, "encoder", inputs, [output], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

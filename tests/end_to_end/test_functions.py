@@ -1,7 +1,9 @@
 """Functions of a model over a real socket: what clients see, send and get, and what a function can do wrong."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -165,30 +167,46 @@ def test_code_is_not_run_unless_the_operator_says_so(tmp_path: Path) -> None:
     assert "models.python" in entry["reason"]
 
 
+WHERE = """
+import os
+import numpy as np
+OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}, {"name": "pid", "datatype": "INT64", "shape": [-1, 1]}]
+
+def preprocess(inputs):
+    return {"x": inputs["x"] + 1}
+
+def postprocess(outputs):
+    return {"y": outputs["y"], "pid": np.full((len(outputs["y"]), 1), os.getpid())}
+"""
+
+
 @pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
-def test_functions_run_in_the_tenants_own_process_over_http_and_grpc(tmp_path: Path) -> None:
+def test_functions_run_in_the_tenants_own_processes_over_http_and_grpc(tmp_path: Path) -> None:
     root, port = tmp_path / "models", free_port()
-    repository.write(root, "where", "where (float[n] x) => (float[n] y) { y = Add(x, x) }")
-    (root / "where" / "model.py").write_text(
-        "import os\nimport numpy as np\n"
-        'OUTPUTS = [{"name": "pid", "datatype": "INT64", "shape": [1]}]\n'
-        "def postprocess(outputs):\n    return {'pid': np.array([os.getpid()])}\n"
-    )
-    names = ("acme", "globex")
-    tenants = "".join(f'[tenants.{name}]\ngranules = 1\nmodels = ["*"]\n' for name in names)
-    path = configure(
-        tmp_path / "greenlane.toml", root, tenants.replace("granules = 1\n", f"granules = 1\ngrpc_port = {port}\n", 1)
-    )
+    repository.write(root, "where", "where (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }", config="max_batch_size: 8")
+    (root / "where" / "model.py").write_text(WHERE)
+    own = {"acme": f"grpc_port = {port}\nhttp_processes = 2\n", "globex": ""}
+    tenants = "".join(f'[tenants.{name}]\ngranules = 1\nmodels = ["*"]\n{more}' for name, more in own.items())
+    path = configure(tmp_path / "greenlane.toml", root, tenants)
     path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
-    given = np.array([1, 2], np.float32)
-    with running_device(path) as server:
-        for name in names:
-            with triton.InferenceServerClient(server.address) as http:
-                tensor = triton.InferInput("x", [2], "FP32")
-                tensor.set_data_from_numpy(given)
+
+    def ask(name: str, value: float) -> int:
+        """Twice the value and one more, and the process that says so. A connection of its own."""
+        with triton.InferenceServerClient(server.address) as http:
+            tensor = triton.InferInput("x", [2, 2], "FP32")
+            tensor.set_data_from_numpy(np.full((2, 2), value, np.float32))
+            for _ in range(3):
                 answer = http.infer("where", [tensor], headers={"X-Tenant": name})
-                assert answer.as_numpy("pid").tolist() == [server.pid(name)]
+                assert answer.as_numpy("y").tolist() == [[2 * value + 2] * 2] * 2
+            return int(answer.as_numpy("pid")[0, 0])
+
+    with running_device(path) as server:
+        with ThreadPoolExecutor(8) as pool:  # So that requests of both processes share batches.
+            found = set(pool.map(partial(ask, "acme"), range(24)))
+        assert (len(found), server.pid("acme") in found) == (2, True)
+        assert ask("globex", 3) == server.pid("globex")
         with closing(triton_grpc.InferenceServerClient(f"127.0.0.1:{port}")) as grpc:
-            tensor = triton_grpc.InferInput("x", [2], "FP32")
-            tensor.set_data_from_numpy(given)
-            assert grpc.infer("where", [tensor], headers={"x-tenant": "acme"}).as_numpy("pid").tolist() == [server.pid("acme")]
+            tensor = triton_grpc.InferInput("x", [1, 2], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+            answer = grpc.infer("where", [tensor], headers={"x-tenant": "acme"})
+            assert (answer.as_numpy("y").tolist(), answer.as_numpy("pid").tolist()) == ([[4, 4]], [[server.pid("acme")]])

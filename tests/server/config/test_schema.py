@@ -11,6 +11,7 @@ from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfi
 from server.config.section import ConfigError
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
+from server.config.text import TextOptions
 from server.processes import spawn
 
 KEY_A, KEY_B = "aa" * 32, "bb" * 32
@@ -366,6 +367,16 @@ def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: 
         f"tenants.acme.{key}: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
         "use 'per-tenant', or leave it out"
     ]
+
+
+def test_how_a_model_takes_texts_is_a_table(folder: Path) -> None:
+    table = "[models.minilm.text]\npooling = 'cls'\nmax_tokens = 128\n"
+    found = load(write(folder, sections() + table)).models.options["minilm"].text
+    assert found == TextOptions(pooling="cls", max_tokens=128)
+    for wrong in ("pooling = 'max'", "max_tokens = 0", "normalise = true", "normalize = 1"):
+        (problem,) = problems(folder, sections() + f"[models.minilm.text]\n{wrong}")
+        assert problem.startswith("models.minilm.text: ")
+        assert "a table with any of task ('embed', 'rerank'), pooling ('mean', 'cls', 'last'), normalize" in problem
 
 
 def test_functions_of_models_are_refused_where_tenants_share_a_process(folder: Path) -> None:
