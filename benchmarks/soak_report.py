@@ -125,11 +125,24 @@ class Report:
                 rows.append(row | {"MiB a minute": round(slope, 2), "flat": flat})
         return rows
 
+    def _missing(self) -> list[dict[str, Any]]:
+        """Each request that did not end well, with the seconds from the first sample at which it began and ended."""
+        return [
+            {"tenant": client.tenant, "kind": each.kind, "how": what, "cause": each.cause}
+            | {"began": round(each.began - self._began, 1), "ended": round(each.ended - self._began, 1)}
+            for client in self.clients
+            for what, each in self._judged(client)
+            if what not in GOOD
+        ]
+
+    @property
+    def _began(self) -> float:
+        return min((samples[0].at for samples in self.samples.values()), default=0.0)
+
     def _thinned(self) -> list[dict[str, Any]]:
         """One sample of each process in EVERY_SAMPLE: seconds since the first of all, KiB and descriptors."""
-        began = min((samples[0].at for samples in self.samples.values()), default=0.0)
         return [
-            {"name": name, "pid": pid, "samples": [(round(one.at - began), *one[1:]) for one in samples[::EVERY_SAMPLE]]}
+            {"name": name, "pid": pid, "samples": [(round(one.at - self._began), *one[1:]) for one in samples[::EVERY_SAMPLE]]}
             for (name, pid), samples in sorted(self.samples.items())
         ]
 
@@ -177,6 +190,7 @@ class Report:
             "events": Counter(f"{each.name}: {each.status}" for each in self.events),
             "processes": self.processes(),
             "samples": self._thinned(),
+            "missing": self._missing(),
             "account": self.account._asdict(),
             "answered": self.answered,
             "failures": self.failures(),

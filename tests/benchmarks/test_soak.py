@@ -88,3 +88,8 @@ def _answer(status: int, body: bytes) -> http.client.HTTPResponse:
     answer = http.client.HTTPResponse(Socket())  # type: ignore[arg-type]
     answer.begin()
     return answer
+
+
+def test_the_file_says_when_what_is_missing_was_asked() -> None:
+    (found,) = report(lost(100.5, 100.6), Outcome("right", "kept", 1.0, 1.0, 2.0)).document()["missing"]
+    assert (found["tenant"], found["how"], found["began"], found["ended"]) == ("beta", "unanswered", 100.5, 100.6)

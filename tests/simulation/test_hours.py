@@ -50,6 +50,8 @@ SEEDS = range(int(os.environ.get("FAULT_SEEDS", "3")))
 TEXT = "affine{0} (float[n, 3] x) => (float[n, 3] y) <float by = {{{0}}}> {{ y = Mul(x, by) }}"
 MODELS = 1, 2, 3
 """m1 is both tenants', the others are acme's."""
+MEMORY = 8 << 20
+"""Bytes for each tenant's tensors; what a lost device has pinned is not freed before the process ends."""
 SOON = 1.0
 """Seconds in which a request is answered while nothing is wrong with the GPU; a move of the tenant takes its share of them."""
 LATE = 600.0
@@ -232,6 +234,7 @@ class Hours:
                 await asyncio.sleep(self.chance.expovariate(1 / 60))
                 await self._act(site)
                 site.gpu.log.clear()
+                site.gpu.freed.clear()  # It keeps the memory that was freed, to tell who still uses it.
         finally:
             for each in clients:
                 each.cancel()
@@ -296,7 +299,10 @@ def config_of(folder: Path) -> Config:
         path = folder / "models" / f"m{number}" / "1" / "model.plan"
         path.parent.mkdir(parents=True)
         path.write_bytes(make_plan(model(TEXT.format(number)), {"x": [(1, 3), (2, 3), (8, 3)]}))
-    tenants = [TenantConfig(name="acme", granules=4, models=("*",)), TenantConfig(name="globex", granules=4, models=("m1",))]
+    tenants = [
+        TenantConfig(name="acme", granules=4, models=("*",), memory=MEMORY),
+        TenantConfig(name="globex", granules=4, models=("m1",), memory=MEMORY),
+    ]
     return Config(
         server=ServerConfig(default_tenant="acme", usage_dir=folder / "usage"),
         device=DeviceConfig(copies="engine"),
