@@ -10,10 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from ..admin import docs, models
-from ..admin.lifecycle import ROUTERS, ServerEnd
-from ..api import framework
-from ..api.audited import audited
+from ..admin.lifecycle import ServerEnd
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..control.controller import Controller
@@ -22,22 +19,12 @@ from ..control.watcher import Watcher
 from ..host.shutdown_timer import give_up
 from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
-from ..tenants.frontend import State
-from ..tenants.lending import open_pages
-from ..tenants.service import Service
-from . import device_process, listen, process_counts, spawn, tenant_process
+from . import listen, spawn
 from .affinity import TOO_FEW_CORES, conflicts, share_cores
-from .device_process import DeviceArguments
-from .linked_frontend import LinkedFrontend
-from .remote_frontend import RemoteFrontend, open_remote
-from .remote_runtime import RemoteRuntime
+from .composition import Composition
 from .runtime_server import Opener
-from .spread_frontend import DeviceSides, SpreadFrontend, open_spread
-from .supervised import HostedRuntime, SupervisedDevice
+from .supervised import SupervisedDevice
 from .supervisor import Supervisor
-from .tenant_process import TenantArguments
-from .tenant_processes import TenantProcesses
-from .transfer import TenantTransfers
 
 log = logging.getLogger("greenlane.processes")
 
@@ -69,135 +56,19 @@ async def serve(
         await asyncio.to_thread(spawn.prepare)
         if problems := config.spread_problems(hosted):
             raise ConfigError(problems)
-        counts = process_counts.count(config, hosted, len(frozenset(cores(0))))
-        service = Service(config, [])
-        on_cores = {tenant for device in hosted for tenant in config.tenants_on(device)}
-        frontends: dict[str, RemoteFrontend] = {}
-        for name, tenant in config.tenants.items():
-            on = config.devices_of(name)
-            frontends[name] = open_spread(tenant, on) if len(on) > 1 else open_remote(tenant, name not in on_cores)
-
-        def set_state(state: State) -> None:
-            service.set_state(state)
-            supervisor.set_state(state)
-
-        def set_log_level(level: str) -> None:
-            supervisor.set_log_level(level)
-
-        async def on_relinked(name: str, free: Callable[[], None]) -> None:
-            async with transfers.locks[name]:
-                await asyncio.gather(*(each.replace_link(name) for each in spread.get(name, [runtimes[name]])))
-            free()
-
-        runtimes: dict[str, RemoteRuntime] = {}
-        transfers = TenantTransfers(runtimes, frontends, config.server.max_pause)
-        controller = Controller(config, frontends, set_state, transfers.transfer)
-        devices, in_tenants = _devices(config, opener, frontends, controller, hosted)
-        runtimes |= {name: hosted.runtime for name, hosted in in_tenants.items()}
-        runtimes |= {name: device.runtime for device in devices for name in device.runtime.frontends}
-        spread = {
-            name: [each.runtime for each in devices if name in each.runtime.frontends]
-            for name, frontend in frontends.items()
-            if frontend.spread
-        }
-        for name, frontend in frontends.items():
-            frontend.open(DeviceSides(spread[name]) if name in spread else runtimes[name])
-        docs.document()
-
-        async def reconfigure(config: Config) -> None:
-            service.reconfigure(config)
-            await supervisor.reconfigure(config)
-
-        reloader = Reloader(controller, read, reconfigure)
+        allowed = frozenset(cores(0))
+        server = Composition(config, opener, hosted, len(allowed), listeners, own, read)
         if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
-            on_hang_up = partial(_hang_up, terminal, signalled, reloader)
+            on_hang_up = partial(_hang_up, terminal, signalled, server.reloader)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hang_up)
-        routers = (models.forwarded, *ROUTERS)
-        application = framework.build(
-            routers,
-            service=lambda: service,
-            controller=lambda: controller,
-            reloader=lambda: reloader,
-            set_log_level=set_log_level,
-        )
-        pages = open_pages(config, counts)
-        supervisor = Supervisor(
-            config,
-            frontends,
-            listeners,
-            own,
-            audited(application),
-            on_relinked,
-            devices,
-            in_tenants,
-            pages,
-            counts,
-            controller.restarts,
-        )
-        with_process = {each.name: each.runtime for each in devices}
-        controller.tenant_host = TenantProcesses(
-            supervisor,
-            frontends,
-            runtimes,
-            transfers.locks,
-            with_process,
-            hosted,
-            partial(_hosted, opener),
-            controller.on_state,
-            len(frozenset(cores(0))),
-        )
         try:
-            async with Watcher(controller):
-                await _start(supervisor, controller)
-                _set_affinity(config, supervisor, controller, devices, cores(0), counts)
+            async with Watcher(server.controller):
+                await _start(server.supervisor, server.controller)
+                _set_affinity(config, server.supervisor, server.controller, server.devices, allowed, server.counts)
                 log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
-                return await _run_until_end(signalled, supervisor, controller, abandon)
+                return await _run_until_end(signalled, server.supervisor, server.controller, abandon)
         finally:
-            supervisor.kill()
-
-
-def _devices(
-    config: Config,
-    opener: Opener,
-    frontends: Mapping[str, RemoteFrontend],
-    controller: Controller,
-    hosted: Collection[str],
-) -> tuple[list[SupervisedDevice], dict[str, HostedRuntime]]:
-    """Add every device to the controller. Returns the device processes, and the device sides in tenants' own processes."""
-    processes: list[SupervisedDevice] = []
-    in_tenants: dict[str, HostedRuntime] = {}
-    for device in config.named_devices:
-        on_state = partial(controller.on_state, device=device)
-        if device in hosted:
-            sides = {
-                name: RemoteRuntime(f"the process of {name}", {name: frontends[name]}, on_state)
-                for name in config.tenants_on(device)
-            }
-            in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
-            controller.add(sides, device)
-        else:
-            label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
-            theirs = {name: _part(frontends[name], device) for name in config.tenants_on(device)}
-            runtime = RemoteRuntime(label, theirs, on_state)
-            arguments = partial(_device_arguments, controller, device, opener)
-            processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
-            controller.add(dict.fromkeys(theirs, runtime), device, runtime)
-    return processes, in_tenants
-
-
-def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
-    """What starts the process of a tenant with this device side."""
-    return HostedRuntime(side, tenant_process.main, partial(TenantArguments, device=device, opener=opener))
-
-
-def _device_arguments(controller: Controller, device: str, opener: Opener, *ends: Any) -> DeviceArguments:
-    """The arguments of a process of this device that starts now."""
-    return DeviceArguments(device, controller.config.on_device(device), opener, *ends)
-
-
-def _part(frontend: RemoteFrontend, device: str) -> LinkedFrontend:
-    """A tenant's frontend as this device is to see it."""
-    return frontend.members[device] if isinstance(frontend, SpreadFrontend) else frontend
+            server.supervisor.kill()
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:

@@ -4,7 +4,13 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMPOSES_BOTH_SIDES = {"server.__main__", "server.app", "server.check", "server.processes.serve"}
+COMPOSES_BOTH_SIDES = {
+    "server.__main__",
+    "server.app",
+    "server.check",
+    "server.processes.composition",
+    "server.processes.serve",
+}
 """What may import both sides, because it starts them or tries them out."""
 
 

@@ -1,0 +1,172 @@
+"""The parts of a server whose tenants and devices have processes of their own, made and connected. Nothing here starts them."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..admin import docs, models
+from ..admin.lifecycle import ROUTERS
+from ..api import framework
+from ..api.audited import audited
+from ..config.schema import Config
+from ..control.controller import Controller
+from ..control.reload import ReadConfig, Reloader
+from ..tenants.frontend import State
+from ..tenants.lending import open_pages
+from ..tenants.service import Service
+from . import device_process, process_counts, tenant_process
+from .device_process import DeviceArguments
+from .linked_frontend import LinkedFrontend
+from .remote_frontend import RemoteFrontend, open_remote
+from .remote_runtime import RemoteRuntime
+from .runtime_server import Opener
+from .spread_frontend import DeviceSides, SpreadFrontend, open_spread
+from .supervised import HostedRuntime, SupervisedDevice
+from .supervisor import Supervisor
+from .tenant_process import TenantArguments
+from .tenant_processes import TenantProcesses
+from .transfer import TenantTransfers
+
+
+class Composition:
+    """The supervisor's process: what it has, in the order in which one part needs another.
+
+    `cores` is the number of the host's cores that the server may use; the other arguments are as those of `serve`. A tenant has
+    a frontend here for its HTTP process, and for each of its devices a runtime for its device side, whichever process has that.
+    All methods belong to the event loop's thread. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        opener: Opener,
+        hosted: Collection[str],
+        cores: int,
+        listeners: Sequence[socket.socket],
+        own: Mapping[str, Sequence[socket.socket]],
+        read: ReadConfig,
+    ) -> None:
+        self._service = Service(config, [])
+        self._frontends = _open_frontends(config, hosted)
+        self._runtimes: dict[str, RemoteRuntime] = {}
+        self._transfers = TenantTransfers(self._runtimes, self._frontends, config.server.max_pause)
+        self.counts = process_counts.count(config, hosted, cores)
+        self.controller = Controller(config, self._frontends, self._set_state, self._transfers.transfer)
+        self.devices, in_tenants = self._add_devices(config, opener, hosted)
+        self._connect(in_tenants)
+        self.reloader = Reloader(self.controller, read, self._reconfigure)
+        self.supervisor = Supervisor(
+            config,
+            self._frontends,
+            listeners,
+            own,
+            self._application(),
+            self._replace_link,
+            self.devices,
+            in_tenants,
+            open_pages(config, self.counts),
+            self.counts,
+            self.controller.restarts,
+        )
+        self.controller.tenant_host = TenantProcesses(
+            self.supervisor,
+            self._frontends,
+            self._runtimes,
+            self._transfers.locks,
+            {each.name: each.runtime for each in self.devices},
+            hosted,
+            partial(_hosted, opener),
+            self.controller.on_state,
+            cores,
+        )
+
+    def _add_devices(
+        self, config: Config, opener: Opener, hosted: Collection[str]
+    ) -> tuple[list[SupervisedDevice], dict[str, HostedRuntime]]:
+        """Add every device to the controller. Returns the device processes, and the device sides in tenants' own processes."""
+        processes: list[SupervisedDevice] = []
+        in_tenants: dict[str, HostedRuntime] = {}
+        for device in config.named_devices:
+            on_state = partial(self.controller.on_state, device=device)
+            theirs = {name: _part(self._frontends[name], device) for name in config.tenants_on(device)}
+            if device in hosted:
+                sides = {name: RemoteRuntime(f"the process of {name}", {name: part}, on_state) for name, part in theirs.items()}
+                in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
+                self.controller.add(sides, device)
+            else:
+                label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
+                runtime = RemoteRuntime(label, theirs, on_state)
+                arguments = partial(_device_arguments, self.controller, device, opener)
+                processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
+                self.controller.add(dict.fromkeys(theirs, runtime), device, runtime)
+        return processes, in_tenants
+
+    def _connect(self, in_tenants: Mapping[str, HostedRuntime]) -> None:
+        """Give every frontend its device side, or sides."""
+        self._runtimes |= {name: hosted.runtime for name, hosted in in_tenants.items()}
+        self._runtimes |= {name: device.runtime for device in self.devices for name in device.runtime.frontends}
+        for name, frontend in self._frontends.items():
+            frontend.open(DeviceSides(self._device_sides(name)) if frontend.spread else self._runtimes[name])
+
+    def _device_sides(self, tenant: str) -> list[RemoteRuntime]:
+        """The runtimes of a tenant: one, or that of each of its devices."""
+        if self._frontends[tenant].spread:
+            return [each.runtime for each in self.devices if tenant in each.runtime.frontends]
+        return [self._runtimes[tenant]]
+
+    def _application(self) -> Any:
+        """What answers in this process: the admin API and the status page, with an audit."""
+        docs.document()
+        return audited(
+            framework.build(
+                (models.forwarded, *ROUTERS),
+                service=lambda: self._service,
+                controller=lambda: self.controller,
+                reloader=lambda: self.reloader,
+                set_log_level=self._set_log_level,
+            )
+        )
+
+    def _set_state(self, state: State) -> None:
+        self._service.set_state(state)
+        self.supervisor.set_state(state)
+
+    def _set_log_level(self, level: str) -> None:
+        self.supervisor.set_log_level(level)
+
+    async def _reconfigure(self, config: Config) -> None:
+        self._service.reconfigure(config)
+        await self.supervisor.reconfigure(config)
+
+    async def _replace_link(self, tenant: str, free: Callable[[], None]) -> None:
+        """A tenant's HTTP process has a new link: have its device sides use it, then free the old one."""
+        async with self._transfers.locks[tenant]:
+            await asyncio.gather(*(each.replace_link(tenant) for each in self._device_sides(tenant)))
+        free()
+
+
+def _open_frontends(config: Config, hosted: Iterable[str]) -> dict[str, RemoteFrontend]:
+    """A frontend for each tenant; `hosted` are the devices of which a tenant's own process has the tenant's device side."""
+    on_cores = {tenant for device in hosted for tenant in config.tenants_on(device)}
+    found: dict[str, RemoteFrontend] = {}
+    for name, tenant in config.tenants.items():
+        devices = config.devices_of(name)
+        found[name] = open_spread(tenant, devices) if len(devices) > 1 else open_remote(tenant, name not in on_cores)
+    return found
+
+
+def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
+    """What starts the process of a tenant with this device side."""
+    return HostedRuntime(side, tenant_process.main, partial(TenantArguments, device=device, opener=opener))
+
+
+def _device_arguments(controller: Controller, device: str, opener: Opener, *ends: Any) -> DeviceArguments:
+    """The arguments of a process of this device that starts now."""
+    return DeviceArguments(device, controller.config.on_device(device), opener, *ends)
+
+
+def _part(frontend: RemoteFrontend, device: str) -> LinkedFrontend:
+    """A tenant's frontend as this device is to see it."""
+    return frontend.members[device] if isinstance(frontend, SpreadFrontend) else frontend
