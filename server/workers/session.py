@@ -117,7 +117,7 @@ class Session:
 
     def wake_listener(self, in_flight: bool) -> None:
         """Called before the calling thread is parked: if nothing is in flight any more and tickets are left to the launch loop,
-        the other thread may listen in vain, as it saw works in flight when it began.
+        the other thread may listen for none, as it saw works in flight when it began.
         """
         if self.loop and not in_flight and self.link.tickets.hand_over()[1] > 0:
             self.link.tickets.wake()

@@ -209,7 +209,7 @@ class Worker:
             if session.loop:
                 session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
-        elif self._threads:  # They wait in vain.
+        elif self._threads:  # No ticket will come that they could take.
             for _ in self._threads:
                 self._gate.release()
             for thread in self._threads:
