@@ -160,7 +160,7 @@ async def test_outgrown_inference_is_admitted_once_and_ends_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
     admitted, admit = [], bench.tenant.lane.admit
-    monkeypatch.setattr(bench.tenant.lane, "admit", lambda nbytes: admitted.append(admit(nbytes)) or 0)
+    monkeypatch.setattr(bench.tenant.lane, "admit", lambda *given: admitted.append(admit(*given)) or 0)
     inference = bench.submit(seconds)
     again = await bench.outgrow(bench.ticket(), 3 << 20)
     assert again.capacity == 3 << 20
