@@ -25,8 +25,8 @@ LIMITS_OF_TENANT = (
 )
 LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT, *SHARES)
 """Keys of [tenants.NAME] that may."""
-LIVE_OF_MODEL = ("weights",)
-"""Keys of [models.NAME] that may."""
+WITHOUT_LOADING = ("weights", "text")
+"""Keys of [models.NAME] for which the model is not loaded again. All of them may change."""
 ABSENT = "(not set)"
 _DIGITS = 8
 """Digits of a digest that are shown."""
@@ -56,7 +56,7 @@ def compare(old: Config, new: Config) -> list[Change]:
     found += _within(("models",), old.models, new.models, ())
     for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
         before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
-        found += _within(("models", name), before, after, LIVE_OF_MODEL)
+        found += _within(("models", name), before, after, tuple(ModelOptions.model_fields))
     return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT, partial(_fixed, old, new)))
 
 
@@ -96,13 +96,19 @@ def with_tables(config: Config, server: ServerConfig, tenants: Mapping[str, Tena
     return config.model_copy(update={"server": server, "tenants": MappingProxyType(dict(tenants))})
 
 
-def with_weights(config: Config, weights: Mapping[str, Mapping[str, float]]) -> Config:
-    """The same with these weights in [models.NAME], by model, and no others."""
-    options = dict(config.models.options)
-    for name in dict.fromkeys((*options, *weights)):
-        given = tuple(weights[name].items()) if name in weights else None
-        options[name] = options.get(name, ModelOptions()).model_copy(update={"weights": given})
-    return config.model_copy(update={"models": config.models.model_copy(update={"options": MappingProxyType(options)})})
+def loaded_again(old: Config, new: Config) -> dict[str, ModelOptions]:
+    """The tables [models.NAME] that are others in a way for which the model has to be loaded again."""
+    found = {}
+    for name in dict.fromkeys((*old.models.options, *new.models.options)):
+        before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
+        if before.model_copy(update={key: getattr(after, key) for key in WITHOUT_LOADING}) != after:
+            found[name] = after
+    return found
+
+
+def with_options(config: Config, options: Mapping[str, ModelOptions]) -> Config:
+    """The same with these tables [models.NAME]."""
+    return config.model_copy(update={"models": config.models.model_copy(update={"options": MappingProxyType(dict(options))})})
 
 
 def _tables(

@@ -4,11 +4,13 @@ It is in this process (`server.device.runtime.Runtime`) or in another one; the c
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from partitions.plan import Granules
 
 from ..accounts.usage import Report
+from ..config.schema import ModelOptions
 from .descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from .stretch import Wide, WideState
 
@@ -100,16 +102,22 @@ class DeviceRuntime(Protocol):
         all of it, as the index says too; "" otherwise. A model that the tenant has unloaded or may not call is left as it is.
         """
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
-        """Load what these tenants may call by these lists and not by those that they have; nothing of it is served yet.
+    async def prepare_models(
+        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
+    ) -> list[str]:
+        """Load what these tenants may call by these lists and not by those that they have, and what has other `options`, which
+        are tables [models.NAME]; nothing of it is served yet.
 
         Returns why models cannot be served; none are changed then. `use_models` or `discard_models` follows.
         """
 
-    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
-        """Serve the models of these lists: what was prepared is added, and the rest of what was served goes.
+    async def use_models(
+        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
+    ) -> None:
+        """Serve the models of these lists with these options: what was prepared is added, and the rest of what was served goes.
 
-        Returns when all requests for that have ended. If its process has ended, the next one starts with these lists.
+        Returns when all requests for that have ended. If its process has ended, the next one starts with these lists, and with
+        the options of the configuration.
         """
 
     async def discard_models(self) -> None:

@@ -1,10 +1,11 @@
-"""A change of the models that tenants may call, over all devices: all of it is made, or nothing."""
+"""A change of the models that tenants may call, and of their options, over all devices: all of it is made, or nothing."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
-from ..config.schema import Config
+from ..config.schema import Config, ModelOptions
 from ..errors import Conflict, RequestError
 from .controlled_device import ControlledDevice
 from .device_runtime import DeviceRuntime
@@ -21,14 +22,37 @@ def changed(old: Config, new: Config) -> dict[str, Sequence[str]]:
     return {name: each.models for name, each in stay.items() if each.models != old.tenants[name].models}
 
 
-class ModelChange:
-    """One change to these lists: `prepare`, then `use` or `discard`. Nothing else changes these tenants' models meanwhile."""
+def concerned(old: Config, new: Config, options: Mapping[str, ModelOptions]) -> dict[str, Sequence[str]]:
+    """The lists of tenants that stay and may call one of these models, before or after."""
+    found: dict[str, Sequence[str]] = {}
+    for name, tenant in new.tenants.items():
+        before = old.tenants.get(name)
+        if before and any(before.may_call(model) or tenant.may_call(model) for model in options):
+            found[name] = tenant.models
+    return found
 
-    def __init__(self, devices: Sequence[ControlledDevice], lists: Lists) -> None:
+
+class ModelChange:
+    """One change to these lists, and of the options of models that are to be loaded again: `prepare`, then `use` or `discard`.
+
+    `lists` has all tenants that may call one of these, and nothing else changes their models meanwhile. Device sides that only
+    have tenants that are `gone` are not asked.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[ControlledDevice],
+        lists: Lists,
+        options: Mapping[str, ModelOptions] = MappingProxyType({}),
+        gone: Collection[str] = (),
+    ) -> None:
+        self._options = options
         self._parts: list[tuple[str, DeviceRuntime, Lists]] = []
         for device in devices:
             for runtime in device.distinct():
-                if own := device.of(runtime, lists):
+                own = device.of(runtime, lists)
+                others = any(each is runtime and name not in gone for name, each in device.runtimes.items())
+                if own or (options and (others or runtime is device.process)):
                     self._parts.append((device.name, runtime, own))
         on = [name for device, _, own in self._parts for name in own]
         self._spread = {name for name in on if on.count(name) > 1}
@@ -37,7 +61,7 @@ class ModelChange:
         return f"<ModelChange of {', '.join(dict.fromkeys(name for _, _, own in self._parts for name in own)) or 'no tenant'}>"
 
     async def prepare(self) -> None:
-        """Have every device load what is added; nothing of it is served yet.
+        """Have every device load what is added, and what is to be loaded again; nothing of it is served yet.
 
         Raises Conflict with everything that cannot be loaded; nothing is left of it then.
         """
@@ -48,19 +72,19 @@ class ModelChange:
             raise
         if problems := dict.fromkeys(problem for each in found for problem in each):
             await self.discard()
-            lines = "\n".join(problems)
-            raise Conflict(f"nothing has changed, as not every model that is added can be loaded:\n{lines}")
+            lines, what = "\n".join(problems), "added or changed" if self._options else "added"
+            raise Conflict(f"nothing has changed, as not every model that is {what} can be loaded:\n{lines}")
 
     async def _prepare(self, device: str, runtime: DeviceRuntime, own: Lists) -> list[str]:
         try:
-            found = await runtime.prepare_models(own)
+            found = await runtime.prepare_models(own, self._options)
         except RequestError as error:  # Such as one whose process has ended.
-            found = [f"tenants.{name}.models: {error}" for name in own]
+            found = [f"tenants.{name}.models: {error}" for name in own] or [f"device {device}: {error}"]
         return [f"device {device}: {each}" if self._spread.intersection(own) else each for each in found]
 
     async def use(self) -> None:
         """Serve what was added, and take the rest away; returns when no request for that is left."""
-        await asyncio.gather(*(runtime.use_models(own) for _, runtime, own in self._parts))
+        await asyncio.gather(*(runtime.use_models(own, self._options) for _, runtime, own in self._parts))
 
     async def discard(self) -> None:
         """Free what was prepared, on every device."""

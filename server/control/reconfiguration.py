@@ -16,13 +16,14 @@ from typing import Protocol
 
 from partitions import Move, PartitionError
 
+from ..config.changes import loaded_again, removals
 from ..config.schema import Config
 from ..errors import Conflict, RequestError
 from ..tenants.frontend import ManagedFrontend
 from .accountant import Accountant
 from .controlled_device import ControlledDevice
 from .device_runtime import DeviceRuntime
-from .model_lists import ModelChange, changed
+from .model_lists import ModelChange, changed, concerned
 from .moves import By, MoveRecord
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import UNCHANGED, TenantPlan, concerns_shares, plan
@@ -70,8 +71,9 @@ class Reconfiguration:
         self._before = controller.config
         self._config = config
         self._everywhere = everywhere
-        self._lists = changed(self._before, config)
-        self._models = ModelChange(controller.devices, self._lists)
+        options = loaded_again(self._before, config)
+        self._lists = changed(self._before, config) | concerned(self._before, config, options)
+        self._models = ModelChange(controller.devices, self._lists, options, removals(self._before, config))
 
     def __repr__(self) -> str:
         return f"<Reconfiguration of {self._models!r}>"

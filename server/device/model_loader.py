@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 
 from engines import (
     Builds,
@@ -29,7 +30,7 @@ from engines import (
 from engines.settings import Sample
 from partitions import Device, Partition
 
-from ..config.schema import Config
+from ..config.schema import Config, ModelOptions
 from ..config.server import ServerConfig
 from ..protocol.classification import Labels
 from ..repository.description import describe
@@ -60,6 +61,10 @@ MAX_BODY: int = ServerConfig.model_fields["max_body"].default
 
 Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Loads the engine of a model file; the number is the largest batch if it has to be built first."""
+
+
+NO_OPTIONS: Mapping[str, ModelOptions] = MappingProxyType({})
+"""No [models.NAME] is another one than that of the configuration."""
 
 
 class ModelLoader:
@@ -121,13 +126,25 @@ class ModelLoader:
         """Prepare and bind a model without logging its problems. `among` is as in `prepare`."""
         return self._bind(self.prepare(name, among=among), partition)
 
-    def prepare(self, name: str, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING) -> PreparedModel:
+    def use_options(self, options: Mapping[str, ModelOptions]) -> None:
+        """Load these models with these options from now on."""
+        self._repository = self._repository.with_options(options)
+
+    def prepare(
+        self,
+        name: str,
+        override: str | None = None,
+        among: Mapping[str, LoadedModel] = NOTHING,
+        options: Mapping[str, ModelOptions] = NO_OPTIONS,
+    ) -> PreparedModel:
         """Read every version that the model's policy selects, which needs no partition but takes as long as builds do.
 
         Failures become problems of the result. `override` is a model configuration as JSON that replaces the file beside the
         model. `among` are the tenant's other models, of which ensembles are made; their engines must not be freed meanwhile.
+        `options` are used in place of the current ones, by model.
         """
-        listing = self._repository.read(name, override)
+        repository = self._repository.with_options(options) if options else self._repository
+        listing = repository.read(name, override)
         problems = [IndexEntry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
         steps = _steps(listing)
         prepared = PreparedModel(LoadedModel(name, [], problems, {}, list(listing.warnings), steps=steps, override=override))

@@ -16,7 +16,7 @@ from partitions.plan import Granules
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
 from ..config.changes import with_tables
-from ..config.schema import Config
+from ..config.schema import Config, ModelOptions
 from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
@@ -30,7 +30,7 @@ from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
 from .ladders import Ladders
 from .model_lists import ModelLists
-from .model_loader import Read, open_model_loader
+from .model_loader import NO_OPTIONS, Read, open_model_loader
 from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
 from .refresh import ModelRefresh
@@ -191,11 +191,13 @@ class Runtime:
     async def refresh(self, tenant: str, name: str) -> str:
         return await self._refresh.refresh(tenant, name)
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
-        return await self._lists.prepare(lists)
+    async def prepare_models(
+        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS
+    ) -> list[str]:
+        return await self._lists.prepare(lists, options)
 
-    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
-        await self._lists.use(lists)
+    async def use_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS) -> None:
+        await self._lists.use(lists, options)
 
     async def discard_models(self) -> None:
         await self._lists.discard()
@@ -224,7 +226,7 @@ class Runtime:
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})
         self.model_loader.number_beyond(beyond)
-        await self._models.load_tenant(name)
+        await self._models.load_tenant(name, self._lists.options)
 
     async def release(self, name: str) -> None:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""

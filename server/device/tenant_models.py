@@ -13,6 +13,7 @@ from engines import Executor
 from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 
+from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig
 from ..control.descriptions import Execution
 from ..errors import BadRequest, NotFound, Unavailable
@@ -26,7 +27,7 @@ from .ladders import Ladders
 from .loaded_model import LoadedModel, PreparedModel, expected
 from .loaded_models import UNLOADED, LoadedModels, versions
 from .memory_needs import close_oversized
-from .model_loader import ModelLoader
+from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .stretches import Stretches
 from .taken_memory import taken
@@ -143,14 +144,21 @@ class TenantModels:
         self._check_may_call(tenant, name)
         await self.in_turn(tenant, partial(self._unload, tenant, name))
 
-    async def stage(self, tenant: str, name: str, among: Mapping[str, LoadedModel]) -> LoadedModel:
+    async def stage(
+        self,
+        tenant: str,
+        name: str,
+        among: Mapping[str, LoadedModel],
+        override: str | None = None,
+        options: Mapping[str, ModelOptions] = NO_OPTIONS,
+    ) -> LoadedModel:
         """Read and bind a model, all versions or none, and publish nothing: `publish` does that, or `unstage` frees it.
 
         Until then its executors are in the tenant's worker, so a repartition moves them too. `among` are the models of which an
-        ensemble is made. Call it within `in_turn`.
+        ensemble is made; `override` and `options` are as for `ModelLoader.prepare`. Call it within `in_turn`.
         """
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
-            prepared = await self._read_model(tenant, name, None, reservation, among)
+            prepared = await self._read_model(tenant, name, override, reservation, among, options)
             async with self._changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole=True)
                 self._workers[tenant].executors.update(loaded.executors)
@@ -221,12 +229,18 @@ class TenantModels:
         return await self._replace(tenant, name, override, whole=True, kept=self.served.serves(tenant, name))
 
     async def _replace(
-        self, tenant: str, name: str, override: str | None = None, whole: bool = False, kept: bool = False
+        self,
+        tenant: str,
+        name: str,
+        override: str | None = None,
+        whole: bool = False,
+        kept: bool = False,
+        options: Mapping[str, ModelOptions] = NO_OPTIONS,
     ) -> LoadedModel:
         """Read and bind a model, and publish it; one that is to be `kept` stays if this fails. `whole` is as in `_bind`."""
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
             self._frontends[tenant].announce(name)
-            prepared = await self._read_model(tenant, name, override, reservation, self.served.of(tenant))
+            prepared = await self._read_model(tenant, name, override, reservation, self.served.of(tenant), options)
             async with self._changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole, kept)
                 reservation.end()  # What was bound is in the worker from now on.
@@ -258,8 +272,10 @@ class TenantModels:
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self.served.state())
 
-    async def load_tenant(self, name: str) -> None:
-        """Load all models that a tenant may call. Ends early if the server does."""
+    async def load_tenant(self, name: str, options: Mapping[str, ModelOptions] = NO_OPTIONS) -> None:
+        """Load all models that a tenant may call, with these options in place of the current ones. Ends early if the server
+        does.
+        """
         tenant = self.tenants[name]
         known = await asyncio.to_thread(self._model_loader.names)
         names = tenant.may_call_of(known)
@@ -273,7 +289,7 @@ class TenantModels:
                     problem = IndexEntry(name, "", "UNAVAILABLE", CRASHED)
                     await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
                     continue
-                await self._replace(tenant.name, name)
+                await self._replace(tenant.name, name, options=options)
         if not any(self.served.serves(tenant.name, name) for name in self.served.of(tenant.name)):
             log.warning(
                 "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"
@@ -292,7 +308,13 @@ class TenantModels:
             self._on_loading(tenant, being_loaded[-1] if being_loaded else "")
 
     async def _read_model(
-        self, tenant: str, name: str, override: str | None, reservation: Reservation, among: Mapping[str, LoadedModel]
+        self,
+        tenant: str,
+        name: str,
+        override: str | None,
+        reservation: Reservation,
+        among: Mapping[str, LoadedModel],
+        options: Mapping[str, ModelOptions] = NO_OPTIONS,
     ) -> PreparedModel:
         """Read a model, which takes minutes if it has to be built: without a partition's lock, and on threads that are used for
         nothing else. One at a time for each tenant. Without room for its files in the tenant's budget it is not read.
@@ -307,7 +329,7 @@ class TenantModels:
         steps = await asyncio.to_thread(self._model_loader.steps, name, override)
         with self.pager.keeping(tenant, steps):
             await self.pager.bring_back(tenant, steps)
-            return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among)
+            return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among, options)
 
     async def _bind(
         self,

@@ -98,7 +98,7 @@ class Composition:
             else:
                 label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
                 runtime = RemoteRuntime(label, theirs, on_state)
-                arguments = partial(_device_arguments, self.controller, device, opener)
+                arguments = partial(_device_arguments, device, opener)
                 processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
                 self.controller.add(dict.fromkeys(theirs, runtime), device, runtime)
         return processes, in_tenants
@@ -162,9 +162,9 @@ def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
     return HostedRuntime(side, tenant_process.main, partial(TenantArguments, device=device, opener=opener))
 
 
-def _device_arguments(controller: Controller, device: str, opener: Opener, *ends: Any) -> DeviceArguments:
+def _device_arguments(device: str, opener: Opener, config: Config, *ends: Any) -> DeviceArguments:
     """The arguments of a process of this device that starts now."""
-    return DeviceArguments(device, controller.config.on_device(device), opener, *ends)
+    return DeviceArguments(device, config.on_device(device), opener, *ends)
 
 
 def _part(frontend: RemoteFrontend, device: str) -> LinkedFrontend:

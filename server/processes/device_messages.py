@@ -240,15 +240,17 @@ class RefreshModel(Message):
 
 
 class PrepareModels(Message):
-    """As `DeviceRuntime.prepare_models`. Answered with a list of the problems."""
+    """As `DeviceRuntime.prepare_models`; `options` are as `messages.options_fields` makes them. Answered with the problems."""
 
     lists: dict[str, list[str]]
+    options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class UseModels(Message):
     """As `DeviceRuntime.use_models`. Answered when that is done."""
 
     lists: dict[str, list[str]]
+    options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class DiscardModels(Message):

@@ -15,10 +15,11 @@ from msgspec.structs import asdict
 
 from engines import Signature
 
-from ..config.changes import LIVE_OF_SERVER, with_tables, with_weights
-from ..config.schema import Config
+from ..config.changes import LIVE_OF_SERVER, with_options, with_tables
+from ..config.schema import Config, ModelOptions
 from ..config.section import Section
 from ..config.tenant import TenantConfig
+from ..config.text import TextOptions
 from ..functions.definition import Functions
 from ..protocol.classification import Labels
 from ..scheduling.batching import Batching
@@ -174,24 +175,24 @@ class SetState(Message):
 class Reconfigure(Message):
     """Use these values of the configuration from now on: those keys of [server] that may change, and all of these tenants.
 
-    `weights` are those of [models.NAME], by model. A call: answered with True when that is so.
+    `options` are the tables [models.NAME]. A call: answered with True when that is so.
     """
 
     server: dict[str, Any]
     tenants: dict[str, dict[str, Any]]
-    weights: dict[str, dict[str, float]]
+    options: dict[str, dict[str, Any]]
 
     @classmethod
     def of(cls, config: Config) -> "Reconfigure":
         tenants = {name: fields_of(each) for name, each in config.tenants.items()}
-        weights = {name: dict(each.weights) for name, each in config.models.options.items() if each.weights}
-        return cls(_values(config.server, LIVE_OF_SERVER), tenants, weights)
+        options = options_fields(config.models.options)
+        return cls(_values(config.server, LIVE_OF_SERVER), tenants, options)
 
     def config(self, before: Config) -> Config:
         """The configuration, which was this one before."""
         server = before.server.model_copy(update=_tuples(self.server))
         tenants = {name: tenant_of(fields) for name, fields in self.tenants.items()}
-        return with_weights(with_tables(before, server, tenants), self.weights)
+        return with_options(with_tables(before, server, tenants), options_of(self.options))
 
 
 def fields_of(tenant: TenantConfig) -> dict[str, Any]:
@@ -202,6 +203,22 @@ def fields_of(tenant: TenantConfig) -> dict[str, Any]:
 def tenant_of(fields: dict[str, Any]) -> TenantConfig:
     """The tenant's configuration again."""
     return TenantConfig.model_construct(**_tuples(fields))
+
+
+def options_fields(options: Mapping[str, ModelOptions]) -> dict[str, dict[str, Any]]:
+    """Tables [models.NAME] as a message has them."""
+    return {name: _values(each, list(ModelOptions.model_fields)) for name, each in options.items()}
+
+
+def options_of(fields: Mapping[str, dict[str, Any]]) -> dict[str, ModelOptions]:
+    """The tables again."""
+    tables = {name: ModelOptions.model_construct(**_tuples(each)) for name, each in fields.items()}
+    return {name: _with_text(each) for name, each in tables.items()}
+
+
+def _with_text(options: ModelOptions) -> ModelOptions:
+    """The same with the class of `text` again."""
+    return options if options.text is None else options.model_copy(update={"text": TextOptions(*options.text)})
 
 
 def _values(table: Section, keys: Sequence[str]) -> dict[str, Any]:

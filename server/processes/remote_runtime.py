@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 from engines import EngineError
@@ -14,6 +15,7 @@ from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
 from ..accounts.usage import Report
+from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from ..control.stretch import Wide, WideState
@@ -34,7 +36,7 @@ from .device_messages import (
 )
 from .kept_lists import KeptLists, Lists
 from .linked_frontend import LinkedFrontend
-from .messages import Message, fields_of
+from .messages import Message, fields_of, options_fields
 from .report_source import REPORT_TIMEOUT
 from .rpc import Channel
 
@@ -235,20 +237,26 @@ class RemoteRuntime:
                 raise _Refused(reason)
         return reason
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
-        found: list[str] = await self._call(messages.PrepareModels(_plain(lists)), list[str])
+    async def prepare_models(
+        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
+    ) -> list[str]:
+        found: list[str] = await self._call(messages.PrepareModels(_plain(lists), options_fields(options)), list[str])
         return found
 
-    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+    async def use_models(
+        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
+    ) -> None:
         """The lists are kept for a process that replaces this one, and what was loaded on request if they still have it."""
         self.lists.use(lists)
         for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
             del self._changes[tenant, name]
         try:
-            await self._call(messages.UseModels(_plain(lists)))
+            await self._call(messages.UseModels(_plain(lists), options_fields(options)))
             self.lists.on_used(lists)
         except Unavailable as error:
-            log.warning("the next process uses the new lists of models: %s", error)
+            log.warning("the next process uses the new models: %s", error)
+            if options:
+                self.restart("it may have begun with the options of before")
         except (RequestError, EngineError, PartitionError) as error:
             if self._channel:  # It serves other models than its tenants may call.
                 log.error("%s is started again, as its tenants may call other models now: %s", self.label, error)

@@ -11,7 +11,7 @@ from ..config.schema import Config
 from ..device.runtime import Runtime
 from ..tenants.frontend import Frontend, State
 from . import device_messages as messages
-from .messages import Message
+from .messages import Message, options_of
 
 Opener = Callable[[Config], Device]
 """Opens the device of a configuration. Blocks. Raises DeviceUnavailable."""
@@ -62,8 +62,8 @@ class RuntimeServer:
             messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
             messages.RefreshModel: lambda message: self.opened.refresh(message.tenant, message.name),
-            messages.PrepareModels: lambda message: self.opened.prepare_models(message.lists),
-            messages.UseModels: lambda message: self.opened.use_models(message.lists),
+            messages.PrepareModels: lambda message: self.opened.prepare_models(message.lists, options_of(message.options)),
+            messages.UseModels: lambda message: self.opened.use_models(message.lists, options_of(message.options)),
             messages.DiscardModels: lambda _: self.opened.discard_models(),
             messages.GetExecutions: self._executions,
             messages.GetMemory: self._memory,

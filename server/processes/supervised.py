@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+from ..config.schema import Config
 from ..host.backoff import Backoff
 from ..link.occupancy import LEAD
 from ..link.ring import Descriptors
@@ -90,9 +91,9 @@ class SupervisedProcess:
 class SupervisedDevice:
     """One device process: its name, that of the device in the configuration, and the device side that it has.
 
-    `target` is the function that the process runs; `make_arguments` returns its argument: the process's ends of the channel and
-    of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and the pages of all that
-    lend.
+    `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
+    ends of the channel and of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and
+    the pages of all that lend.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class SupervisedDevice:
         name: str,
         runtime: RemoteRuntime,
         target: Callable[[Any], None],
-        make_arguments: Callable[[socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
+        make_arguments: Callable[[Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
     ) -> None:
         self.name = name
         self.runtime = runtime

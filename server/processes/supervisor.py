@@ -16,6 +16,7 @@ import msgspec
 
 from partitions import PartitionError
 
+from ..config.changes import loaded_again
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..errors import RequestError
@@ -285,7 +286,7 @@ class Supervisor:
         spawn.Forkserver.kill()
 
     async def _start(self, each: SupervisedProcess) -> None:
-        helpers = self._helpers.get(each.name)
+        helpers, config = self._helpers.get(each.name), self._config
         if helpers:
             helpers.prepare(self._config.tenants[each.name].memory)
         await self._start_process(
@@ -296,6 +297,7 @@ class Supervisor:
             await each.frontend.connect(each.channel, each.descriptors)
             if each.hosted:
                 await self._connect(each.hosted.runtime, each)
+                self._check_options(each, config)
                 await each.hosted.runtime.resumed(_MAX_HOLD)  # Connections wait meanwhile, which is better than a 503.
         else:
             self._restrict(each.process)
@@ -381,11 +383,12 @@ class Supervisor:
         each.descriptors, their_descriptors = descriptors.pair()
         each.channel = Channel(each.label, each.runtime.handlers())
         each.backoff.started(time.monotonic())
-        links = {name: frontend.descriptors for name, frontend in frontends.items()}
+        links, config = {name: frontend.descriptors for name, frontend in frontends.items()}, self._config
         try:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
             pages = spawn.inherited_all(self._pages)
-            each.process = await spawn.start(each.target, each.make_arguments(theirs, their_descriptors, inherited, pages))
+            arguments = each.make_arguments(config, theirs, their_descriptors, inherited, pages)
+            each.process = await spawn.start(each.target, arguments)
         finally:
             their_descriptors.close()
             theirs.close()
@@ -399,6 +402,13 @@ class Supervisor:
             log.error("a tenant moved while %s was started; starting it again", each.label)
             if each.process:
                 spawn.kill(each.process)
+        self._check_options(each, config)
+
+    def _check_options(self, each: SupervisedProcess | SupervisedDevice, config: Config) -> None:
+        """Kill a process with models that was started with this configuration, if models have other options now."""
+        if each.process and loaded_again(config, self._config):
+            log.error("models have other options since %s was started; starting it again", each.label)
+            spawn.kill(each.process)
 
     async def _restart_device(self, each: SupervisedDevice) -> None:
         """Start a device process again, with new links: the old ones have what the process before was about to do."""

@@ -93,6 +93,10 @@ class Repository:
     def __repr__(self) -> str:
         return f"<Repository {self._root}>"
 
+    def with_options(self, options: Mapping[str, ModelOptions]) -> "Repository":
+        """The same with these options of some models."""
+        return Repository(self._root, {**self._options, **options}, self._source, self._python)
+
     def names(self) -> list[str]:
         """The names of all models, sorted. Raises OSError if the root cannot be read."""
         return sorted(name for name in os.listdir(self._root) if _is_name(name) and os.path.isdir(self._root / name))

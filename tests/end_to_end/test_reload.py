@@ -50,11 +50,21 @@ class Site:
         self._always = always
         self.server: Running
 
-    def write(self, *keys: str, more: str = "", globex: str = "", models: Sequence[str] = ("identity",), **server: str) -> Path:
-        """Write the file; `more` and `globex` are keys of the tenants, and `models` those that acme may call."""
+    def write(
+        self,
+        *keys: str,
+        more: str = "",
+        globex: str = "",
+        models: Sequence[str] = ("identity",),
+        options: str = "",
+        **server: str,
+    ) -> Path:
+        """Write the file; `more` and `globex` are keys of the tenants, `models` those that acme may call, and `options` tables
+        of models.
+        """
         quoted = ", ".join(f'"{digest(key)}"' for key in keys)
         tenants = TENANTS.format(keys=quoted, more=f"{self._always}\n{more}", globex=globex, models=list(models))
-        return configure(self.path, self._repository, tenants, **server)
+        return configure(self.path, self._repository, options + tenants, **server)
 
     def reload(self) -> httpx.Response:
         with client(self.server) as http:
@@ -64,6 +74,12 @@ class Site:
         """What a request with this key is answered, on a connection of its own."""
         with client(self.server, Authorization=f"Bearer {key}") as http:
             return infer(http, model, SMALL).status_code
+
+    def most(self) -> int:
+        """acme's largest batch of `identity`."""
+        with client(self.server, Authorization=f"Bearer {OLD}") as http:
+            most: int = http.get("/v2/models/identity/config").json()["max_batch_size"]
+            return most
 
     def statuses(self) -> list[int]:
         """What acme's requests for each model of the repository are answered; 0 for one that loses its connection."""
@@ -213,6 +229,32 @@ def test_a_model_that_cannot_be_loaded_refuses_all_of_it(site: Site) -> None:
     ]
     assert site.statuses() == [200, 404, 404]
     assert (site.status(OLD), site.status(NEW)) == (200, 401)
+
+
+def test_options_of_models_change_and_no_request_fails(site: Site) -> None:
+    """All of them or none, and also in every process that is replaced after that."""
+    with Load(site.server, **{"X-Tenant": "globex"}) as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
+        site.write(OLD, options="[models.identity]\nmax_batch = 4\nprofile = 3")
+        answer = site.reload()
+        assert answer.status_code == 409
+        assert "failed to load 'identity' with its new options: " in answer.json()["error"]
+        assert "models.identity.profile" in answer.json()["error"]
+        before = site.most()
+        assert before == 0
+        site.write(OLD, options="[models.identity]\nmax_batch = 4")
+        assert changed(site.reload()) == {"models.identity.max_batch": ("(not set)", "4")}
+        assert site.most() == 4
+        load.more()
+        own.more()
+    assert (load.wrong, own.wrong) == ([], [])
+    for name in ("dev 0", "acme"):
+        if site.server.pids(name):
+            site.server.kill(name)
+            until(lambda: _status(site, OLD) == 200)
+            assert site.most() == 4
+    site.write(OLD)
+    assert site.reload().status_code == 200
+    assert site.most() == before
 
 
 def _status(site: Site, key: str) -> int:

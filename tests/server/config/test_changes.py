@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server.config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, Change, compare
+from server.config.changes import LIVE_OF_SERVER, LIVE_OF_TENANT, Change, compare, loaded_again
 from server.config.file import keys, load
+from server.config.schema import ModelOptions
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.processes.messages import Reconfigure
@@ -30,6 +31,13 @@ bytes_per_second = "1MB"
 """
 KEY = "ab" * 32
 WEIGHTS = "weights = { 1 = 9, 2 = 0.5 }"
+OPTIONS = """
+preferred_batches = [4, 8]
+profiles = [{ "x" = { "min" = [1, 3], "opt" = [8, 3], "max" = [32, 3] } }]
+warm_up = [1, 8]
+text = { pooling = "cls" }
+loop = { feed = { next = "token" }, steps = 64, until = "done", outputs = ["next"] }
+"""
 LEND = 'lend = "2ms"'
 GLOBEX = "[tenants.globex]\ngranules = 1\nmodels = ['*']"
 
@@ -56,7 +64,8 @@ def weighted(model: str) -> Change:
         ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", "['*']", "['a']", True)),
         ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", True)),
         ('models = ["*"]', 'models = ["*"]\nqueue = 7', Change("tenants.acme.queue", "64", "7", False)),
-        ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", False)),
+        ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", True)),
+        ("[models]", "[models]\nbuild_timeout = '1s'", Change("models.build_timeout", "'15min'", "'1s'", False)),
         ("[tenants.acme]", f"{WEIGHTS}\n[tenants.acme]", weighted("resnet")),
         ("[server]", f"[models.a]\n{WEIGHTS}\n[server]", weighted("a")),
         ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),
@@ -65,6 +74,18 @@ def weighted(model: str) -> Change:
 )  # fmt: skip
 def test_a_change_has_its_key_and_both_values(tmp_path: Path, old: str, new: str, change: Change | None) -> None:
     assert changes(tmp_path, FILE, FILE.replace(old, new) if old else FILE) == ([change] if change else [])
+
+
+def test_weights_alone_need_no_loading(tmp_path: Path) -> None:
+    configs = []
+    for text in (FILE, FILE.replace("max_batch = 8", f"max_batch = 8\n{WEIGHTS}"), FILE.replace("max_batch = 8", OPTIONS)):
+        (tmp_path / "greenlane.toml").write_text(text)
+        configs.append(load(tmp_path / "greenlane.toml"))
+    first, weighted, other = configs
+    assert loaded_again(first, weighted) == {}
+    assert loaded_again(weighted, other) == {"resnet": other.models.options["resnet"]}
+    (tmp_path / "greenlane.toml").write_text(FILE.replace("[models.resnet]\nmax_batch = 8\n", ""))
+    assert loaded_again(first, load(tmp_path / "greenlane.toml")) == {"resnet": ModelOptions()}
 
 
 def test_what_may_change_are_keys_of_the_file() -> None:
@@ -76,7 +97,7 @@ def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> 
     (tmp_path / "greenlane.toml").write_text(FILE)
     before = load(tmp_path / "greenlane.toml")
     (tmp_path / "greenlane.toml").write_text(
-        FILE.replace("max_batch = 8", "max_batch = 8\nweights = { 1 = 0.9, 2 = 0.1 }").replace(
+        FILE.replace("max_batch = 8", "max_batch = 8\nweights = { 1 = 0.9, 2 = 0.1 }\n" + OPTIONS).replace(
             '"1MB"', f'"2MB"\nkeys_sha256 = ["{KEY}"]\nweights = {{ resnet = {{ 2 = 1 }} }}'
         )
     )
@@ -91,4 +112,7 @@ def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> 
     )
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Reconfigure.of(after)), type=Reconfigure)
     assert sent.config(before) == after != before
+    text = sent.config(before).models.options["resnet"].text
+    assert text is not None
+    assert text.pooling == "cls"
     assert after.version_weights("acme") == {"resnet": {"2": 1.0}}

@@ -24,11 +24,11 @@ class ListedRuntime(FakeRuntime):
         super().__init__(steps, name)
         self.problems: list[str] = []
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
         self._do(f"prepare {'+'.join(lists)}")
         return self.problems
 
-    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+    async def use_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
         self._do(f"use {'+'.join(lists)}")
 
     async def discard_models(self) -> None:

@@ -22,11 +22,11 @@ from .test_several_devices import FakeRuntime
 class Runtime(FakeRuntime):
     """Of device 0, which has four granules."""
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]]) -> list[str]:
+    async def prepare_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
         self._do("prepare models")
         return []
 
-    async def use_models(self, lists: Mapping[str, Sequence[str]]) -> None:
+    async def use_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
         self._do("use models")
 
     async def discard_models(self) -> None:

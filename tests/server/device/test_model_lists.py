@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.config.changes import with_tables
-from server.config.schema import Config
+from server.config.changes import with_options, with_tables
+from server.config.schema import Config, ModelOptions
 from server.errors import Conflict, NotFound, Unavailable
 from server.tenants.service import Tenant
 
@@ -48,6 +48,20 @@ async def use(site: Site, check: Callable[[], Awaitable[None]] | None = None, **
         site.service.reconfigure(config)
 
     await site.controller.reconfigure(with_lists(site.controller.config, lists), everywhere)
+
+
+async def set_options(site: Site, check: Callable[[], Awaitable[None]] | None = None, **options: ModelOptions) -> None:
+    """The same for tables [models.NAME]."""
+
+    async def everywhere(config: Config) -> None:
+        if check:
+            await check()
+
+    config = site.controller.config
+    await site.controller.reconfigure(with_options(config, {**config.models.options, **options}), everywhere)
+
+
+OTHER = ModelOptions(warm_up="opt")
 
 
 def names(tenant: Tenant) -> list[str]:
@@ -174,3 +188,67 @@ async def test_a_process_that_starts_with_a_list_loads_that_one_and_one_that_hea
         ("d", "UNAVAILABLE"),
     ]
     await site.runtime.close()
+
+
+async def test_models_with_other_options_are_loaded_again_beside_what_is_served(root: Path) -> None:
+    """Of every tenant that has them, with the ensembles that use them; not what a tenant has unloaded, nor other models."""
+    add_ensemble(root, "of_b", "b")
+    async with serving(root) as site:
+        acme, globex = site.tenant("acme"), site.tenant("globex")
+        await site.controller.unload("acme", "a")
+        keys = {each.name: each.key for each in acme.catalog.served()}
+        assert bound(site) == 3 + 1, "acme's c, b and of_b, and globex's b"
+        read = len(site.settings)
+
+        async def old_ones_serve() -> None:
+            assert {each.name: each.key for each in acme.catalog.served()} == keys
+            await site.infer("globex", "b")
+            assert bound(site) == 4 + 3
+
+        await set_options(site, old_ones_serve, a=OTHER, b=OTHER)
+        assert [each.warm_up for each in site.settings[read:]] == ["opt"], "the tenants share what is read"
+        now = {each.name: each.key for each in acme.catalog.served()}
+        assert {name for name in now if now[name] != keys[name]} == {"b", "of_b"}
+        assert bound(site) == 4, "the old ones are closed"
+        for model in ("b", "of_b"):
+            await site.infer("acme", model)
+        await site.infer("globex", "b")
+        await site.controller.load("acme", "a")
+        assert site.settings[-1].warm_up == "opt", "it has the new options when it is loaded again"
+    assert globex.catalog.served()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_if_one_cannot_be_loaded_with_its_new_options_all_keep_the_old_ones(root: Path, nth: int) -> None:
+    async with serving(root) as site:
+        before = {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()}
+        config, were = site.controller.config, bound(site)
+        site.script.fail("bind", nth=nth)
+        with pytest.raises(Conflict) as refused:
+            await set_options(site, b=OTHER)
+        header, line = str(refused.value).splitlines()
+        assert header == "nothing has changed, as not every model that is added or changed can be loaded:"
+        assert line.endswith(".models: failed to load 'b' with its new options: version 1: scripted to fail at bind")
+        assert {name: frontend.tenant.catalog.served() for name, frontend in site.frontends.items()} == before
+        assert (bound(site), site.controller.config) == (were, config)
+        site.script = type(site.script)()
+        (root / "b" / "1" / "model.onnx").write_text("another")
+        await site.controller.load("globex", "b")
+        assert site.settings[-1].warm_up != "opt", "a load has the old options, too"
+        await site.infer("globex", "b")
+
+
+async def test_lists_and_options_change_in_one_reload(root: Path) -> None:
+    async with serving(root) as site:
+        config = with_lists(site.controller.config, {"globex": ["a", "c"]})
+
+        async def everywhere(_: Config) -> None:
+            return None
+
+        keys = {each.name: each.key for each in site.tenant("acme").catalog.served()}
+        await site.controller.reconfigure(with_options(config, {"a": OTHER}), everywhere)
+        assert names(site.tenant("globex")) == ["a", "c"]
+        now = {each.name: each.key for each in site.tenant("acme").catalog.served()}
+        assert {name for name in now if now[name] != keys[name]} == {"a"}
+        assert bound(site) == 3 + 2
+        await site.infer("globex", "a")
