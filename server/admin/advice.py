@@ -12,13 +12,15 @@ from ..control import advice as advising
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.need import Counted, Need, counted, need
-from ..errors import Unavailable
-from ..protocol.json_document import Object
+from ..errors import BadRequest, Unavailable
+from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep, admin_router
 
 router = admin_router()
 
+_LEAST, _MOST = 0.1, 60.0
+"""Seconds that may be asked for."""
 _STEP = 0.25
 """Seconds between two looks at whether the server ends meanwhile."""
 
@@ -26,16 +28,23 @@ _STEP = 0.25
 @router.get("/advice", response_model=schemas.Advices)
 async def advice(
     controller: ControllerDep,
-    seconds: Annotated[float, Query(ge=0.1, le=60, description="How long to measure; the answer takes as long.")] = 10.0,
+    seconds: Annotated[
+        str,
+        Query(
+            description="How long to measure; the answer takes as long.",
+            json_schema_extra={"type": "number", "minimum": _LEAST, "maximum": _MOST, "default": 10.0},
+        ),
+    ] = "10",
 ) -> Response:
     """Measure for some seconds what each tenant needs, and say whether its share should be kept, or how much would do.
 
     Nothing is changed, and nothing is measured but what is counted anyway. `greenlane curve` measures a share beforehand, and
     the autopilot acts on what it finds.
     """
+    length = _length(seconds)
     held = _held(controller)
     before = await _counted(controller)
-    ends = time.monotonic() + seconds
+    ends = time.monotonic() + length
     while (left := ends - time.monotonic()) > 0:
         await asyncio.sleep(min(_STEP, left))
         if controller.state not in ("serving", "incomplete", "starting"):
@@ -46,7 +55,7 @@ async def advice(
         for name in controller.config.tenants
         if (device := _device(controller, name)) is not None
     }
-    return json_response({"seconds": seconds, "tenants": tenants})
+    return json_response({"seconds": length, "tenants": tenants})
 
 
 async def _counted(controller: Controller) -> dict[str, Counted]:
@@ -109,6 +118,17 @@ def _measured(found: Need) -> Object:
         "turned_away": found.turned_away,
         "p99_between_ms": [_ms(low), None if high is None else _ms(high)] if found.requests else None,
     }
+
+
+def _length(text: str) -> float:
+    """The seconds of a request. Raises BadRequest."""
+    try:
+        length = float(text)
+    except ValueError:
+        length = 0.0
+    if not _LEAST <= length <= _MOST:  # Also for what is no number.
+        raise BadRequest(f"seconds: {show(text)}; expected a number from {_LEAST:g} to {_MOST:g}")
+    return length
 
 
 def _ms(seconds: float) -> float:

@@ -416,7 +416,10 @@ def test_advice_compares_what_a_tenant_needed_with_its_share(standard: Path) -> 
             while not asked.done():
                 infer(client, "identity", SMALL)
         found = asked.result().json()["tenants"]
-        assert client.get("/admin/advice?seconds=61").status_code == 400
+        for wrong in ("61", "0", "nan", "soon"):
+            answer = client.get("/admin/advice", params={"seconds": wrong})
+            assert answer.status_code == 400
+            assert answer.json() == {"error": f'seconds: "{wrong}"; expected a number from 0.1 to 60'}
     assert (found["acme"]["granules"], found["acme"]["target_ms"]) == (2, 5.0)
     assert found["acme"]["measured"]["requests"] > 0
     assert found["acme"]["advice"].startswith("acme uses ")
