@@ -4,19 +4,17 @@ One problem hides no other: the rest of a file with wrong keys is checked, the m
 tried on a part of the device, and without a device the repository is still checked.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from engines import TensorSpec
 from engines.memory import added
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
+from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
 from .config.file import salvage
 from .config.schema import Config, ModelOptions
 from .config.section import ConfigError
@@ -28,7 +26,6 @@ from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken
-from .link.blocks import largest_block
 from .processes import process_counts
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
@@ -168,7 +165,9 @@ class _Check:
         model_loader = open_model_loader(config.on_device(name), device, builds=builds)
         for each in tenants:
             tenant = config.tenants[each]
-            _print_line(f"tenant {each}: {_share(plan.get(each))}, {self._access(tenant)}, {_memory(tenant)}")
+            _print_line(f"tenant {each}: {share_text(plan.get(each))}, {self._access(tenant)}, {memory_text(tenant)}")
+            if settings := settings_line(tenant):
+                _print_line(f"  {settings}")
             self._check_front_cores(tenant)
             wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
             self._try(model_loader, device, each, plan.get(each, (0,)), wanted)
@@ -319,7 +318,7 @@ class _Check:
 
     def _print_model(self, loaded: LoadedModel) -> None:
         for served in loaded.served:
-            _print_line(f"  {served.name} {served.version}: {_describe(served)}")
+            _print_line(f"  {served.name} {served.version}: {model_line(served)}")
             _print_line(f"    {execution_line(loaded.executors[served.key].describe())}")
             self._check_batches(served)
         for which in dict.fromkeys(f"{problem.name} {problem.version}".rstrip() for problem in loaded.problems):
@@ -371,43 +370,3 @@ def _print_line(line: str) -> None:
 
 def _hint(name: str, known: list[str]) -> str:
     return f"; {nearest(name, known)}" if known else ""
-
-
-def _share(granules: tuple[int, ...] | None) -> str:
-    return "no granules" if granules is None else f"granules {list(granules)}"
-
-
-def _memory(tenant: TenantConfig) -> str:
-    """The memory that all requests of a tenant may hold, and one of them."""
-    return f"memory {tenant.memory / 2**20:g} MiB, one request up to {largest_block(tenant.memory) / 2**20:g} MiB"
-
-
-def _describe(served: ServedModel) -> str:
-    inputs, outputs = (_tensors(specs) for specs in (served.signature.inputs, served.signature.outputs))
-    most = served.signature.max_batch
-    return f"{inputs} -> {outputs}{f', batches of up to {most}' if most else ''} ({served.platform})"
-
-
-def execution_line(execution: Mapping[str, object]) -> str:
-    """How it runs, in a line, without what is reported as a warning."""
-    said = {key: value for key, value in execution.items() if key not in ("why", "notes", "counts") and value not in ("", [])}
-    return ", ".join(_execution_entry(key, value) for key, value in said.items())
-
-
-def _execution_entry(key: str, value: Any) -> str:
-    """One entry of `Executor.describe`. The steps of an ensemble are what their executors describe."""
-    match key:
-        case "shapes":
-            return f"warmed for {' and '.join(', '.join(map(_dimensions, shapes)) for shapes in value)}"
-        case "steps":
-            return f"steps: {'; '.join(map(execution_line, value))}"
-        case _:
-            return f"{key} {value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _dimensions(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "a scalar"
-
-
-def _tensors(specs: Iterable[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in specs) or "nothing"

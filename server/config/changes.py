@@ -1,6 +1,6 @@
 """What may change in a configuration while it is served, and what differs between two. Pure."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -134,6 +134,13 @@ def _within(path: KeyPath, old: Section, new: Section, live: tuple[str, ...]) ->
         before, after = getattr(old, key), getattr(new, key)
         if not field.exclude and before != after:
             yield Change(dotted((*path, key)), _text(field, before), _text(field, after), key in live)
+
+
+def written(section: Section, keys: Iterable[str]) -> list[str]:
+    """These keys of a section as a file has them, such as "lend = '1ms'", without those that have their default."""
+    fields = {key: type(section).model_fields[key] for key in keys}
+    values = {key: getattr(section, key) for key, field in fields.items() if getattr(section, key) != field.default}
+    return [f"{key} = {_text(fields[key], value)}" for key, value in values.items()]
 
 
 def _text(field: Any, value: Any) -> str:

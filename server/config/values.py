@@ -274,8 +274,11 @@ def write_size(count: int) -> str | int:
 
 
 def write_duration(seconds: float) -> str:
-    """Seconds as a file has them, in minutes where these are whole ones."""
-    return f"{seconds / 60:g}min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:g}s"
+    """Seconds as a file has them: in whole minutes from two on, in milliseconds or microseconds below a second."""
+    if seconds >= 120 and seconds % 60 == 0:
+        return f"{seconds / 60:g}min"
+    factor, unit = (1, "s") if seconds >= 1 or not seconds else (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
+    return f"{seconds * factor:g}{unit}"
 
 
 T = TypeVar("T")

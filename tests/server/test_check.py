@@ -10,7 +10,8 @@ import pytest
 
 from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
-from server.check import check, execution_line
+from server.check import check
+from server.check_lines import execution_line
 from server.config.file import load
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from tests.end_to_end import repository
@@ -126,6 +127,14 @@ def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> 
         "greenlane.toml: devices.b: there is no GPU here",
         "greenlane.toml: tenants.acme.granules 2 = 2 cores, but the device has 1: lower it by 1",
     ]
+
+
+def test_what_is_set_of_a_tenants_share_and_limits_is_printed_as_a_file_has_it(checked: Checked) -> None:
+    more = "burst = 2\nlend = true\nladder = [1, 2]\nrequests_per_second = 100\nbytes_per_second = '1MiB'\ntarget_p99 = '5ms'"
+    checked.check(('["rows"]', f'["rows"]\n{more}'))
+    assert checked.out[2] == (
+        "  burst = 2, lend = '1ms', ladder = [1, 2], target_p99 = '5ms', requests_per_second = 100, bytes_per_second = '1MiB'"
+    )
 
 
 def config_of(core: int) -> Config:

@@ -235,7 +235,10 @@ def test_a_size_is_written_as_it_is_read(count: int) -> None:
     assert one(Size, write_size(count)) == count
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.0005, "0.0005s"), (1.5, "1.5s"), (75, "75s"), (900, "15min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.0005, "500us"), (0.001, "1ms"), (0.2, "200ms"), (1.5, "1.5s"), (75, "75s"), (900, "15min")],
+)
 def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
     assert write_duration(seconds) == text
     assert one(Duration, text) == seconds
