@@ -181,7 +181,7 @@ def obstacle(signature: Signature) -> str | None:
     for spec in signature.outputs:
         if spec.dims[0] and any(batches) and spec.dims[0] not in batches:
             return (
-                f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which is no input's: {dims_text(spec.dims)}"
+                f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which no input has: {dims_text(spec.dims)}"
             )
     return None if signature.inputs else "it has no inputs"
 

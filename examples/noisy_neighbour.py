@@ -1,4 +1,4 @@
-"""Shows, in about a minute and on CPU cores, what a partition does to a tenant's latency beside a noisy neighbour.
+"""Shows, in half a minute and on CPU cores, what a partition does to a tenant's latency beside a noisy neighbour.
 
     .venv/bin/python examples/noisy_neighbour.py [--seconds 5]
 

@@ -16,7 +16,7 @@ from .measure import Measured, Result
 MEANS = {
     "isolated": "every neighbour was held off, where the control shows that it disturbs",
     "leaks": "something of a neighbour's reaches a tenant",
-    "not exercised": "something could not be judged: see below",
+    "not exercised": "something could not be judged: see the pairs above",
     "too noisy": "something could not be judged on this machine, now: it was too noisy",
 }
 HEADING = f"""\

@@ -208,7 +208,11 @@ async def test_a_deadline_that_passes_meanwhile_is_kept_and_the_model_comes_back
 async def test_all_requests_that_wait_get_503_if_it_cannot_be_bound_and_the_next_tries_again(tmp_path: Path) -> None:
     async with budgeted(tmp_path) as site:
         site.script.fail("bind")
+        gate = site.script.hold("bind")
         asked = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
+        while site.tenant("acme").lane._link.completions.deferred() < 3:
+            await asyncio.sleep(0)
+        gate.open()
         ends = await asyncio.gather(*asked, return_exceptions=True)
         assert all(isinstance(end, Unavailable) and "could not be brought back: scripted" in str(end) for end in ends)
         assert site.index()["a"] == ("READY", "paged out")

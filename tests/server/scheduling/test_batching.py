@@ -118,7 +118,7 @@ def test_the_largest_batch_is_what_the_engine_was_built_for() -> None:
         ([("b",)], [("",)], None),
         ([("b", "b")], [], "'x' has the batch dimension 'b' in another place too: [b, b]"),
         ([("b", "")], [("b", "b")], "'y' has the batch dimension 'b' in another place too: [b, b]"),
-        ([("b", "")], [("m", "")], "output 'y' has 'm' for a first dimension, which is no input's: [m, ?]"),
+        ([("b", "")], [("m", "")], "output 'y' has 'm' for a first dimension, which no input has: [m, ?]"),
         ([], [("b",)], "it has no inputs"),
     ],
 )
