@@ -7,7 +7,6 @@ thread also takes tickets and reports their ends, which is not the model's time.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import onnx.parser
 
-from greenlane.load.server_process import ServerProcess
+from greenlane.load.server_process import ServerProcess, server_process
 
 SPIN = """<ir_version: 8, opset_import: ["": 17]>
 spin (int64 turns, float[n, n] x) => (float[n, n] y) <bool go = {1}> {
@@ -39,15 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("turns  works  us a work  used over the kernel's  sum over granted")
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "server", "--config", str(configuration(Path(folder)))]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as popen:
-            server = ServerProcess(popen)
-            try:
-                server.start()
-                for turns in TURNS:
-                    works, each, kernel, total = measure(server, turns, options.seconds)
-                    print(f"{turns:5} {works:6} {each:10.0f} {kernel:23.3f} {total:17.4f}", flush=True)
-            finally:
-                server.close()
+        with server_process(words) as server:
+            for turns in TURNS:
+                works, each, kernel, total = measure(server, turns, options.seconds)
+                print(f"{turns:5} {works:6} {each:10.0f} {kernel:23.3f} {total:17.4f}", flush=True)
 
 
 def configuration(folder: Path) -> Path:

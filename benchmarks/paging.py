@@ -9,7 +9,6 @@ pages one copy out and brings the other one back; a second request to the same c
 import argparse
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from greenlane.load.server_process import ServerProcess
+from greenlane.load.server_process import server_process
 from server import demo
 
 CONFIG = """
@@ -125,14 +124,8 @@ def memory(http: httpx.Client) -> dict[str, Any]:
 def serving(folder: Path) -> Iterator[httpx.Client]:
     """A client of a server of its own."""
     words = [sys.executable, "-m", "server", "--config", str(folder / "greenlane.toml"), "--log-level", "info"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as popen:
-        server = ServerProcess(popen)
-        try:
-            server.start()
-            with httpx.Client(base_url=server.url, headers={"X-Tenant": "acme"}, timeout=60) as http:
-                yield http
-        finally:
-            server.close()
+    with server_process(words) as server, httpx.Client(base_url=server.url, headers={"X-Tenant": "acme"}, timeout=60) as http:
+        yield http
 
 
 if __name__ == "__main__":

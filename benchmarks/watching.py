@@ -7,7 +7,6 @@ A server of two tenants on CPU cores, each with two small models and a request n
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from greenlane.load.server_process import ServerProcess
+from greenlane.load.server_process import ServerProcess, server_process
 from server.demo import build
 
 ASKED: dict[str, tuple[str, ...]] = {
@@ -37,16 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "server", "--config", str(configuration(Path(folder)))]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as popen:
-            server = ServerProcess(popen)
-            try:
-                server.start()
-                found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ASKED}
-                for _ in range(options.rounds):
-                    for kind, paths in ASKED.items():
-                        found[kind].append(measure(server, paths, options.seconds))
-            finally:
-                server.close()
+        with server_process(words) as server:
+            found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ASKED}
+            for _ in range(options.rounds):
+                for kind, paths in ASKED.items():
+                    found[kind].append(measure(server, paths, options.seconds))
     names = list(found["nothing"][0])
     print(f"{'asked for':10}", *(f"{name:>20}" for name in names))
     for kind, rounds in found.items():
