@@ -20,6 +20,7 @@ from greenlane.load.processes import LoadProcess, begun
 from greenlane.load.schedule import poisson
 from greenlane.load.server_process import alive, family_of
 from greenlane.load.wire import post
+from greenlane.prove.others import Others
 from server.tenants.auth import digest
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY
@@ -72,17 +73,22 @@ class Attacked:
             raise RuntimeError(f"the victim is answered {answer.status}: {answer.body!r:.300}")
         self._right = answer.body
 
-    def beside(self, name: str, crowds: Sequence[Crowd], new: bool) -> tuple[list[Felt], list[Tally]]:
-        """Time the victim in a quiet phase and then beside this attack; `new` is whether on new connections, too. Blocks."""
-        begin, end = SETTLE + self._seconds, SETTLE + 2 * self._seconds
+    def beside(self, name: str, crowds: Sequence[Crowd], new: bool) -> tuple[list[Felt], list[Tally], float]:
+        """Time the victim in a quiet phase and then beside this attack; `new` is whether on new connections, too. Blocks.
+
+        Also returns which part of the cores' time other programs, or the host, used meanwhile.
+        """
+        begin = SETTLE + self._seconds
+        end = begin + max(self._seconds, *(crowd.least for crowd in crowds))
         jobs = [crowd.job(name, self.port, -begin, end, self._attackers) for crowd in crowds]
         watching = [self._watch(way) for way in (KEPT, NEW)[: 1 + new]]
+        others = Others(sorted(os.sched_getaffinity(0)), True)
         with begun([*watching, *jobs]) as (start, workers):
             tallies = [worker.result() for worker in workers[len(watching) :]]
             sleep(max(0.0, start + end + TAIL - perf_counter()))
             found = self._felt(workers[: len(watching)], (begin, end))
         self._settle()
-        return found, [tally for tally in tallies if isinstance(tally, Tally)]
+        return found, [tally for tally in tallies if isinstance(tally, Tally)], others.share()
 
     def stopped(self, name: str) -> tuple[list[Felt], float]:
         """Time the victim while the process of this name is stopped, until another answers; the seconds that took. Blocks."""

@@ -30,7 +30,7 @@ from server.errors import RequestError
 from server.launch_loop.library import SWITCH
 from server.link.messages import Done
 from server.link.slots import Slot
-from server.tenants.service import open_local
+from server.tenants.local_frontend import open_local
 from server.workers.gil_priority import GilPriorities
 from server.workers.session import Endpoint
 from server.workers.worker import Worker

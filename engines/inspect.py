@@ -19,7 +19,7 @@ _MAGIC = b"trt"
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m engines.inspect") -> int:
-    """Run a command line and return the exit status: 0 if the file could be read, 1 if not."""
+    """Run a command line and return the exit status, as the help says."""
     options = _parser(program).parse_args(arguments)
     try:
         file = _read(options.file)
@@ -108,6 +108,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
         description="Print what an engine file takes, gives, was built from and fits. The engine is loaded if there is a GPU.",
+        epilog="exit status: 0 printed; 1 the file cannot be read, or is not an engine file; 2 the command line is wrong",
     )
     parser.add_argument("file", type=Path, metavar="FILE.plan", help="an engine file of `greenlane build`, or a bare plan")
     return parser

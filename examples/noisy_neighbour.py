@@ -8,7 +8,8 @@ requests a second. It is measured alone, and beside a neighbour that keeps two c
 client runs on the cores of its own half, so that the neighbour's client is not what is measured.
 
 Latency counts from when a request was due: where the shared server cannot keep up, a queue builds up, and p99 is seconds.
-It needs two cores. With two, clients and servers share them, so run it twice before you believe a number.
+It needs two cores. With two, clients and servers share them, so run it twice before you believe a number. Other
+programs disturb a victim as a neighbour does: the last column says what they used of these cores meanwhile.
 """
 
 import argparse
@@ -27,10 +28,13 @@ from pathlib import Path
 from statistics import quantiles
 from time import perf_counter, sleep
 
+from greenlane.prove.others import Others
 from server.demo import build
 
 RATE = 50
 """Requests of the victim's client a second."""
+DISTURBED = 0.1
+"""The part of the cores' time from which on other programs make the figures worth little."""
 IMAGE = [1, 1, 256, 256]
 """The shape of the neighbour's input: a quarter of a MiB."""
 PARTITIONS = """
@@ -58,19 +62,26 @@ def main() -> None:
     half = len(cores) // 2
     ours, theirs = cores[:half], cores[half : 2 * half]
     counts = {"first": half, "second": half, "both": 2 * half}
-    print(f"{'':18} {'alone':>18} {'beside a neighbour':>18}   p99 beside / p99 alone")
+    disturbed = False
+    print(f"{'':18} {'alone':>18} {'beside a neighbour':>18}   p99 beside / p99 alone   used by other programs")
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder, "models"))
         for name, tenants in (("own partition", PARTITIONS), ("shared", SHARED)):
             victim, neighbour = re.findall(r"tenants\.(\w+)", tenants)[0], re.findall(r"tenants\.(\w+)", tenants)[-1]
             with serving(Path(folder), tenants.format(**counts)) as port:
                 os.sched_setaffinity(0, ours)
+                others = Others(cores, whole=True)
                 measure(port, victim, 1.0)  # The first requests of a connection are slower; they are not counted.
                 alone = measure(port, victim, seconds)
                 with busy(port, neighbour, theirs):
                     beside = measure(port, victim, seconds)
+                used = others.share()
                 os.sched_setaffinity(0, cores)
-            print(f"{name:18} {shown(alone):>18} {shown(beside):>18}   {p99(beside) / p99(alone):.1f}")
+            ratio = p99(beside) / p99(alone)
+            print(f"{name:18} {shown(alone):>18} {shown(beside):>18}   {ratio:22.1f}   {used:22.0%}")
+            disturbed = disturbed or used >= DISTURBED
+    if disturbed:
+        print("Other programs were busy on these cores, which delays the victim too: run it again on a machine at rest.")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ usage: greenlane [COMMAND] [OPTIONS]
 
 commands:
   serve                serve a configuration; this is the default, so that `greenlane --config FILE` does it
+  init [FOLDER]        write a configuration of two tenants, and two small models, to start from
   check FILE           load what a configuration names, print what would be served, and everything wrong with it
   curve MODEL          measure a model on shares of the device, and find the smallest that keeps a target
   prove                find out in a minute whether the tenants of a configuration are isolated on this machine
@@ -29,11 +30,12 @@ try it:
   curl -s localhost:8000/v2/models/stripes
 
 then your own:
+  greenlane init       writes greenlane.toml and models/
   greenlane check greenlane.toml
   greenlane --config greenlane.toml
 """
 
-COMMANDS = ("serve", "check", "curve", "prove", "top", "build", "inspect")
+COMMANDS = ("serve", "init", "check", "curve", "prove", "top", "build", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +73,10 @@ def _run(command: str, words: list[str]) -> int:
         from engines import build
 
         return build.main(words, program)
+    if command == "init":
+        from server import starting
+
+        return starting.main(words, program)
     if command == "prove":
         from .prove import command as prove
 
@@ -91,11 +97,13 @@ def _run(command: str, words: list[str]) -> int:
 
         return top.main(words, program)
     from server import command_line
-    from server.host import signals
+    from server.host import forkserver, signals
 
     signals.exit_on_interrupt()  # Until the server is imported, and handles it.
 
     options = command_line.parse_check(words, program) if command == "check" else command_line.parse_serve(words, program)
+    if options.check is None:
+        forkserver.start_early(options.config)
     from server.__main__ import run  # Not before the words are known to be right: this imports the server.
 
     return run(options)

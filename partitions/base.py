@@ -1,7 +1,7 @@
 """The protocols of hardware: a device is N granules, and a partition is some of them, reserved for one holder.
 
-Code above this package does not ask what kind of device it has. One contract test (tests/contract.py) runs against every
-implementation.
+Code above this package asks for the kind of a device to choose a library, and hardly elsewhere. One contract test
+(tests/contract.py) runs against every implementation.
 """
 
 from collections.abc import Callable, Sequence

@@ -21,15 +21,6 @@ class Move:
         return movers(self.before, self.after)
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerStatistics:
-    """The device's granules, those that are free, and the number of holders."""
-
-    granules: int
-    free: int
-    holders: int
-
-
 class PartitionManager:
     """Assigns the granules of one device, each to at most one holder.
 
@@ -46,11 +37,6 @@ class PartitionManager:
         held = ", ".join(f"{name}: {list(partition.granules)}" for name, partition in self.held.items())
         count = len(self.device.granules)
         return f"<PartitionManager {count} granule{'s' * (count != 1)}, {held or 'all free'}>"
-
-    def statistics(self) -> ManagerStatistics:
-        held = self.held
-        total = len(self.device.granules)
-        return ManagerStatistics(total, total - sum(len(p.granules) for p in held.values()), len(held))
 
     @property
     def held(self) -> dict[str, Partition]:

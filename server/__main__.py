@@ -1,9 +1,13 @@
 """`python -m server`: serve a configuration, or check one."""
 
-from .host import signals
+from .command_line import Options, parse
+from .host import forkserver, signals
 
 if __name__ == "__main__":
     signals.exit_on_interrupt()  # The imports below take a while.
+    options = parse()
+    if options.check is None:
+        forkserver.start_early(options.config)
 
 import logging
 import os
@@ -24,16 +28,15 @@ from partitions import PartitionError
 
 from .app import Application, configuration, log_compilation, on_host_cores, open_configured
 from .check import check
-from .command_line import Options, parse
 from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
 from .control.reload import ReadConfig, without_file
 from .host import logs
 from .http.connection import HttpConnection
-from .processes.listen import CannotListen, listen, reserve, url
+from .processes.http_side.uvicorn_server import Server
 from .processes.serve import serve
-from .processes.uvicorn_server import Server
+from .processes.supervision.listen import CannotListen, listen, reserve, url
 from .single_process import SWITCH_INTERVAL
 
 log = logging.getLogger("greenlane")
@@ -140,4 +143,4 @@ def _uvicorn(application: Application, keep_alive: float) -> uvicorn.Config:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(options))

@@ -23,10 +23,13 @@ from partitions import Device, DeviceUnavailable, PartitionError, has_driver, op
 
 from . import demo, single_process
 from .admin import docs as admin_docs
-from .admin.lifecycle import ROUTERS, ServerEnd
+from .admin.lifecycle import ROUTERS as ADMIN_ROUTERS
+from .admin.lifecycle import ServerEnd
 from .admin.models import LocalModelControl
-from .api import cors, docs, framework, metadata, model_control, status_page, text, trace_settings
+from .api import cors, docs, framework
 from .api.audited import audited
+from .api.in_process import ask
+from .api.routers import ROUTERS
 from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
@@ -51,7 +54,8 @@ from .link import ring
 from .repository.mirror import fetch_first
 from .tenants.lending import lend, open_pages
 from .tenants.limits import limit
-from .tenants.service import Service, open_local
+from .tenants.local_frontend import open_local
+from .tenants.service import Service
 
 log = logging.getLogger("greenlane")
 
@@ -120,15 +124,7 @@ class Application:
         self.infer = Infer(self.service)
         self._with_cors: asgi.Application = self._answer
         self._web = framework.build(
-            (
-                metadata.router,
-                model_control.router,
-                docs.router,
-                status_page.router,
-                text.router,
-                trace_settings.router,
-                *ROUTERS,
-            ),
+            (*ROUTERS, *ADMIN_ROUTERS),
             self.lifespan,
             service=self.service,
             controller=self.controller,
@@ -170,7 +166,7 @@ class Application:
         service = self.service()
         service.reconfigure(config)
         for tenant in service.tenants.values():
-            limit(tenant, config)
+            limit(tenant, config.tenants[tenant.name], config.server.max_body)
         self._with_cors = cors.allow(self._answer, config.server.cors_origins)
         forget_heads(self.infer.connections)
 
@@ -208,7 +204,8 @@ class Application:
                 docs.document(), admin_docs.document()
                 async with Watcher(controller):
                     await controller.start()
-                    async with self._running(controller), _serving_grpc(service), _sending_spans(service):
+                    routes = partial(ask, self._audited)
+                    async with self._running(controller), _serving_grpc(service, routes), _sending_spans(service):
                         yield
         finally:
             self._opened = None
@@ -240,7 +237,7 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
     for name, page in pages.items():
         lend(frontends[name].tenant, config, page)
     for frontend in frontends.values():
-        limit(frontend.tenant, config)
+        limit(frontend.tenant, frontend.tenant.config, config.server.max_body)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])
     controller = Controller(config, frontends, service.set_state)
     runtime = Runtime(
@@ -251,15 +248,15 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
 
 
 @asynccontextmanager
-async def _serving_grpc(service: Service) -> AsyncIterator[None]:
-    """Listen on the tenants' gRPC ports while this block runs. Raises ConfigError."""
+async def _serving_grpc(service: Service, ask: Callable[..., Awaitable[tuple[int, bytes]]]) -> AsyncIterator[None]:
+    """Listen on the tenants' gRPC ports while this block runs; `ask` asks the routes of HTTP. Raises ConfigError."""
     servers = []
     try:
         for name, tenant in service.config.tenants.items():
             if tenant.grpc_port is not None:
                 from .grpc.server import GrpcServer  # It need not be installed.
 
-                servers.append(GrpcServer(service, name))
+                servers.append(GrpcServer(service, name, ask))
                 await servers[-1].start()
         yield
     finally:

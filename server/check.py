@@ -26,8 +26,8 @@ from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken
-from .processes import process_counts
-from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
+from .processes.supervision import process_counts
+from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
 from .repository.weighted import unserved_weights
 from .tenants.catalog import IndexEntry, ServedModel
@@ -220,7 +220,7 @@ class _Check:
             self._suspicious(("server", "default_tenant"), text)
 
     def _check_lending(self) -> None:
-        """Check that who may borrow has a lender, and that who lends has a borrower."""
+        """Check that a tenant that may borrow has an owner to borrow from, and one that lends has a borrower."""
         tenants = self._config.tenants
         for name, tenant in tenants.items():
             others = [other for other in tenants.values() if other is not tenant and other.device == tenant.device]

@@ -145,6 +145,11 @@ def status_of(error: BaseException) -> int:
     return _statuses(error)[0]
 
 
+def code_of(status: int) -> str:
+    """The name of the gRPC status for an HTTP status of at least 400."""
+    return next((code for known, code in _STATUSES.values() if known == status), "INTERNAL" if status >= 500 else "UNKNOWN")
+
+
 def _statuses(error: BaseException) -> tuple[int, str]:
     return next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), (500, "INTERNAL"))
 

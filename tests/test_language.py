@@ -34,6 +34,9 @@ INSTEAD = {
 }
 """Words that are not used, as regular expressions between word boundaries, and what to say in their place."""
 
+NAMES = r"told|tells?|nobody|somebody|everybody|whoever|anew|buried|heard"
+"""Words that are not in names of tests either."""
+
 ALLOWED = {
     r'"credits": |credits: int': "a field of the admin API's JSON, which keeps its name",
     r"takes precedence": "a setting that overrules another one",
@@ -52,3 +55,13 @@ def test_the_dialect_is_not_used(word: str) -> None:
         if pattern.search(line) and not any(each.search(line) for each in allowed)
     ]
     assert found == [], f"say {INSTEAD[word]}"
+
+
+def test_names_of_tests_have_none_of_its_words() -> None:
+    pattern = re.compile(rf"def test_(?:\w*_)?(?:{NAMES})(?:_\w*)?\(")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for match in pattern.finditer(path.read_text())
+    ]
+    assert found == []

@@ -45,7 +45,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_links_to_other_files_lead_to_github_and_those_to_documents_stay(site: Path) -> None:
-    start, operations = ((site / page / "index.html").read_text() for page in (".", "operations"))
+    start, operations = ((site / page / "index.html").read_text() for page in (".", "operations/run"))
     assert 'href="quickstart/"' in start
     assert "blob/main/docs/" not in start.partition("<article")[2].partition("</article>")[0].replace("edit/main", "")
     assert 'href="https://github.com/greenlane-server/greenlane/blob/main/deploy/Dockerfile"' in operations

@@ -5,7 +5,6 @@ Its commands come as lines of JSON on stdin, and each is answered with one on st
 
 import ctypes
 import json
-import marshal
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 
 from server.launch_loop.structures import address, view_link
 from server.link import ring
+from server.link.encoding import decode_outcome
 from server.link.ring import Descriptors
 
 from .native import Job, open_driver_library, percentiles
@@ -132,7 +132,7 @@ class _Phases:
             return f"{job.differing} of {job.taken} completions were not like the first"
         if job.taken:
             length = int(self._first[_HEAD - 4 : _HEAD].view(np.uint32)[0])
-            _, failure = marshal.loads(self._first[_HEAD : _HEAD + length].tobytes())
+            _, failure, _ = decode_outcome(self._first[_HEAD : _HEAD + length].tobytes())
             return f"failed: {failure}" if failure else ""
         return "no ticket was sent"
 

@@ -1,6 +1,5 @@
 """A tenant of the comparison: a link, a driver process, and workers with and without the launch loop that take turns."""
 
-import marshal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +11,7 @@ from engines.signature import Shape
 from partitions import Device, DeviceLost, Partition
 from server.link import ring
 from server.link.blocks import block_size
+from server.link.encoding import encode_request
 from server.workers.gil_priority import GilPriorities
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
@@ -83,7 +83,7 @@ class Tenant:
 
     def load(self, outstanding: int, seconds: float, rate: float = 0.0) -> Load:
         """For the driver."""
-        return Load(marshal.dumps((KEY, self.model.shapes), 2), self.capacity, min(outstanding, self.slots), seconds, rate)
+        return Load(encode_request(KEY, self.model.shapes), self.capacity, min(outstanding, self.slots), seconds, rate)
 
     @contextmanager
     def served_by(self, variant: Variant) -> Iterator[None]:

@@ -7,36 +7,34 @@ spin while idle, which would cost other programs on the machine. Those for cores
 
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Read when it is imported. Versions from 1.29 on send telemetry.
-# isort: split
 import onnxruntime as ort
 
 from partitions import Partition
-from partitions.cpu import CpuPartition, CpuStream
+from partitions.cpu import CpuPartition
 
 from ..base import NO_ROOM, Room, Tensor, check_tensors
 from ..datatypes import DATATYPES
-from ..errors import Cancelled, ExecutionFailed, ModelRefused, OutputsTooLarge
+from ..errors import ExecutionFailed, ModelRefused, OutputsTooLarge
 from ..memo import Memo
 from ..memory import SMALL
-from ..model_files.onnx_file import blame
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec
 from ..warmup import blank, shape_sets
 from .arenas import SHRINK, is_unsized, limited, refused, weights_beside
 from .defaults import with_default
-from .errors import clean_message, is_wrong_shape
+from .errors import is_wrong_shape
 from .heap import heap_bytes
 from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
+from .session import open_session, session_options
 from .texts import FEW, of_array, to_array, to_value
+from .work import OnnxWork, run_options
 
 log = logging.getLogger("greenlane.engines")
 
@@ -47,9 +45,6 @@ _TYPES = {
     "double": ("FP64", 11), "uint32": ("UINT32", 12), "uint64": ("UINT64", 13), "bfloat16": ("BF16", 16),
 }  # fmt: skip
 _NUMBERS = dict(_TYPES.values())
-_LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "none": "ORT_DISABLE_ALL"}
-
-Values = dict[str, Any]
 
 DEFAULTS = RuntimeSettings()
 
@@ -106,11 +101,11 @@ class OnnxEngine:
         return self.settings.memory_limit if is_unsized(self.signature) else None
 
     def _session(self, cores: int) -> ort.InferenceSession:
-        options = _options(self.settings, cores)
+        options = session_options(self.settings, cores)
         if self.most is None:
-            return _session(self._model, self.path, options)
+            return open_session(self._model, self.path, options)
         with limited(options, 2 * self.most + weights_beside(self.path)):
-            return _session(self._model, self.path, options)
+            return open_session(self._model, self.path, options)
 
     def _measure(self, grown: int) -> None:
         self._session_bytes = grown if self._session_bytes is None else min(self._session_bytes, grown)
@@ -285,7 +280,7 @@ class OnnxExecutor:
 
     def _shrink(self) -> None:
         """Free what the session keeps for later runs: a run that is stopped before it begins does that too."""
-        options = _run_options()
+        options = run_options()
         options.add_run_config_entry(*SHRINK)
         options.terminate = True
         inputs = min([self.engine.blank(shapes) for shapes in self.engine.warm_up], key=_nbytes)
@@ -367,40 +362,6 @@ class OnnxExecutor:
         return tuple([of_array(array) for array in self._session.run(names, values, options)])
 
 
-class OnnxWork:
-    """One run of a session, on its partition's stream; see `engines.base.Work`."""
-
-    def __init__(self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, run: Callable[..., tuple[Tensor, ...]]) -> None:
-        self._stream = stream
-        self._call = (inputs, room)
-        self._run = run
-        self._options = _run_options()
-        self._outputs: tuple[Tensor, ...] = ()
-        self._task = stream.put(self._execute)
-
-    def __repr__(self) -> str:
-        return f"<OnnxWork {self._task!r}>"
-
-    def wait(self) -> tuple[Tensor, ...]:
-        self._stream.wait(self._task)
-        return self._outputs
-
-    def cancel(self) -> None:
-        self._options.terminate = True
-
-    def _execute(self) -> None:
-        if self._options.terminate:
-            raise Cancelled("cancelled before it began")
-        try:
-            self._outputs = self._run(*self._call, self._options)
-        except OutputsTooLarge:
-            raise
-        except Exception as error:
-            if self._options.terminate:
-                raise Cancelled("cancelled while it ran") from error
-            raise ExecutionFailed(clean_message(error)) from error
-
-
 def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     """Read an ONNX file and its signature. Blocks. Raises ModelRefused with the library's error.
 
@@ -410,9 +371,9 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
         model = copy_model(path)
     except OSError as error:
         raise ModelRefused(f"{path}: {error.strerror}") from error
-    options = _options(DEFAULTS, 1)
+    options = session_options(DEFAULTS, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = _session(model, path, options)
+    session = open_session(model, path, options)
     inputs = [_spec(path, value) for value in session.get_inputs()]
     weights = [value for value in session.get_overridable_initializers() if value.name in settings.optional_inputs]
     for spec in [_spec(path, value) for value in weights]:
@@ -426,35 +387,6 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
         return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
-
-
-def _session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session of this copy of the file at `path`, whose folder may have its weights. Raises ModelRefused."""
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    try:
-        return ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), clean_message(error, path.parent))}") from error
-
-
-def _options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = settings.threads(cores)
-    if settings.execution_mode == "parallel":
-        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.graph_optimization])
-    options.enable_cpu_mem_arena, options.enable_mem_pattern = settings.memory_arena, settings.memory_pattern
-    options.log_severity_level = 4  # Errors are raised; do not print them as well.
-    for pool in ("intra", "inter"):
-        options.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
-    return options
-
-
-def _run_options() -> ort.RunOptions:
-    options = ort.RunOptions()
-    options.log_severity_level = 4
-    options.add_run_config_entry("gpu_graph_id", "-1")  # Without it, each run throws and catches a C++ exception: 20 us.
-    return options
 
 
 def _spec(path: Path, value: Any) -> TensorSpec:

@@ -21,9 +21,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As in engines.onnxruntime.engine, in case this is imported first.
-# isort: split
 import onnxruntime as ort
 
 from .. import wire

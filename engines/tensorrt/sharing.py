@@ -1,6 +1,6 @@
-"""Orders what one executor of an instance runs in between with what the others have in flight.
+"""Orders the preparations of one executor, in the background, with what other executors of the same instance have in flight.
 
-Executors that share an instance take turns with inferences. A preparation in the background is no inference: it runs new shapes
+Executors that share an instance take turns with inferences. A preparation is no inference and takes no turn: it runs new shapes
 once, on memory that the graphs of all of them use, while another executor may have its turn.
 """
 

@@ -97,9 +97,8 @@ def _measure(options: Options, command: str, effort: Effort) -> Curve:
     with subject.opened(options) as (_, device, found):
         granules, notes = shares(options.shares, device)
         name = Path(str(options.model)).stem if isinstance(found, subject.FileSubject) else str(options.model)
-        print(f"{name}, batch {options.batch}, on {device.describe()}")
-        print(text.heading(target, device.unit), flush=True)
-        measured = tuple(points(device, granules, found.bind, target, effort, _print))
+        print(f"{name}, batch {options.batch}, on {device.describe()}", flush=True)
+        measured = tuple(points(device, granules, found.bind, target, effort, _printer(text.heading(target, device.unit))))
         return Curve(
             name,
             options.batch,
@@ -113,8 +112,15 @@ def _measure(options: Options, command: str, effort: Effort) -> Curve:
         )
 
 
-def _print(point: Point) -> None:
-    print(text.row(point), flush=True)
+def _printer(heading: str) -> Callable[[Point], None]:
+    """Prints points as they are found, below this heading: not before the first, as what was asked for may be refused."""
+    lines = [heading]
+
+    def show(point: Point) -> None:
+        print("\n".join([*lines, text.row(point)]), flush=True)
+        lines.clear()
+
+    return show
 
 
 def _status(curve: Curve) -> int:

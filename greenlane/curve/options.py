@@ -111,7 +111,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--target", type=checked(_target), action="append", default=[], metavar="NAME=800/5ms", help=target)
     mix = "for --all: how often a model is asked for beside the tenant's others, repeatable; default: 1"
     parser.add_argument("--mix", type=checked(_weight), action="append", default=[], metavar="MODEL=3", help=mix)
-    parser.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="longest for each share; default: 10")
+    seconds = "longest for each share, a fifth of it without the rate: back to back, and alone; default: 10"
+    parser.add_argument("--seconds", type=positive, default=10.0, metavar="S", help=seconds)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of the arrivals; default: 0")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the curve, which needs no other file")

@@ -16,7 +16,7 @@ _ALONE, _LOADED, _BAD, _UNSURE = "#9aa5b1", "#1a9c6b", "#d9622b", "#c9a227"
 
 def draw(curve: Curve) -> bytes:
     """A PNG."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     _throughput(left, curve)
     _latency(right, curve)
@@ -28,7 +28,7 @@ def draw(curve: Curve) -> bytes:
         axes.set_xlabel(f"{curve.unit}s, of {curve.total}")
         axes.margins(x=0.08)
         tidy(axes, "both")
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)  # No line crosses it.
     figure.suptitle(f"{curve.model}, batch {curve.batch}", x=0.01, ha="left", fontsize=12, color=INK)
     return png(figure)
 

@@ -1,4 +1,4 @@
-"""Requests to measure a model with: their shapes, and their tensors in memory as the server's slots are, several times over."""
+"""Requests to measure a model with: their shapes, and tensors for several of them, in memory such as the server's slots."""
 
 import math
 import mmap
@@ -13,7 +13,7 @@ from engines.signature import Shape, align, dims_text
 from partitions import Device
 
 SLOTS = 4
-"""Requests in memory of their own, used in turn: more than are in flight."""
+"""Requests that have memory of their own and are sent in turn: more than are in flight."""
 
 
 class Slots:

@@ -110,13 +110,14 @@ def _need(
         check_name(name, loader, config)
     if not names:
         raise Impossible(f"{config.source}: {dotted(('tenants', tenant.name, 'models'))}: there is no model to measure")
-    print(f"{tenant.name}: {_mix(names, options.mix)}; {text.wanted(target)}")
-    print(text.heading(target, unit), flush=True)
+    print(f"{tenant.name}: {_mix(names, options.mix)}; {text.wanted(target)}", flush=True)
     weights = [options.mix.get(name, 1.0) for name in names]
     points: dict[int, Point] = {}
     with closing(RepositorySubject(device, loader, names, options.batch, options.shapes, several=True)) as subject:
         while (count := candidate({at: keeps(point) for at, point in points.items()}, len(sizes))) is not None:
             points[count] = measure(device, count, subject.bind, weights, target, effort)
+            if len(points) == 1:
+                print(text.heading(target, unit))
             print(text.row(points[count]), flush=True)
     ascending = tuple(points[count] for count in sorted(points))
     curve = Curve(tenant.name, options.batch, device.describe(), unit, sum(sizes), ascending, target)

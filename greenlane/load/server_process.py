@@ -51,17 +51,12 @@ class ServerProcess:
         return f"http://{self.address}"
 
     def start(self, signs: Sequence[str] = READY) -> None:
-        """Read the log, and wait until it has all of these signs and the port. Raises NotInLog."""
+        """Read the log, and wait until it has all of these signs. Take the port from it, if it is there. Raises NotInLog."""
         self._reader.start()
         for sign in signs:
             self.wait_for_log(sign)
-        self.read_port()
-
-    def read_port(self) -> None:
-        """Take the port from the log."""
-        found = re.search(r"(?:listening|running) on http://\S+?:(\d+)", "".join(self.log))
-        assert found
-        self.port = int(found[1])
+        if found := re.search(r"(?:listening|running) on http://\S+?:(\d+)", "".join(self.log)):
+            self.port = int(found[1])
 
     def wait_for_log(self, text: str, times: int = 1) -> None:
         """Wait until so many lines of the log contain this text. Raises NotInLog."""

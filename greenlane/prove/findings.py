@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from greenlane.load.rules import Word, worst
+from greenlane.load.rules import WORDS, Word, worst
 
 from .confinement import Located
 from .lending import Lent
@@ -40,6 +40,13 @@ class Findings:
         tried |= {each.pair: worst([ruling.word for ruling in each.rulings]) for each in self.lending}
         untried: dict[Pair, Word] = dict.fromkeys(self.untried, "not exercised")
         return tried | untried
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many pairs there are of each verdict, and how many were not tried; without those of which there are none."""
+        judged = [word for pair, word in self.words.items() if pair not in self.untried]
+        found: dict[str, int] = {word: judged.count(word) for word in reversed(WORDS) if word in judged}
+        return found | ({"not tried": len(self.untried)} if self.untried else {})
 
     @property
     def word(self) -> Word:

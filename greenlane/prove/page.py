@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from greenlane.load.figures import figures, merged
-from greenlane.load.rules import BOUND, ENOUGH, WORDS, Word
+from greenlane.load.rules import BOUND, ENOUGH
 
 from . import lending
 from .attacks import WHAT
@@ -24,7 +24,7 @@ LENDING_NOTES = (
     "when it has a request again: otherwise nothing was lent, and the lender's latency proves nothing.",
     "A single request after idling may be late by as much as the lender lends for (its key lend).",
 )
-_TONES: dict[Word, str] = {"isolated": "good", "leaks": "bad", "not exercised": "mute", "too noisy": "mute"}
+_TONES: dict[str, str] = {"isolated": "good", "leaks": "bad", "not exercised": "mute", "too noisy": "mute"}
 
 
 def render(findings: Findings) -> str:
@@ -46,8 +46,7 @@ def render(findings: Findings) -> str:
 
 
 def _verdict(findings: Findings) -> str:
-    words = list(findings.words.values())
-    counts = " ".join(f"{_chip(word)} {words.count(word)}" for word in reversed(WORDS) if word in words)
+    counts = " ".join(f"{_chip(word)} {count}" for word, count in findings.counts.items())
     ended = f"<p>{escape(findings.ended)}</p>" if findings.ended else ""
     what = f"<b>{escape(findings.word)}</b><span>{escape(MEANS[findings.word])}</span>"
     return f'<div class="verdict {_TONES[findings.word]}">{what}</div>{ended}<p class="counts">Pairs: {counts or "none"}</p>'
@@ -126,8 +125,8 @@ def _notes(findings: Findings) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
-def _chip(word: Word) -> str:
-    return f'<span class="chip {_TONES[word]}">{escape(word)}</span>'
+def _chip(word: str) -> str:
+    return f'<span class="chip {_TONES.get(word, "mute")}">{escape(word)}</span>'
 
 
 def _table(heads: Iterable[str], rows: Iterable[str], kind: str = "") -> str:

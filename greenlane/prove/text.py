@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from greenlane.load.figures import figures, merged
 from greenlane.load.intervals import Interval
-from greenlane.load.rules import BOUND, WORDS
+from greenlane.load.rules import BOUND
 
 from . import lending
 from .attacks import WHAT
@@ -16,7 +16,7 @@ from .measure import Measured, Result
 MEANS = {
     "isolated": "every neighbour was held off, where the control shows that it disturbs",
     "leaks": "something of a neighbour's reaches a tenant",
-    "not exercised": "something could not be judged: see the pairs above",
+    "not exercised": "something could not be judged: see above",
     "too noisy": "something could not be judged on this machine, now: it was too noisy",
 }
 HEADING = f"""\
@@ -82,9 +82,8 @@ def _lines(findings: Findings) -> Iterator[str]:
     if findings.untried:
         yield from ("", "Not tried")
         yield from (f"  {pair}: {why}" for pair, why in findings.untried.items())
-    counts = {word: list(findings.words.values()).count(word) for word in reversed(WORDS)}
     yield ""
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    said = ", ".join(f"{count} {word}" for word, count in findings.counts.items())
     yield f"Pairs: {said or 'none, as one tenant has no neighbour'}"
     bound = lending.BOUND if findings.lending else BOUND
     yield f"{findings.word}: {MEANS[findings.word]} (a growth of at most {bound:g} is allowed; {findings.seconds:.0f} s)"

@@ -20,6 +20,9 @@ class Unreachable(Exception):
     """The server does not answer, or refuses; the text says what to do."""
 
 
+_REFUSED = {f"greenlane_{word}_requests_total" for word in ("rejected", "expired", "limited")}
+
+
 @dataclass(slots=True)
 class Requests:
     """Counts of one tenant's requests since the server began, and how many wait now.
@@ -68,7 +71,7 @@ def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:
                 of.buckets[bound] = of.buckets.get(bound, 0.0) + value
             elif name == "greenlane_request_duration_seconds_count":
                 of.answered += value
-            elif name in ("greenlane_rejected_requests_total", "greenlane_expired_requests_total"):
+            elif name in _REFUSED:
                 of.refused += value
             elif name == "greenlane_waiting_requests":
                 of.waiting += value

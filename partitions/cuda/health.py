@@ -15,7 +15,7 @@ from ..health import INTERVAL, Health, to_line
 
 NEEDS = "needs cuda-core 1.2 and cuda-bindings 13.2 or newer"
 _NOT_THROTTLED = ("none", "gpu_idle")
-"""Reasons for low clocks that hold nothing up."""
+"""Reasons for low clocks that slow no work down."""
 _ECC = {"corrected": "DEV_ECC_SBE_VOL_TOTAL", "uncorrected": "DEV_ECC_DBE_VOL_TOTAL"}
 
 

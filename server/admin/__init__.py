@@ -1,1 +1,1 @@
-"""Routes of the process that owns the device: partitions, loading and unloading of models, metrics."""
+"""Routes of the process that has the controller: partitions, loading and unloading of models, metrics."""

@@ -1,4 +1,4 @@
-"""Shared by both ways to start a server: routers of the device process, the end of a server, and garbage collection."""
+"""Shared by both ways to start a server: routers of administration, the end of a server, and garbage collection."""
 
 import asyncio
 import gc

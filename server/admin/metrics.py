@@ -27,7 +27,7 @@ from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
 from ..control.stretch import WideState
-from ..device.loaded_models import UNLOADED
+from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
 from . import health_metrics, lending_metrics, limit_metrics, usage_metrics, version_metrics

@@ -1,4 +1,4 @@
-"""Loads and unloads, carried out by the process that owns the device: those of administrators, and those of tenants, which
+"""Loads and unloads, carried out by the process that has the controller: those of administrators, and those of tenants, which
 `server.api.model_control` has checked.
 """
 

@@ -136,6 +136,7 @@ def _need(need: Need) -> Object:
         "requests": need.requests,
         "requests_per_second": round(need.rate, 2),
         "turned_away_per_second": round(need.turned_away / need.seconds, 2),
+        "limited_per_second": round(need.limited / need.seconds, 2),
         "busy": round(need.busy, 3),
         "queue_ms": _ms(need.queue),
         "p50_ms": _quantile(need.buckets, 0.5),

@@ -72,6 +72,7 @@ class MeasuredNow(Schema):
     requests: int = Field(description="Requests answered.")
     requests_per_second: float
     turned_away_per_second: float = Field(description="Refused for a full queue or memory, or too late.")
+    limited_per_second: float = Field(description="Refused for one of the tenant's limits.")
     busy: float = Field(description="Share of the time in which its partition ran an inference, from 0 to 1.")
     queue_ms: float = Field(description="Mean wait for the partition.")
     p50_ms: float | None = Field(description="From the complete body to the encoded answer; null without a request.")

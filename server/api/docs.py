@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Response
 from fastapi.params import Depends
 
-from . import metadata, model_control, schemas
+from . import metadata, model_control, schemas, text, text_schemas
 from .dependencies import tenant
 from .metadata import ModelName
 from .openapi import Document, describe, errors, operation_id
@@ -23,9 +23,19 @@ _TAGS = [
     {"name": "Server", "description": "The server as a whole. No tenant is needed."},
     {"name": "Models", "description": "Models of the tenant that asks."},
     {"name": "Inference", "description": "The hot path."},
+    {
+        "name": "Texts",
+        "description": "Encoder models, as clients of OpenAI's, Cohere's and Jina's APIs ask them (docs/text.md).",
+    },
     {"name": "Repository", "description": "Which models the tenant is served."},
 ]
-_BODIES = (schemas.IndexRequest, schemas.LoadRequest, schemas.UnloadRequest)
+_BODIES = (
+    schemas.IndexRequest,
+    schemas.LoadRequest,
+    schemas.UnloadRequest,
+    text_schemas.EmbeddingsRequest,
+    text_schemas.RerankRequest,
+)
 
 inference = APIRouter(generate_unique_id_function=operation_id)
 """Describes inference, which `server.http` answers outside of the framework. No application includes it."""
@@ -142,7 +152,7 @@ async def generate_stream_of_version(
 @cache
 def document() -> Document:
     """The tenants' document, computed at the first call."""
-    routers = (metadata.router, inference, model_control.router)
+    routers = (metadata.router, inference, text.router, model_control.router)
     return describe("Greenlane", _DESCRIPTION, routers, _BODIES, _TAGS, JSON)
 
 

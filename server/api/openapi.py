@@ -39,14 +39,16 @@ _STATUSES: dict[int, tuple[str, dict[str, str]]] = {
 Responses = dict[int | str, dict[str, Any]]
 
 
-def errors(*statuses: int) -> Responses:
-    """`responses` of a route that may answer these errors; `default` keeps FastAPI from adding its 422, which is 400 here."""
+def errors(*statuses: int, model: type[BaseModel] = Error) -> Responses:
+    """`responses` of a route that may answer these errors, in this form; `default` keeps FastAPI from adding its 422, which is
+    400 here.
+    """
     found: Responses = {}
     for status in statuses:
         description, headers = _STATUSES[status]
         fields = {name: {"description": text, "schema": _TEXT} for name, text in headers.items()}
-        found[status] = {"model": Error, "description": description, **({"headers": fields} if fields else {})}
-    return {**found, "default": {"model": Error, "description": "Any other error."}}
+        found[status] = {"model": model, "description": description, **({"headers": fields} if fields else {})}
+    return {**found, "default": {"model": model, "description": "Any other error."}}
 
 
 def request_body(model: type[BaseModel], example: Any, required: bool = False) -> dict[str, Any]:

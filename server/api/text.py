@@ -1,5 +1,6 @@
 """`/v1/embeddings`, `/v1/rerank` and `/v1/models`: encoder models, for clients of OpenAI's, Cohere's and Jina's APIs."""
 
+from enum import Enum
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,41 +11,61 @@ from ..errors import BadRequest, NotFound
 from ..protocol.json_document import parse
 from ..tenants.service import Service, Tenant
 from ..text.encoder import cosines
-from . import text_messages
+from . import text_messages, text_schemas
 from .body import read_body
 from .dependencies import ServiceDep, TenantDep
 from .framework import cancel_on_disconnect, json_response
+from .metadata import ModelName
+from .openapi import errors, operation_id, request_body
 from .texts import Texts, encoder_of
 
-router = APIRouter()
+router = APIRouter(generate_unique_id_function=operation_id)
 _DEFAULT = TextOptions()
+_TEXTS: list[str | Enum] = ["Texts"]
+_ERRORS = errors(400, 401, 404, 421, 503, model=text_schemas.OpenAIError)
+_INFERENCE_ERRORS = errors(400, 401, 404, 408, 413, 421, 429, 500, 503, 504, model=text_schemas.OpenAIError)
+_EMBED = request_body(text_schemas.EmbeddingsRequest, {"model": "minilm", "input": ["a cat", "a dog"]}, required=True)
+_RERANK = request_body(
+    text_schemas.RerankRequest,
+    {"model": "minilm", "query": "what is a cat?", "documents": ["a small animal", "a car"], "top_n": 1},
+    required=True,
+)
 
 
-@router.get("/v1/models", include_in_schema=False)
+@router.get("/v1/models", tags=_TEXTS, response_model=text_schemas.TextModels, responses=_ERRORS)
 async def models(tenant: TenantDep, service: ServiceDep) -> Response:
     """The models that take texts."""
     return json_response(text_messages.models(_names(tenant, service), tenant.name))
 
 
-@router.get("/v1/models/{name}", include_in_schema=False)
-async def model(name: str, tenant: TenantDep, service: ServiceDep) -> Response:
-    """One of them."""
+@router.get("/v1/models/{name}", tags=_TEXTS, response_model=text_schemas.TextModel, responses=_ERRORS)
+async def model(name: ModelName, tenant: TenantDep, service: ServiceDep) -> Response:
+    """One of the models that take texts."""
     encoder_of(tenant.catalog.find(name), _options(service, name))
     return json_response(text_messages.model(name, tenant.name))
 
 
-@router.post("/v1/embeddings", include_in_schema=False)
+@router.post(
+    "/v1/embeddings",
+    tags=_TEXTS,
+    response_model=text_schemas.Embeddings,
+    responses=_INFERENCE_ERRORS,
+    openapi_extra=_EMBED,
+)
 async def embeddings(request: Request, tenant: TenantDep, service: ServiceDep) -> Response:
-    """The embeddings of texts."""
+    """The embeddings of texts, as OpenAI's API has it."""
     body = await _body(request, tenant)
     return await cancel_on_disconnect(request, _embed(body, tenant, service))
 
 
 @router.post("/rerank", include_in_schema=False)
-@router.post("/v1/rerank", include_in_schema=False)
+@router.post("/v1/rerank", tags=_TEXTS, response_model=text_schemas.Ranking, responses=_INFERENCE_ERRORS, openapi_extra=_RERANK)
 @router.post("/v2/rerank", include_in_schema=False)
 async def rerank(request: Request, tenant: TenantDep, service: ServiceDep) -> Response:
-    """Texts in the order in which they answer a query."""
+    """Texts in the order in which they answer a query, as Cohere's and Jina's APIs have it.
+
+    Also at `/rerank` and `/v2/rerank`.
+    """
     body = await _body(request, tenant)
     return await cancel_on_disconnect(request, _rerank(body, tenant, service))
 
@@ -69,6 +90,7 @@ async def _embed(body: bytes, tenant: Tenant, service: Service) -> Response:
     except BaseException as error:
         texts.close(error)
         raise
+    texts.close()
     used = sum(len(each.ids) for each in tokens)
     return Response(text_messages.embeddings(asked, rows, used, options.normalize), media_type="application/json")
 
@@ -85,6 +107,7 @@ async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
     except BaseException as error:
         texts.close(error)
         raise
+    texts.close()
     scores: list[float] = rows[:, 0].tolist() if pairs else cosines(rows[0], rows[1:])
     return json_response(text_messages.ranking(asked, scores, sum(len(each.ids) for each in tokens)))
 

@@ -47,6 +47,7 @@ class Texts:
         self._arrived = time.monotonic_ns()
         self._first: Inference | None = Inference(tenant, name, None, nbytes)
         self._version = self._first.served.version
+        tenant.lane.begin_several()
         try:
             self.text, self.encoder = encoder_of(self._first.served, options)
         except Exception as error:
@@ -81,11 +82,12 @@ class Texts:
                 await asyncio.wait(runners)
         return np.stack(rows)
 
-    def close(self, error: BaseException) -> None:
-        """End what has not begun to run, for this reason."""
+    def close(self, error: BaseException | None = None) -> None:
+        """It is answered, or ends with this error. Call it once."""
         first, self._first = self._first, None
-        if first:
+        if first and error:
             first.cancel(error)
+        self._tenant.lane.end_several()
 
     async def _run_all(self, batches: list[list[int]], tokens: Sequence[Tokens], rows: list[Any]) -> None:
         """Run batches until none is left, and put their results where they belong."""
@@ -134,7 +136,7 @@ class Texts:
 
     def _submit(self, inference: Inference, tokens: Sequence[Tokens], on_end: Any) -> Encoder:
         """Write a batch into a slot and queue it."""
-        slot = inference.take_slot()
+        slot = inference.take_slot(begun=True)
         served = inference.served
         encoder = self.encoder if served.text is self.text else encoder_of(served, self._options)[1]
         filled = encoder.fill(tokens)

@@ -6,15 +6,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from .forms import form_of, shown
 from .schema import Config, ModelOptions
 from .section import Section
 from .server import ServerConfig
 from .tables import KeyPath, dotted
 from .tenant import SHARES, TenantConfig
-from .values import form_of, shown
 
 LIVE_OF_SERVER = ("admin_key_sha256", "allowed_hosts", "cors_origins", "default_tenant", "drain_grace", "drain_timeout")
 """Keys of [server] that may change while it serves."""
+LIVE_OF_MODELS = ("watch",)
+"""Keys of [models] that may."""
 LIMITS_OF_TENANT = (
     "requests_per_second",
     "burst_requests",
@@ -53,7 +55,7 @@ def compare(old: Config, new: Config) -> list[Change]:
     """Every key whose value differs, in the order of the tables."""
     found = list(_within(("server",), old.server, new.server, LIVE_OF_SERVER))
     found += _tables("devices" if old.devices or new.devices else "", old.named_devices, new.named_devices, ())
-    found += _within(("models",), old.models, new.models, ())
+    found += _within(("models",), old.models, new.models, LIVE_OF_MODELS)
     for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
         before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
         found += _within(("models", name), before, after, tuple(ModelOptions.model_fields))
@@ -86,8 +88,11 @@ def _fixed(old: Config, new: Config, name: str) -> str:
         return "it is on several devices"
     if name in new.tenants and tenant.grpc_port is not None:
         return "it has a grpc_port"
-    if lenders := [each.name for config in (old, new) for each in config.tenants.values() if each.burst is not None]:
-        return f"tenant {lenders[0]} has a burst, and who may lend to whom is settled at the start"
+    going = [old.tenants[each] for each in removals(old, new)] if name in new.tenants and tenant.port is not None else []
+    if had := next((each.name for each in going if each.port == tenant.port), ""):
+        return f"its port is that of tenant {had} until that has gone, which a reload before can have it do"
+    if borrowers := [each.name for config in (old, new) for each in config.tenants.values() if each.burst is not None]:
+        return f"tenant {borrowers[0]} has a burst, and who may lend to whom is settled at the start"
     return ""
 
 

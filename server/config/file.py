@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .forms import form_of, shown
 from .remote import is_url
 from .rules import Problem, problems_between, problems_within
 from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
@@ -16,7 +17,6 @@ from .section import ConfigError, Section
 from .server import ServerConfig
 from .tables import KeyPath, dotted, near_to, nearest
 from .tenant import TenantConfig
-from .values import form_of, shown
 
 Table = Mapping[str, Any]
 

@@ -14,11 +14,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from .file import keys
+from .forms import Form, form_of
 from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
 from .section import Section
 from .server import ServerConfig
 from .tenant import SHARES, TenantConfig
-from .values import Cores, Digest, Duration, Form, Names, Origins, Size, form_of
+from .values import Cores, Digest, Duration, Names, Origins, Size
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,12 @@ from typing import Any
 from partitions.installing import install_command
 from partitions.plan import ranges
 
+from .forms import shown
+from .remote import has_password
 from .server import ServerConfig
 from .tables import KeyPath, dotted, nearest
 from .tenant import SHARES, below_share, share_problem
-from .values import core_numbers, shown
+from .values import core_numbers
 
 Problem = tuple[KeyPath, str]
 """A key, and what is wrong with it."""
@@ -24,6 +26,9 @@ _NO_PROCESS = "with server.fronts = 'inline' the tenant has no HTTP process of i
 def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem]:
     """The problems between keys of one table."""
     match path:
+        case ("models",) if has_password(table.get("repository")):
+            how = "give it by the environment, as the libraries for the address read it"
+            yield (*path, "repository"), f"a password in a URL, which logs and the copy's directory would show; {how}"
         case "models", _:
             yield from _batches(path, table)
         case "tenants", name:
@@ -64,7 +69,7 @@ def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _batches(path: KeyPath, model: Mapping[str, Any]) -> Iterator[Problem]:
-    """Sizes above the largest batch, if the file sets one: the model's own is not known here."""
+    """Batch sizes above `max_batch`, if the file sets that: what the model itself allows is not known here."""
     most = model.get("max_batch")
     if type(most) is not int:
         return
@@ -83,11 +88,11 @@ def _burst(path: KeyPath, tenant: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 _ON_ONE_DEVICE = "burst", "lend", "ladder", "min_granules", "paging"
-"""What a tenant cannot have that is on several devices."""
+"""Keys that a tenant on several devices cannot have."""
 
 
 def _spread(path: KeyPath, tenant: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is for tenants on one device."""
+    """Keys that a tenant on several devices has, and cannot."""
     for key in _ON_ONE_DEVICE:
         if tenant.get(key):
             yield (*path, key), "the tenant is on several devices, where this is not possible; name one device, or leave it out"

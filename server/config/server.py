@@ -142,9 +142,10 @@ class ServerConfig(Section, frozen=True):
     )
     watchdog: Duration = Field(
         default=20.0,
-        description="Longest time for which the event loop of the device's process may be blocked, not counting time in which "
-        'the process or the machine is stopped; "0s": no limit. Then the process logs its stacks and exits with status 70, to '
-        "be restarted; after a quarter of the time it is not ready. A device process that stays stopped for so long is killed "
-        "and replaced. An HTTP process that does not answer for 3 s, even if stopped, is too, not counting waits for a core or "
-        'a disk; "0s" turns this off too. The watchdog reserves SIGUSR1.',
+        description="Longest time for which the event loop of the supervisor or of a device process may be blocked, not "
+        'counting time in which the process or the machine is stopped; "0s": no limit. Then the process logs its stacks and '
+        "exits with status 70, to be restarted; the server is not ready while the supervisor has been silent for a "
+        "quarter of it. A device process that stays stopped for so long is killed and replaced. An HTTP process that does not "
+        'answer for 3 s, even if stopped, is too, not counting waits for a core or a disk; "0s" turns this off too. The '
+        "watchdog reserves SIGUSR1.",
     )

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.functional_validators import BeforeValidator
 from typing_extensions import TypedDict
 
-from .values import Form
+from .forms import Form
 
 MOST_TOKENS = 1 << 20
 

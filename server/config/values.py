@@ -1,20 +1,20 @@
-"""The types of configuration values: how each is checked, how a TOML file writes it, and how an error shows it.
+"""The types of configuration values: how each is checked, and in what form a file writes it (`forms`).
 
 A validation context (the folder of the file, which paths are relative to) says that values come from a file. Objects made
 in code have none, and give paths, durations and core numbers as the program has them.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Required, TypeVar, get_args
+from typing import Annotated, Any, Literal, Required, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationInfo
-from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
+
+from .forms import BYTES, SECONDS, Form, write_duration, write_size
 
 MOST_WARM = 64
 """Shapes to be ready for: each is run before its model is served, and compiled first where a GPU needs that."""
@@ -40,72 +40,10 @@ WATCH = 5.0
 LEAST_WATCH = 0.1
 """The least seconds between two looks."""
 
-_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
 _SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
 _DURATION = r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)$"
 _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 _MOST_CORES = 2**16  # So that a typo such as "0-99999999999" gives an error instead of filling the memory.
-_MOST_SHOWN = 60  # Characters of a value in an error, so that a pasted file does not hide what was expected.
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a file writes a type: its name in the reference, what an error expects, and the inverse of reading it.
-
-    Values of `secret` types are never shown: the key itself may have been pasted in place of its digest.
-    """
-
-    name: str
-    expected: str
-    write: Callable[[Any], object] = lambda value: value
-    secret: bool = False
-
-
-def form_of(field: FieldInfo) -> Form:
-    """The form of a model's field: the last one of its annotations, or that of a plain Python type and its bounds."""
-    notes = list(_notes(field))
-    if forms := [note for note in notes if isinstance(note, Form)]:
-        return forms[-1]
-    types = [note for note in notes if isinstance(note, type)]
-    if bool in types:
-        return Form("true or false", "true or false")
-    if int in types:
-        least, most = (next((getattr(note, key) for note in notes if hasattr(note, key)), None) for key in ("ge", "le"))
-        bounds = f"from {least} to {most}" if most is not None else f"of {least} or more"
-        return Form(f"whole number {bounds}", f"a whole number {bounds}")
-    choices = [note for note in notes if isinstance(note, str)]
-    return Form(" or ".join(f'`"{choice}"`' for choice in choices), " or ".join(map(repr, choices)))
-
-
-def _notes(field: FieldInfo) -> Iterable[object]:
-    """The types, literals and annotations that a field is declared with, the outermost last."""
-
-    def walk(annotation: object) -> Iterable[object]:
-        yield annotation
-        for argument in get_args(annotation):
-            yield from walk(argument)
-
-    yield from walk(field.annotation)
-    yield from field.metadata
-
-
-def shown(value: object, secret: bool = False) -> str:
-    """A value as a TOML file writes it, cut off where it is long."""
-    if isinstance(value, str):
-        return f"<{len(value)} character{'s' * (len(value) != 1)}>" if secret else _cut(repr(value))
-    if isinstance(value, list):
-        return _cut(f"[{', '.join(shown(item, secret) for item in value)}]")
-    if isinstance(value, dict):
-        return "a table"
-    try:
-        return str(value).lower() if isinstance(value, bool) else _cut(str(value))
-    except ValueError:  # Python writes no integer of more than 4300 digits, but reads one written in hexadecimal.
-        return "a number of thousands of digits"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _size(value: object) -> object:
@@ -113,7 +51,7 @@ def _size(value: object) -> object:
         return value
     if not (found := re.fullmatch(_SIZE, value)):
         raise ValueError
-    return int(found[1]) * _BYTES[found[2]]
+    return int(found[1]) * BYTES[found[2]]
 
 
 def _duration(value: object, info: ValidationInfo) -> object:
@@ -123,7 +61,7 @@ def _duration(value: object, info: ValidationInfo) -> object:
         raise ValueError  # A file has to name the unit.
     if not (found := re.fullmatch(_DURATION, value)):
         raise ValueError
-    times, over = _SECONDS[found[2]]
+    times, over = SECONDS[found[2]]
     return float(found[1]) * times / over
 
 
@@ -265,20 +203,6 @@ def _range(said: _Shapes) -> tuple[tuple[int, ...], ...]:
     if not (least and most and fits):
         raise ValueError
     return shapes
-
-
-def write_size(count: int) -> str | int:
-    """Bytes in the largest binary unit that needs no fraction."""
-    unit = next((unit for unit in ("GiB", "MiB", "KiB") if count and count % _BYTES[unit] == 0), None)
-    return f"{count // _BYTES[unit]}{unit}" if unit else count
-
-
-def write_duration(seconds: float) -> str:
-    """Seconds as a file has them: in whole minutes from two on, in milliseconds or microseconds below a second."""
-    if seconds >= 120 and seconds % 60 == 0:
-        return f"{seconds / 60:g}min"
-    factor, unit = (1, "s") if seconds >= 1 or not seconds else (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")
-    return f"{seconds * factor:g}{unit}"
 
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from .autopilot import FULL, KEEPS
 from .need import Need
 
 LEAST = 500
-"""Requests from which a p99 is one: five are slower than it."""
+"""The fewest requests that a p99 is computed from: five of them are slower than it."""
 
 Verdict = Literal["keep", "fewer", "more", "unknown"]
 Certainty = Literal["high", "low", "none"]
@@ -68,7 +68,7 @@ def advise(tenant: str, need: Need, share: Share, target: float | None) -> Advic
 
 
 def p99_between(need: Need) -> tuple[float, float | None]:
-    """The bounds in seconds between which the p99 is for certain, those of its bucket; None: it is above all of them."""
+    """The bounds in seconds of the bucket that has the p99; the upper one is None where it is above all bounds."""
     if not need.requests:
         return 0.0, None
     index = bisect_left(list(accumulate(need.buckets)), 0.99 * need.requests)
@@ -77,7 +77,7 @@ def p99_between(need: Need) -> tuple[float, float | None]:
 
 
 def _certainty(need: Need, times: float, target: float) -> Certainty:
-    """How certain it is that so many times its granules keep the target: high if the upper bound of its p99 would."""
+    """How sure it is to keep its target with `times` its granules: "high" if even the upper bound of its p99 does."""
     (_, most), (_, p99) = p99_between(need), need.with_share(times)
     return "high" if most is not None and need.p99 and most * p99 / need.p99 <= target else "low"
 

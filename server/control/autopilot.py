@@ -41,7 +41,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between two measurements, and how long things take; see docs/operations.md."""
+    """Seconds between two measurements, and how long things take; see docs/operations/shares.md."""
 
     period: float = 5.0
     window: float = 15.0

@@ -13,16 +13,18 @@ from partitions.probe import overlaps
 
 from ..config.schema import Config
 from ..config.tenant import TenantConfig
-from ..errors import BadRequest, NotFound, Unavailable
-from ..protocol.json_document import show
+from ..errors import NotFound, Unavailable
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
+from . import readings
 from .accountant import Accountant
 from .controlled_device import ControlledDevice
-from .descriptions import NOT_OPENED, Execution, PartitionInfo, TenantMemory, on_both, shares
-from .device_runtime import DeviceRuntime
+from .descriptions import NOT_OPENED, Execution, PartitionInfo, TenantMemory, shares
+from .device_runtime import DeviceRuntime, halt_all
+from .draining import drain, refuse_and_drain
 from .health import HealthMonitor
 from .ladders import LadderPlans
+from .move_requests import check_counts, plan_transfer
 from .moves import By, MoveLog, MoveRecord
 from .overview import Overview
 from .pilot import Pilot
@@ -36,7 +38,9 @@ from .wide_shares import WideShares
 log = logging.getLogger("greenlane.control")
 
 Transfer = Callable[[str, DeviceRuntime, DeviceRuntime, Granules], Awaitable[None]]
-"""Has a tenant served by the second device instead of the first, on these granules; see `server.processes.transfer`."""
+"""Has a tenant served by the second device instead of the first, on these granules; see
+`server.processes.supervision.transfer`.
+"""
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
 _NOT_YET: tuple[State, ...] = ("starting", "incomplete")
@@ -60,6 +64,8 @@ class Controller:
     ) -> None:
         self.config = config
         self.devices: list[ControlledDevice] = []
+        self.on_reconfigured: Callable[[], None] = lambda: None
+        """Called when another configuration is used."""
         self.tenant_host: TenantHost | None = None
         """What starts and ends tenants while others are served; None where that is not possible."""
         self._transfer = transfer
@@ -75,6 +81,8 @@ class Controller:
         self._lifecycle = Lifecycle(publish)
         self._states: dict[tuple[str, str], State] = {}
         """Of the device side of each tenant, by device and tenant."""
+        self.reconfiguring = False
+        """Whether another configuration is being made ready to be used, or tenants go."""
         self.moves = MoveLog()
         self.pilot = Pilot(self, config.server.autopilot)
         self._repartitioning = asyncio.Lock()
@@ -177,8 +185,8 @@ class Controller:
         unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the
         old partitions stay.
         """
-        self._check_counts(counts)
         async with self._repartitioning:
+            check_counts(counts, self.config.tenants)
             with self.recorded(by, reason, counts) as record:
                 self.wide.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
@@ -220,7 +228,7 @@ class Controller:
             await self.wide.narrow(moves)
             alone = len(moving) == 1
             if not alone:
-                await together(runtime.halt() for _, runtime in moving)
+                await halt_all([runtime for _, runtime in moving])
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
                 self.accountant.follow(device, after[device.name])
             for pauses in await together(runtime.switch() if alone else runtime.commit() for _, runtime in moving):
@@ -243,42 +251,23 @@ class Controller:
         with the arithmetic, Unavailable while one of the devices does not serve, Conflict if a model is not served there or the
         tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
-        if tenant not in self.config.tenants:
-            raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.config.tenants)}")
-        if len(on := [device.name for device in self.devices if tenant in device.runtimes]) > 1:
-            why = "it is on several devices and cannot move while it is served; change its `device` and restart the server"
-            raise BadRequest(f"tenant {tenant}: on devices {' and '.join(on)}: {why}")
         async with self._repartitioning:
-            source = next(device for device in self.devices if tenant in device.runtimes)
-            target = next((device for device in self.devices if device.name == to), None)
-            if target is None:
-                names = ", ".join(device.name for device in self.devices)
-                raise BadRequest(f"device: {show(to)} is not a device; there are {names}")
-            there = len(source.held[tenant].granules)
-            count = there if count is None else count
-            _check_count("granules", count)
-            if target is source and count == there:
+            if tenant not in self.config.tenants:
+                raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.config.tenants)}")
+            transfer = self._transfer
+            move = plan_transfer(self.devices, tenant, to, count, self.device_state, transfer is not None)
+            if move is None or transfer is None:
                 return
-            if target is source:
-                raise BadRequest(f"tenant {tenant} is on device {to} already; PUT /admin/partitions changes its granules")
-            for device in (source, target):
-                if (state := self.device_state(device)) not in ("serving", "incomplete"):
-                    raise Unavailable(f"device {device.name} is {state}; move tenant {tenant} when both devices serve")
-            if self._transfer is None or source.process is None or target.process is None:
-                raise BadRequest(
-                    f"tenant {tenant} cannot move while it is served: on cores each tenant's process has its own device side; "
-                    f"set tenants.{tenant}.device and restart the server"
-                )
-            after = target.plan({tenant: count}).after[tenant]
+            source, target, old, new, after = move
             async with self._changing[tenant]:
-                with self.recorded("operator", f"{tenant} to device {to}", {tenant: count}):
-                    await self._transfer(tenant, source.process, target.process, after)
+                with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
+                    await transfer(tenant, old, new, after)
             source.runtimes.pop(tenant)
             self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
             source.held.pop(tenant)
             source.first.pop(tenant, None)
             source.host_cores.pop(tenant, None)
-            target.runtimes[tenant] = target.process
+            target.runtimes[tenant] = new
             target.hold({tenant: after})
             self.accountant.follow(source)
             self.accountant.follow(target)
@@ -290,9 +279,14 @@ class Controller:
     async def reconfigure(self, config: Config, everywhere: Everywhere) -> None:
         """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it.
 
-        Raises Conflict, DoesNotFit or another error with the reasons if not all of it can be; then nothing has changed.
+        One at a time. Raises Conflict, DoesNotFit or another error with the reasons if not all of it can be; then nothing has
+        changed.
         """
-        await Reconfiguration(self, self.tenant_host, config, everywhere).run()
+        self.reconfiguring = True
+        try:
+            await Reconfiguration(self, self.tenant_host, config, everywhere).run()
+        finally:
+            self.reconfiguring = False
 
     @property
     def granules_change(self) -> asyncio.Lock:
@@ -300,7 +294,9 @@ class Controller:
         return self._repartitioning
 
     def models_change(self, tenant: str) -> asyncio.Lock:
-        """Held while a tenant's models change on request, or its device."""
+        """Held while a tenant's models change on request, or its device. Raises NotFound if there is no such tenant."""
+        if tenant not in self._changing:
+            raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self._changing)}")
         return self._changing[tenant]
 
     def use(self, config: Config, plan: TenantPlan, arrivals: Mapping[str, Arrival]) -> Mapping[str, ManagedFrontend]:
@@ -308,6 +304,7 @@ class Controller:
         that have gone.
         """
         self.config = config
+        self.on_reconfigured()
         for name, device in plan.go.items():
             device.remove(name)
             self._states.pop((device.name, name), None)
@@ -332,18 +329,18 @@ class Controller:
         return {name: frontends[name] for name in plan.go}
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """As `DeviceRuntime.load`."""
-        async with self._changing[tenant]:
+        """As `DeviceRuntime.load`. Raises NotFound for a tenant that has gone."""
+        async with self.models_change(tenant):
             await together(runtime.load(tenant, name, override) for runtime in self._runtimes(tenant))
 
     async def unload(self, tenant: str, name: str) -> None:
-        """As `DeviceRuntime.unload`."""
-        async with self._changing[tenant]:
+        """As `DeviceRuntime.unload`. Raises NotFound for a tenant that has gone."""
+        async with self.models_change(tenant):
             await together(runtime.unload(tenant, name) for runtime in self._runtimes(tenant))
 
     async def refresh(self, tenant: str, name: str) -> str:
-        """As `DeviceRuntime.refresh`, on all devices of the tenant."""
-        async with self._changing[tenant]:
+        """As `DeviceRuntime.refresh`, on all devices of the tenant. Raises NotFound for a tenant that has gone."""
+        async with self.models_change(tenant):
             reasons = await together(runtime.refresh(tenant, name) for runtime in self._runtimes(tenant))
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
@@ -355,28 +352,16 @@ class Controller:
 
     async def executions(self) -> list[Execution]:
         """How each model runs now; see `engines.Executor.describe`."""
-        found = await together(runtime.executions() for device in self.devices for runtime in device.distinct())
-        by_version: dict[tuple[str, str, str], Execution] = {}
-        for each in (execution for executions in found for execution in executions):
-            key = each.tenant, each.name, each.version
-            by_version[key] = on_both(by_version[key], each) if key in by_version else each
-        return list(by_version.values())
+        return await readings.executions(self.devices)
 
     async def memory(self) -> list[TenantMemory]:
         """What each tenant's models take of their devices' memory now, in the order of the configuration."""
-        by_tenant: dict[str, TenantMemory] = {}
-        for memory in (await self.memory_on()).values():
-            for name, each in memory.items():
-                by_tenant[name] = by_tenant[name].plus(each) if name in by_tenant else each
+        by_tenant = await readings.memory(self.devices)
         return [by_tenant[name] for name in self.config.tenants if name in by_tenant]
 
     async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
         """The same by device and tenant."""
-        found = await together(together(runtime.memory() for runtime in device.distinct()) for device in self.devices)
-        return {
-            device.name: {each.tenant: each for memory in memories for each in memory if each.tenant in device.runtimes}
-            for device, memories in zip(self.devices, found, strict=True)
-        }
+        return await readings.memory_on(self.devices)
 
     async def probe(self, device: ControlledDevice) -> dict[str, frozenset[int]]:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant."""
@@ -418,21 +403,9 @@ class Controller:
         runtimes = [runtime for device in self.devices for runtime in device.distinct()]
         for runtime in runtimes:
             runtime.stop_loading()
-        limit = self.config.server.drain_timeout / 2
-        draining = asyncio.ensure_future(self._refuse_and_drain("the server is draining"))
-        if not (await asyncio.wait({draining}, timeout=limit))[0]:
-            text = f"the server is draining, and this had not ended after {limit:g} s (server.drain_timeout)"
-            log.error("drain: cancelling inferences that have not ended after %g s, and those queued behind them", limit)
-            for runtime in runtimes:
-                runtime.abandon(text)
-            if not (await asyncio.wait({draining}, timeout=min(limit, 1.0)))[0]:
-                log.error("drain: some inferences cannot be cancelled; their requests are answered 503")
-                for frontend in self._frontends.values():
-                    frontend.suspend(text)
-                return
-        draining.result()
-        await self.accountant.write()
-        log.info("drained: every request was answered")
+        if await drain(self._frontends.values(), runtimes, self.config.server.drain_timeout / 2):
+            await self.accountant.write()
+            log.info("drained: every request was answered")
 
     async def close(self) -> None:
         """Wait for work in flight, abandon builds, and release the devices. Idempotent."""
@@ -453,13 +426,8 @@ class Controller:
         log.info("%s: %s", ready, "; ".join(served))
 
     async def _finish_lost(self, reason: str) -> None:
-        await self._refuse_and_drain(reason)
+        await refuse_and_drain(self._frontends.values(), reason)
         self.device_gone.set()
-
-    async def _refuse_and_drain(self, reason: str) -> None:
-        for frontend in self._frontends.values():
-            frontend.refuse(reason)
-        await together(frontend.drained() for frontend in self._frontends.values())
 
     def _runtimes(self, tenant: str) -> list[DeviceRuntime]:
         """Those of all devices that the tenant is on. Raises NotFound, and Unavailable while one of several does not serve."""
@@ -469,19 +437,6 @@ class Controller:
         if len(on) > 1 and (away := [device.name for device in on if device.runtimes[tenant].away]):
             raise Unavailable(f"device {away[0]} is being started again; change the models of tenant {tenant} when it serves")
         return [device.runtimes[tenant] for device in on]
-
-    def _check_counts(self, counts: Mapping[str, int]) -> None:
-        """Raises BadRequest."""
-        for name, count in counts.items():
-            if name not in self.config.tenants:
-                raise BadRequest(f"{name}: there is no such tenant; there are {', '.join(self.config.tenants)}")
-            _check_count(name, count)
-
-
-def _check_count(name: str, count: object) -> None:
-    """Raises BadRequest."""
-    if type(count) is not int or count < 1:
-        raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
 
 
 def _joined(parts: "Iterable[Mapping[str, Granules]]") -> dict[str, Granules]:

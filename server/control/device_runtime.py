@@ -13,13 +13,15 @@ from ..accounts.usage import Report
 from ..config.schema import ModelOptions
 from .descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
 from .stretch import Wide, WideState
+from .together import together
 
 
 class DeviceRuntime(Protocol):
     """Has partitions, workers and models of its tenants. Every method belongs to the controller's event loop.
 
-    A move takes `prepare`, `halt` and `commit`, one move at a time; `discard` ends it at any point before `commit` is done, and
-    does nothing if there is none. Errors are those of `server.errors` and `partitions`; Unavailable if the process has ended.
+    A move takes `prepare`, `settle`, `halt` and `commit`, one move at a time; `discard` ends it at any point before `commit`
+    is done, and does nothing if there is none. Errors are those of `server.errors` and `partitions`; Unavailable if the process
+    has ended.
     """
 
     @property
@@ -46,10 +48,17 @@ class DeviceRuntime(Protocol):
         PartitionError, and Conflict naming a tenant whose models are being changed for longer than `server.max_pause`.
         """
 
-    async def halt(self) -> None:
-        """Pause the tenants that were prepared once their work in flight has ended.
+    async def settle(self) -> None:
+        """Wait until no tenant that was prepared has a long inference (10 ms); those that have one begin nothing more.
 
-        Raises Conflict, naming the tenant, if that takes longer than `server.max_pause`; they go on then.
+        All others are served, also those that `halt` has paused. Raises Conflict, naming a tenant, if that takes longer than
+        `server.max_pause`, counted from the first call.
+        """
+
+    async def halt(self) -> bool:
+        """Pause the tenants that were prepared once their work in flight has ended, after `settle`.
+
+        False if one of them has a long inference all the same: then `settle` and `halt` again.
         """
 
     async def commit(self) -> dict[str, Pause]:
@@ -59,9 +68,9 @@ class DeviceRuntime(Protocol):
         """
 
     async def switch(self) -> dict[str, Pause]:
-        """`halt` and `commit` at once, for a move that no other runtime takes part in: the pause is shorter by a message.
+        """`settle`, `halt` and `commit` at once, for a move that no other runtime takes part in: two messages fewer.
 
-        Raises Conflict as `halt` does; after any other error the tenants have their old partitions too, if only in a process
+        Raises Conflict as `settle` does; after any other error the tenants have their old partitions too, if only in a process
         that replaces the one that failed.
         """
 
@@ -143,3 +152,14 @@ class DeviceRuntime(Protocol):
 
     async def close(self) -> None:
         """Wait for work in flight, and release the device. Idempotent."""
+
+
+async def halt_all(runtimes: Sequence[DeviceRuntime]) -> None:
+    """Pause the tenants that these runtimes have prepared, all at once; none waits for a long inference of another meanwhile.
+
+    Raises Conflict, naming a tenant whose work takes longer than `server.max_pause`.
+    """
+    while True:
+        await together(runtime.settle() for runtime in runtimes)
+        if all(await together(runtime.halt() for runtime in runtimes)):
+            return

@@ -30,6 +30,8 @@ class Need:
     """The requests answered, by their time from the complete body to the encoded answer: up to each of `BOUNDS`, and others."""
     turned_away: int = 0
     """Requests refused for a full queue or memory, and those whose timeout passed."""
+    limited: int = 0
+    """Requests refused for one of the tenant's limits, which a larger share would not help."""
 
     @property
     def requests(self) -> int:
@@ -67,12 +69,13 @@ class Counted:
     at: float
     models: Mapping[tuple[str, str], tuple[int, ...]]
     turned_away: int
+    limited: int = 0
 
 
 def counted(report: Report, at: float) -> Counted:
     """The counters in a report that was made at this time, in seconds on any clock."""
     models = {(each.name, each.version): _counters(each) for each in report.served}
-    return Counted(at, models, report.lane.rejected + report.lane.expired)
+    return Counted(at, models, report.lane.rejected + report.lane.expired, sum(report.lane.limited))
 
 
 def need(before: Counted, after: Counted) -> Need:
@@ -80,14 +83,18 @@ def need(before: Counted, after: Counted) -> Need:
     grown = [_grown(before.models.get(key, ()), counters) for key, counters in after.models.items()]
     requests, queue, busy, *buckets = [sum(each) for each in zip(*grown, strict=True)] or [0] * (3 + len(BOUNDS) + 1)
     seconds = max(after.at - before.at, 1e-9)
-    turned_away = after.turned_away - before.turned_away
     return Need(
         seconds,
         min(1.0, busy / 1e9 / seconds),
         queue / 1e9 / requests if requests else 0.0,
         tuple(buckets),
-        turned_away if turned_away >= 0 else after.turned_away,
+        _since(before.turned_away, after.turned_away),
+        _since(before.limited, after.limited),
     )
+
+
+def _since(before: int, after: int) -> int:
+    return after - before if after >= before else after
 
 
 def by_model(before: Counted, after: Counted) -> dict[tuple[str, str], Need]:

@@ -50,7 +50,7 @@ class Reconfigurable(Protocol):
         """Held while granules change hands."""
 
     def models_change(self, tenant: str) -> asyncio.Lock:
-        """Held while a tenant's models change."""
+        """Held while a tenant's models change. Raises NotFound if there is no such tenant."""
 
     def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> AbstractContextManager[MoveRecord]:
         """Record what the block does as a move."""
@@ -96,10 +96,12 @@ class Reconfiguration:
                 undo.pop_all()
             leaving = {name: self._leave(name, device) for name, device in found.go.items()}
             frontends = self._controller.use(self._config, found, arrivals)
-            if self._host:
-                await together(self._host.admit(name) for name in arrivals)
-            endings = [self._end(name, frontends[name], *leaving[name]) for name in found.go]
-            await together([self._models.use(), *endings])
+            try:
+                if self._host:
+                    await together(self._host.admit(name) for name in arrivals)
+            finally:  # From here on nothing is undone, so that whatever fails, all else is done.
+                endings = [self._end(name, frontends[name], *leaving[name]) for name in found.go]
+                await together([self._models.use(), *endings])
 
     async def _prepare(self, found: TenantPlan, undo: AsyncExitStack) -> dict[str, Arrival]:
         """Make ready all that is added, and change the shares. What is to be done after an error is added to `undo`."""

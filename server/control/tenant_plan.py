@@ -1,4 +1,4 @@
-"""What a reload changes of who has which granules: tenants that come and go, and shares that are others in the file. Pure."""
+"""Which granules change hands by a reload: those of tenants that come or go, or have another share in the file now. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
 def _plan_device(
     found: TenantPlan, new: Config, device: ControlledDevice, stay: Sequence[str], coming: Sequence[str], changed: Sequence[str]
 ) -> None:
-    """Add one device to the plan. Raises ConfigError for shares that are no granules of it, and DoesNotFit."""
+    """Add one device to the plan. Raises ConfigError for a share that is not a number of its granules, and DoesNotFit."""
     unit, sizes = device.info.unit, device.info.granules
     new.fit(unit, sizes, [*stay, *coming])
     before = {name: device.held[name].granules for name in stay}

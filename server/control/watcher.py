@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -25,25 +25,33 @@ class Refreshing(Protocol):
     """What the watcher needs of the controller."""
 
     config: Config
+    on_reconfigured: Callable[[], None]
 
     @property
     def state(self) -> str:
         """The state of the server."""
+
+    @property
+    def reconfiguring(self) -> bool:
+        """As that of the controller."""
 
     async def refresh(self, tenant: str, name: str) -> str:
         """As `Controller.refresh`."""
 
 
 class Watcher:
-    """Belongs to the event loop. It looks every `models.watch` seconds, on a thread; 0: never.
+    """Belongs to the event loop. It looks every `models.watch` seconds, on a thread; 0: never. A reload may change that.
 
     A model is acted on when two looks found the same files there and others than before. It is refreshed for each tenant that
     may call it: tenants at the same time, one tenant's models one after another. What failed is tried again when its files
     change, and what a device process could not do because it was away at the next look.
 
+    During a reload nothing is begun: for the tenants and models that it adds, a change is acted on after it.
+
     A remote repository is copied before each look, so a change there is acted on when two copies found the same.
 
-    Used as a context: enter it before models are loaded, since what changes afterwards is compared with what is there then.
+    Used as a context: enter it before models are loaded, since what changes afterwards is compared with what is there then,
+    also where it begins to look later.
     """
 
     def __init__(self, controller: Refreshing) -> None:
@@ -51,10 +59,13 @@ class Watcher:
         config = controller.config
         self._root: Path = config.models.repository
         self._period = config.models.watch
+        self._other_period = asyncio.Event()
         self._repository = Repository(self._root, config.models.options)
         self._mirror = Mirror(config.models) if config.models.remote else None
         self._settling = Settling({})
         self._unreadable = ""
+        self._changed: set[str] = set()
+        """Models that have changed, and that are due for no tenant yet."""
         self._due: dict[str, set[str]] = {}
         """Models that are to be refreshed, by tenant."""
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -64,9 +75,9 @@ class Watcher:
         return f"<Watcher of {self._repository!r} every {self._period:g} s, {len(self._running)} tenants under way>"
 
     async def __aenter__(self) -> "Watcher":
-        if self._period:
-            self._settling = Settling(await self._look() or {})
-            self._looking = asyncio.create_task(self._run())
+        self._settling = Settling(await self._look() or {})
+        self._controller.on_reconfigured = self._follow
+        self._looking = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -86,8 +97,12 @@ class Watcher:
             return
         if changed := self._settling.settled(now):
             log.info("watch: changed in the repository: %s", some(changed))
+        self._changed.update(changed)
+        if self._controller.reconfiguring:  # Models that it adds may have been read before they changed.
+            return
         for name, tenant in self._controller.config.tenants.items():
-            self._due.setdefault(name, set()).update(filter(tenant.may_call, changed))
+            self._due.setdefault(name, set()).update(filter(tenant.may_call, self._changed))
+        self._changed.clear()
         if self._controller.state in _SERVING:
             for name, due in self._due.items():
                 if due and name not in self._running and name in self._controller.config.tenants:
@@ -98,9 +113,19 @@ class Watcher:
         """Wait until everything that has begun is done."""
         await asyncio.gather(*self._running.values())
 
+    def _follow(self) -> None:
+        """The configuration may be another one."""
+        if self._period != self._controller.config.models.watch:
+            self._period = self._controller.config.models.watch
+            self._other_period.set()
+
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._period)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period or None):
+                    await self._other_period.wait()
+                self._other_period.clear()
+                continue
             try:
                 await self.poll()
             except Exception:  # It goes on: a server that does not look any more would serve old models unnoticed.

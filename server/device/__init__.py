@@ -1,1 +1,1 @@
-"""The device process: its runtime, and the models that are loaded, bound and freed there."""
+"""The device side: its runtime, and the models that are loaded, bound and freed there."""

@@ -4,12 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ..control.descriptions import Execution
+from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import State
 from ..workers.worker import Worker
 from .loaded_model import LoadedModel
-
-UNLOADED = "unloaded"
-"""The reason of a model that was unloaded on request; it does not make the server unready with `strict_readiness`."""
 
 
 class LoadedModels:

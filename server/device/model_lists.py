@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from ..config.schema import ModelOptions
+from ..tenants.catalog import UNLOADED
 from .loaded_model import LoadedModel
-from .loaded_models import UNLOADED
 from .model_loader import NO_OPTIONS, ModelLoader
 from .tenant_models import TenantModels
 

@@ -43,6 +43,7 @@ from ..repository.ensemble import (
     as_triton,
     chain_steps,
     identity,
+    step_labels,
     step_warnings,
 )
 from ..repository.model_config import ModelConfig, apply, batching
@@ -152,9 +153,12 @@ class ModelLoader:
             resolved = self._resolve(file, prepared.loaded)
             if not resolved.problems:
                 with _recording(file, prepared.loaded):
-                    stamp = () if steps else _stamp(file)
-                    engine = self._chain(file, resolved, among, prepared.loaded) if steps else self._engine(file, resolved)
-                    prepared.versions.append(PreparedVersion(file, resolved, engine, stamp))
+                    if steps:
+                        engine, labelled = self._chain(file, resolved, among, prepared.loaded)
+                        prepared.versions.append(PreparedVersion(labelled, resolved, engine, ()))
+                    else:
+                        stamp = _stamp(file)
+                        prepared.versions.append(PreparedVersion(file, resolved, self._engine(file, resolved), stamp))
         return prepared
 
     def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
@@ -289,15 +293,19 @@ class ModelLoader:
 
     def _chain(
         self, file: ModelFile, resolved: ResolvedSettings, among: Mapping[str, LoadedModel], loaded: LoadedModel
-    ) -> Engine:
-        """The engine of an ensemble, from the tenant's current models, held until `EnginePool.let_go`."""
+    ) -> tuple[Engine, ModelFile]:
+        """The engine of an ensemble, from the tenant's current models, held until `EnginePool.let_go`; and its file with the
+        labels of its steps for outputs without labels of their own.
+        """
         steps = file.config.steps
         parts = [self._step_model(step, among) for step in steps]
         links = chain_steps(steps, parts, file.config.max_batch or 0)
         loaded.warnings.extend(f"model {file.name} {file.version}: {note}" for note in step_warnings(steps, parts))
         outputs = tuple(tensor.name for tensor in file.config.outputs)
+        labelled = replace(file, labels={**step_labels(steps, parts, outputs), **file.labels})
         key = (PLATFORM, identity(links), outputs, resolved.settings)
-        return self._engines.hold(key, lambda: chain(links, outputs, resolved.settings), [part.engine for part in parts])
+        engines = [part.engine for part in parts]
+        return self._engines.hold(key, lambda: chain(links, outputs, resolved.settings), engines), labelled
 
     def _step_model(self, step: EnsembleStep, among: Mapping[str, LoadedModel]) -> StepModel:
         """The tenant's model that serves a step. Raises ModelRefused."""

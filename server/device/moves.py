@@ -13,8 +13,9 @@ from partitions.plan import Granules
 
 from ..control.descriptions import Pause
 from ..link.messages import ModelKey
+from ..workers.halting import Halting, hold
 from ..workers.worker import Worker
-from ..workers.worker_control import WorkerControl, hold
+from ..workers.worker_control import WorkerControl
 from .ladders import Ladders, Rung
 
 MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
@@ -22,7 +23,7 @@ MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
 
 
 class PartitionMoves:
-    """One move at a time: `prepare`, `halt` and `commit`, or `discard`; see `server.control.device_runtime`.
+    """One move at a time: `prepare`, `settle`, `halt` and `commit`, or `discard`; see `server.control.device_runtime`.
 
     Belongs to the event loop. `workers` are the current ones, by tenant; `commit` replaces those of tenants that move. Their
     locks in `changing` and `paging` are held from `prepare` to the end of the move: their models do not change meanwhile.
@@ -55,7 +56,7 @@ class PartitionMoves:
         self._move = Move({}, {})
         self._prepared: dict[str, Worker] = {}
         self._locks = AsyncExitStack()
-        self._halted = AsyncExitStack()
+        self._halting: Halting | None = None
 
     def __repr__(self) -> str:
         return f"<PartitionMoves of {', '.join(self._prepared) or 'no tenant'}>"
@@ -95,10 +96,16 @@ class PartitionMoves:
                 self._ladders.put(name, rung)
             raise
 
-    async def halt(self) -> None:
-        """Pause the tenants that move, those that are served already, when their work in flight has ended. Raises Conflict."""
-        serving = {name: self._workers[name] for name in self._prepared if name in self._workers}
-        await self._halted.enter_async_context(self._worker_control.halted(serving))
+    async def settle(self) -> None:
+        """Wait until none of the tenants that move, and are served already, has a long inference. Raises Conflict."""
+        if self._halting is None:
+            serving = {name: self._workers[name] for name in self._prepared if name in self._workers}
+            self._halting = self._worker_control.halting(serving)
+        await self._halting.settle()
+
+    async def halt(self) -> bool:
+        """Pause these tenants, and return True; False where one of them has a long inference now: then `settle` again."""
+        return self._halting is not None and await self._halting.halt()
 
     async def commit(self) -> dict[str, Pause]:
         """Serve them from their new partitions, and close the old ones or make them rungs. Returns how long each was paused."""
@@ -108,7 +115,7 @@ class PartitionMoves:
         self._workers.update(prepared)
         self._prepared, self._taken = {}, {}
         try:
-            await self._halted.aclose()
+            self._resume()
             pauses = {name: Pause(self._worker_control.paused(name), name in taken) for name in before}
             for name in prepared.keys() - before.keys():
                 self._worker_control.serve(name)
@@ -126,11 +133,16 @@ class PartitionMoves:
         """Serve them from their old partitions, and close the new ones. Does nothing without a move."""
         prepared, self._prepared = self._prepared, {}
         taken, self._taken = self._taken, {}
-        await self._halted.aclose()
+        self._resume()
         for name, rung in taken.items():
             await asyncio.to_thread(prepared.pop(name).retire)
             self._ladders.put(name, rung)
         await self._end(prepared.values())
+
+    def _resume(self) -> None:
+        halting, self._halting = self._halting, None
+        if halting is not None:
+            halting.end()
 
     async def _end(self, left: Iterable[Worker]) -> None:
         try:

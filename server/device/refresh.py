@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from ..errors import Unavailable
-from ..tenants.catalog import IndexEntry
+from ..tenants.catalog import UNLOADED, IndexEntry
 from ..tenants.frontend import Frontend
 from .loaded_model import LoadedModel
-from .loaded_models import UNLOADED, versions
+from .loaded_models import versions
 from .model_loader import ModelLoader
 from .tenant_models import TenantModels
 
@@ -79,6 +79,9 @@ class ModelRefresh:
 
 def _beside(before: LoadedModel, problems: Iterable[IndexEntry]) -> Iterator[IndexEntry]:
     """These problems, where a version that is served goes on as it was loaded before with the reason for that."""
-    served = {each.version for each in before.served}
+    served = [each.version for each in before.served]
     for problem in problems:
-        yield replace(problem, reason=f"{_GOES_ON}: {problem.reason}") if problem.version in served else problem
+        versions = [problem.version] if problem.version in served else [] if problem.version else served
+        yield from (replace(problem, version=each, reason=f"{_GOES_ON}: {problem.reason}") for each in versions)
+        if not versions:
+            yield problem

@@ -19,6 +19,7 @@ from ..config.changes import with_tables
 from ..config.schema import Config, ModelOptions
 from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
+from ..control.device_runtime import halt_all
 from ..control.stretch import Wide, WideState
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
@@ -153,14 +154,17 @@ class Runtime:
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         return await self._moves.prepare(granules)
 
-    async def halt(self) -> None:
-        await self._moves.halt()
+    async def settle(self) -> None:
+        await self._moves.settle()
+
+    async def halt(self) -> bool:
+        return await self._moves.halt()
 
     async def commit(self) -> dict[str, Pause]:
         return await self._moves.commit()
 
     async def switch(self) -> dict[str, Pause]:
-        await self._moves.halt()
+        await halt_all([self])
         return await self._moves.commit()
 
     async def discard(self) -> None:

@@ -18,14 +18,14 @@ from ..config.tenant import TenantConfig
 from ..control.descriptions import Execution
 from ..errors import BadRequest, NotFound, Unavailable
 from ..link.messages import ModelKey
-from ..tenants.catalog import IndexEntry
+from ..tenants.catalog import UNLOADED, IndexEntry
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ladders import Ladders
 from .loaded_model import LoadedModel, PreparedModel, expected
-from .loaded_models import UNLOADED, LoadedModels, versions
+from .loaded_models import LoadedModels, versions
 from .memory_needs import close_oversized
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
@@ -173,6 +173,7 @@ class TenantModels:
 
     async def unstage(self, tenant: str, loaded: LoadedModel) -> None:
         """Free a model that was staged. Call it within `in_turn`."""
+        self._frontends[tenant].withdraw(loaded.name)
         async with self._changing[tenant]:
             await self._free(tenant, [served.key for served in loaded.served])
 
@@ -281,6 +282,7 @@ class TenantModels:
         names = tenant.may_call_of(known)
         for name in names:
             self._frontends[tenant.name].announce(name)
+        self._frontends[tenant.name].listed()
         for name in await asyncio.to_thread(self._model_loader.in_order, names):
             if self._lifecycle.state not in ("starting", "serving", "incomplete"):
                 return
@@ -366,7 +368,7 @@ class TenantModels:
             fitting = replace(fitting, problems=[*fitting.problems, _problem(fitting.name, error)])
         else:
             if not (whole and fitting.problems):
-                why = await self._frontends[tenant].agree(fitting.name) if whole and fitting.served else ""
+                why = await self._frontends[tenant].agree(fitting.name, fitting.served) if whole and fitting.served else ""
                 if not why:
                     return fitting
                 fitting = replace(fitting, problems=[IndexEntry(fitting.name, "", "UNAVAILABLE", why)])

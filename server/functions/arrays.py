@@ -81,7 +81,10 @@ def check_shapes(what: str, signature: Signature, tensors: Sequence[Data]) -> No
 
 
 def _tensor(what: str, spec: TensorSpec, value: Any) -> Data:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:  # Such as rows of different lengths.
+        raise Failed(f"{what} returned {spec.name!r} as a {type(value).__name__} that is no array: {error}") from error
     expected = f"expected {spec.datatype}{list(spec.shape)}, as an array of {_numpy(spec)}"
     texts = not spec.datatype.size
     if array.dtype.kind not in "OSU" if texts else array.dtype != spec.datatype.numpy:
@@ -89,14 +92,18 @@ def _tensor(what: str, spec: TensorSpec, value: Any) -> Data:
     shape = spec.form.inward(array.shape) if spec.form else array.shape
     if shape is None or len(shape) != len(spec.dims):
         raise Failed(f"{what} returned {spec.name!r} of shape {list(array.shape)}; {expected}")
-    return Data(shape, _pack(what, spec, array) if texts else np.ascontiguousarray(array))
+    # A copy, as the function may keep its array, and the next call may write to it before this one is used.
+    return Data(shape, _pack(what, spec, array) if texts else np.atleast_1d(array.copy()))
 
 
 def _pack(what: str, spec: TensorSpec, array: Any) -> bytes:
     elements = []
     for element in array.reshape(-1).tolist():
         if isinstance(element, str):
-            element = element.encode()
+            try:
+                element = element.encode()
+            except UnicodeEncodeError as error:
+                raise Failed(f"{what} returned {spec.name!r} with an element that is no UTF-8: {error}") from error
         if not isinstance(element, bytes):
             kind = type(element).__name__
             raise Failed(f"{what} returned {spec.name!r} with an element of type {kind}; expected bytes or str")

@@ -9,11 +9,13 @@ from engines import Signature
 class Functions:
     """The functions of one version of a model.
 
-    `source` is the text of `model.py` as it was when the model was loaded, `path` where that is. `inner` is the engine's own
+    `source` is the text of `model.py` as it was when the model was loaded, `path` where that is, and `where` the same below the
+    repository, for clients. `inner` is the engine's own
     signature; clients see the one of `ServedModel`. `preprocess` and `postprocess` say which of the two there are.
     """
 
     path: str
+    where: str
     source: str
     inner: Signature
     preprocess: bool

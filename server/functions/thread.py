@@ -7,6 +7,7 @@ never that of another tenant's.
 import asyncio
 import ctypes
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,11 @@ log = logging.getLogger("greenlane.functions")
 
 GRACE = 5.0
 """Seconds after which a call that was stopped and goes on makes its model unavailable, until it ends."""
+
+_TRIES, _PAUSE = 100, 0.001
+"""How often a call is found in Python's logging before it is stopped there, and seconds between."""
+_MOST_TEXT = 2000
+"""Characters of a function's ValueError that a client is sent."""
 
 OnEnd = Callable[[object], None]
 """Called with what a call returned, or with the error that it ended with."""
@@ -102,9 +108,9 @@ class FunctionThread:
                 self._open.discard(call)
 
     def close(self) -> None:
-        """End the thread once what was asked for has run."""
+        """End the thread once what was asked for has run; one that was cancelled is stopped in time, too."""
         self._calls.put(None)
-        if self._timer:
+        if self._timer and not self._open:
             self._timer.cancel()
 
     def _check(self) -> None:
@@ -116,14 +122,26 @@ class FunctionThread:
                 left = call.began + call.limit - time.monotonic()
                 if left <= 0:
                     call.stopped = True
-                    _raise_in(self._thread, _Stopped)
         if call is None or not call.stopped:
             self._timer = self._loop.call_later(max(left, 0.001), self._check) if self._open else None
             return
+        self._stop(call, _TRIES)
         text = f"{call.what} ran for {call.limit:g} s and was stopped ({self._limit_key})"
         log.error("%s", text)
         self._timer = self._loop.call_later(GRACE, self._check_stopped, call)
         self._end(call, DeadlineExceeded(text))
+
+    def _stop(self, call: Call, tries: int) -> None:
+        """Raise `_Stopped` in the thread if this call still runs. A while later if it logs something just then: an exception in
+        the wrong place there would leave a handler locked, and the whole process would wait for that with its next line.
+        """
+        with self._lock:
+            if self._running is not call:
+                return
+            if not tries or not _logs(self._thread):
+                _raise_in(self._thread, _Stopped)
+                return
+        self._loop.call_later(_PAUSE, self._stop, call, tries - 1)
 
     def _check_stopped(self, call: Call) -> None:
         """Refuse requests while a call that was stopped goes on all the same."""
@@ -150,9 +168,11 @@ class FunctionThread:
             self._stuck = ""
             log.warning("%s has ended; requests for the model are taken again", call.what)
         self._end(call, outcome)
-        if self._timer and not self._open and not call.stopped:
+        if self._timer and (call.stopped or not self._open):
             self._timer.cancel()
             self._timer = None
+        if call.stopped and self._open:
+            self._check()
 
     def _run(self) -> None:
         """The thread's loop."""
@@ -189,10 +209,30 @@ def _result(call: Call) -> object:
     except RequestError as error:
         return error
     except ValueError as error:
-        return BadRequest(str(error) or f"{call.what} raised ValueError")
+        return BadRequest(text_of(error) or f"{call.what} raised {type(error).__name__}")
     except BaseException as error:
         log.error("%s raised %s", call.what, type(error).__name__, exc_info=error)
         return Failed(f"{call.what} raised {type(error).__name__}")
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, as a text that can be sent: of any class, with any characters, of any length."""
+    try:
+        text = str(error)
+    except Exception:
+        return ""
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def _logs(thread: threading.Thread) -> bool:
+    """Whether the call that this thread runs is in Python's logging."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame and (module := frame.f_globals.get("__name__")) != __name__:
+        if module == logging.__name__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _raise_in(thread: threading.Thread, kind: type[BaseException]) -> None:

@@ -1,16 +1,21 @@
 """What every call on a tenant's gRPC port passes: whose it is, its message, and how it is refused."""
 
 import asyncio
+from asyncio import CancelledError
 from math import ceil
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc.aio import EOF
 
-from ..errors import Ambiguous, BadRequest, LimitExceeded, Misdirected, TooSlow
+from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooSlow, code_of
 from ..inference.refusals import refuse
 from ..tenants import audit
 from ..tenants.service import Service, Tenant
+from .messages import MESSAGES
+from .places import Places
+from .unread import KeptAnswers
 
 MIN_READERS = 8
 """Messages that may arrive at a time at least, however large they may be."""
@@ -22,18 +27,30 @@ _MAX_TEXT = 2000
 """Characters of an error; clients refuse longer ones, with which their trailers would exceed 8 KiB."""
 
 
+class Refused(Exception):
+    """A route of HTTP has answered with this status and text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.answer = Answer(status, code_of(status), text)
+
+
 class Front:
     """The gRPC port of one tenant. Belongs to the event loop.
 
     A message has no announced length, so its memory cannot be reserved: `readers` messages may arrive at a time, as many of the
-    largest as the tenant's memory holds. gRPC lets a client send only 64 KiB of those that are not read yet.
+    largest as the tenant's memory holds. What gRPC lets clients send of those that are not read yet is as much again at most.
     """
 
-    def __init__(self, service: Service, name: str) -> None:
+    def __init__(self, service: Service, name: str, calls: int) -> None:
+        """`calls`: how many may be open at a time."""
         self.service = service
         self.name = name
         self.readers = max(MIN_READERS, service.config.tenants[name].memory // service.config.server.max_body)
-        self._reading = asyncio.Semaphore(self.readers)
+        port = service.config.tenants[name].grpc_port
+        assert port is not None
+        self.kept = KeptAnswers(service.tenants[name].unread, port, calls // 2)
+        self._reading = Places(self.readers)
         self._limits: dict[asyncio.Timeout, float] = {}  # Of the messages that arrive and may take their time, oldest first.
 
     def __repr__(self) -> str:
@@ -48,6 +65,13 @@ class Front:
             raise Misdirected(f"this port belongs to tenant {self.name!r}; send requests of {config.name!r} {where}")
         return self.service.tenants[self.name]
 
+    def headers(self, context: Any) -> dict[str, str]:
+        """The metadata of a call as headers, without what is binary. Raises Ambiguous."""
+        metadata = context.invocation_metadata() or ()
+        for name in ("authorization", "x-tenant"):
+            _single(metadata, name)
+        return {name: value for name, value in metadata if isinstance(value, str)}
+
     def traceparent(self, context: Any) -> str | None:
         """The header of this name of a call, if the tenant is traced."""
         if self.service.tenants[self.name].tracing.sampler is None:
@@ -56,24 +80,34 @@ class Front:
 
     async def read(self, context: Any) -> bytes:
         """The message of a call that has one. Raises TooSlow, BadRequest."""
-        if self._reading.locked():
+        if self._reading.full:
             self._hurry_oldest()
-        async with self._reading:
-            begun = asyncio.get_running_loop().time()
-            limit = asyncio.timeout(READ_SECONDS)
-            self._limits[limit] = begun
-            try:
-                async with limit:
-                    message = await context.read()
-            except TimeoutError:
-                waited = asyncio.get_running_loop().time() - begun
-                raise TooSlow(f"the message did not come within {waited:.3g} s") from None
-            finally:
-                self._limits.pop(limit, None)
+        await self._reading.take(context)
+        if self._reading.wanted:
+            self._hurry_oldest()
+        begun = asyncio.get_running_loop().time()
+        limit = asyncio.timeout(READ_SECONDS)
+        self._limits[limit] = begun
+        try:
+            async with limit:
+                message = await context.read()
+        except TimeoutError:
+            waited = asyncio.get_running_loop().time() - begun
+            raise TooSlow(f"the message did not come within {waited:.3g} s") from None
+        finally:
+            self._limits.pop(limit, None)
+            self._reading.give()
         if message is EOF:
             raise BadRequest("there is no message; expected one")
         data: bytes = message
         return data
+
+    async def request(self, context: Any, kind: str) -> Any:
+        """The message of a call, of this kind. Raises as `read` does."""
+        try:
+            return MESSAGES[kind].FromString(await self.read(context))
+        except DecodeError as error:
+            raise BadRequest(f"the message is no {kind}: {error}") from error
 
     def _hurry_oldest(self) -> None:
         """Give the oldest of the messages that arrive less time, as another waits for its place."""
@@ -84,12 +118,18 @@ class Front:
 
     async def refuse(self, context: Any, error: Exception) -> NoReturn:
         """End a call with an error."""
+        if isinstance(error, ClientGone):
+            raise CancelledError  # gRPC expects it of a call that its client has ended, and answers nothing.
         given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
         audit.refused(error, "gRPC", self.name, context.peer(), given[0] if given else None)
-        answer = refuse(error, self.name)
+        answer = error.answer if isinstance(error, Refused) else refuse(error, self.name)
         if isinstance(error, LimitExceeded):  # Clients with a retry policy wait for so many milliseconds.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(ceil(1000 * error.retry_after))),))
-        await context.abort(grpc.StatusCode[answer.code], shortened(answer.text))
+        kept = self.kept.keep(context, _MAX_TEXT)
+        try:
+            await context.abort(grpc.StatusCode[answer.code], shortened(answer.text))
+        finally:
+            kept.done()
         raise error
 
 

@@ -4,7 +4,7 @@ import asyncio
 from asyncio import CancelledError
 from typing import Any
 
-from grpc.aio import EOF
+from grpc.aio import EOF, BaseError
 
 from ..errors import ClientGone, QueueFull, Unavailable
 from ..inference.in_parts import InferenceInParts
@@ -15,6 +15,7 @@ from .front import Front, shortened
 from .messages import ModelInferResponse, ModelStreamInferResponse
 from .response import empty_end
 from .run import Run
+from .unread import KeptAnswer
 
 
 class Infer:
@@ -41,6 +42,7 @@ class Infer:
             del data
             done = await run.next()
             answer = await run.encode(done)
+            self._front.kept.keep_until_done(context, len(answer))
         except CancelledError:
             run.cancel(context.time_remaining())
             raise
@@ -99,11 +101,13 @@ class Infer:
             await run.begin(message, context.time_remaining(), self._front.traceparent(context))
             del message
             while (done := await run.next()).outputs and run.in_parts:
-                await _write(tenant, context, infer_response=await run.encode(done, final=False))
+                await _write(context, *self._keep(context, infer_response=await run.encode(done, final=False)))
                 run.proceed()
-            last = None if run.in_parts else await run.encode(done, final=True)
-            if run.in_parts and run.wants_empty_end:
-                last = empty_end(run.served, run.id)
+            last = None
+            if not run.in_parts:
+                last = self._keep(context, infer_response=await run.encode(done, final=True))
+            elif run.wants_empty_end:
+                last = self._keep(context, infer_response=empty_end(run.served, run.id))
         except CancelledError:
             run.cancel(context.time_remaining())
             raise
@@ -111,19 +115,25 @@ class Infer:
             raise run.fail(error) from None
         except Exception as error:
             text = shortened(refuse(run.fail(error), tenant.name).text)
-            await _write(tenant, context, error_message=text, infer_response=ModelInferResponse(id=run.id).SerializeToString())
+            unnamed = ModelInferResponse(id=run.id).SerializeToString()
+            await _write(context, *self._keep(context, error_message=text, infer_response=unnamed))
             return True
         run.succeed(done)
         if last is not None:
-            await _write(tenant, context, infer_response=last)
+            await _write(context, *last)
         return True
 
+    def _keep(self, context: Any, **fields: Any) -> tuple[bytes, KeptAnswer]:
+        """A message of a stream, which counts as unread from now on. Raises MemoryFull."""
+        message: bytes = ModelStreamInferResponse(**fields).SerializeToString()
+        return message, self._front.kept.keep(context, len(message))
 
-async def _write(tenant: Tenant, context: Any, **fields: Any) -> None:
-    """Write a message once the client has room for it. Raises ClientGone if that takes too long."""
-    message = ModelStreamInferResponse(**fields).SerializeToString()
+
+async def _write(context: Any, message: bytes, kept: KeptAnswer) -> None:
+    """Write a message once the client has room for it. Raises ClientGone if it is gone, also where that took too long."""
     try:
-        async with asyncio.timeout(tenant.unread.seconds or None):
-            await context.write(message)
-    except TimeoutError:
-        raise ClientGone(tenant.unread.stopped()) from None
+        await context.write(message)
+    except BaseError as error:
+        raise ClientGone("the client has disconnected") from error
+    finally:
+        kept.done()

@@ -31,6 +31,11 @@ _PARAMETER = (
     "oneof uint64 uint64_param 5",
 )
 _MODEL = ("optional string name 1", "optional string version 2")
+_CHANGE = (
+    "optional string repository_name 1",
+    "optional string model_name 2",
+    "map string:ModelRepositoryParameter parameters 3",
+)
 _DURATIONS = ["success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"]
 
 _MESSAGES: dict[str, tuple[str, ...]] = {
@@ -125,6 +130,20 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "optional string state 3",
         "optional string reason 4",
     ),
+    "RepositoryModelLoadRequest": _CHANGE,
+    "RepositoryModelUnloadRequest": _CHANGE,
+    "ModelRepositoryParameter": (
+        "oneof bool bool_param 1",
+        "oneof int64 int64_param 2",
+        "oneof string string_param 3",
+        "oneof bytes bytes_param 4",
+    ),
+    "LogSettingsRequest": ("map string:LogSetting settings 1",),
+    "LogSettingsResponse": ("map string:LogSetting settings 1",),
+    "LogSetting": ("oneof bool bool_param 1", "oneof uint32 uint32_param 2", "oneof string string_param 3"),
+    "TraceSettingRequest": ("map string:TraceSetting settings 1", "optional string model_name 2"),
+    "TraceSettingResponse": ("map string:TraceSetting settings 1",),
+    "TraceSetting": ("repeated string value 1",),
     "HealthCheckResponse": ("optional ServingStatus status 1",),
 }
 

@@ -4,12 +4,11 @@ import asyncio
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
 from engines import TensorSpec
 
 from .. import __version__
-from ..errors import BadRequest
+from ..errors import NotFound, Unavailable
 from ..protocol.extensions import EXTENSIONS
 from ..protocol.json_document import Object
 from ..repository.model_repository import names_for
@@ -47,8 +46,12 @@ class Metadata:
         return _encoded("ServerMetadataResponse", {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS})
 
     async def model_ready(self, context: Any) -> bytes:
-        """ModelReady."""
-        await self._model(context, "ModelReadyRequest")
+        """ModelReady: false for a model that is not there too, as in Triton."""
+        tenant, request = self._front.tenant(context), await self._front.request(context, "ModelReadyRequest")
+        try:
+            tenant.catalog.find(request.name, request.version or None)
+        except (NotFound, Unavailable):
+            return _encoded("ModelReadyResponse", {"ready": False})
         return _encoded("ModelReadyResponse", {"ready": True})
 
     async def model(self, context: Any) -> bytes:
@@ -72,7 +75,7 @@ class Metadata:
 
     async def statistics(self, context: Any) -> bytes:
         """ModelStatistics: of all models where none is named, of all versions where none is."""
-        tenant, request = self._front.tenant(context), await self._request(context, "ModelStatisticsRequest")
+        tenant, request = self._front.tenant(context), await self._front.request(context, "ModelStatisticsRequest")
         served = tenant.catalog.served()
         if request.name:
             first = tenant.catalog.find(request.name, request.version or None)
@@ -82,7 +85,7 @@ class Metadata:
 
     async def index(self, context: Any) -> bytes:
         """RepositoryIndex."""
-        tenant, request = self._front.tenant(context), await self._request(context, "RepositoryIndexRequest")
+        tenant, request = self._front.tenant(context), await self._front.request(context, "RepositoryIndexRequest")
         if request.ready:
             entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
         else:
@@ -91,15 +94,8 @@ class Metadata:
         return _encoded("RepositoryIndexResponse", {"models": [entry.as_json() for entry in entries]})
 
     async def _model(self, context: Any, kind: str) -> ServedModel:
-        tenant, request = self._front.tenant(context), await self._request(context, kind)
+        tenant, request = self._front.tenant(context), await self._front.request(context, kind)
         return tenant.catalog.find(request.name, request.version or None)
-
-    async def _request(self, context: Any, kind: str) -> Any:
-        """The message of a call whose tenant is known."""
-        try:
-            return MESSAGES[kind].FromString(await self._front.read(context))
-        except DecodeError as error:
-            raise BadRequest(f"the message is no {kind}: {error}") from error
 
 
 def _encoded(kind: str, fields: Object) -> bytes:

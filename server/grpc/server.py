@@ -1,6 +1,7 @@
 """The gRPC server of one tenant's port: its methods, its limits, its start and end."""
 
 import asyncio
+import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable
@@ -11,8 +12,10 @@ import grpc
 from ..config.section import ConfigError
 from ..config.server import ServerConfig
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 from ..errors import WrongMethod
 from ..tenants.service import SPARE_SLOTS, Service
+from .administration import Administration, Ask
 from .front import Front
 from .infer import Infer
 from .messages import HEALTH, INFERENCE
@@ -23,17 +26,14 @@ MAX_CONNECTIONS = 1024
 STOP_SECONDS = 3.0
 """How long accepted calls may go on at the end; the tenant's requests have been answered or refused before."""
 _HANDSHAKE_SECONDS = 30
+_LEAST_AHEAD, _MOST_AHEAD = 64 * 1024, 4 << 20
+"""Bytes of a message that a client may send before the message is asked for; then it may send the whole."""
 _MAX_METADATA = 64 * 1024
 
 UNSERVED = {
-    "RepositoryModelLoad": "POST /v2/repository/models/NAME/load over HTTP",
-    "RepositoryModelUnload": "POST /v2/repository/models/NAME/unload over HTTP",
-    **dict.fromkeys(
-        [f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")],
-        "raw_input_contents: shared memory is not served, since regions have no tenant",
-    ),
-    "TraceSetting": "server.tracing_endpoint; GET /v2/trace/setting over HTTP",
-    "LogSettings": "GET and POST /v2/logging over HTTP",
+    f"{kind}SharedMemory{what}": "raw_input_contents: shared memory is not served, since regions have no tenant"
+    for kind in ("System", "Cuda")
+    for what in ("Status", "Register", "Unregister")
 }
 """The service's other methods, and what to use in place of each."""
 
@@ -43,14 +43,20 @@ Method = Callable[[Any], Awaitable[Any]]
 class GrpcServer:
     """Serves the calls on one tenant's gRPC port. Belongs to the event loop."""
 
-    def __init__(self, service: Service, name: str, shares_port: bool = False) -> None:
-        """`shares_port`: other processes of the tenant may listen on the same port, and one may have it reserved."""
-        config, front = service.config.tenants[name], Front(service, name)
-        self._front, self._infer = front, Infer(front)
-        options = [*_options(service.config.server, config.max_connections).items(), ("grpc.so_reuseport", int(shares_port))]
-        calls = config.queue + SPARE_SLOTS
-        self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
-        for service_name, methods in _methods(self._infer, Metadata(front)).items():
+    def __init__(self, service: Service, name: str, ask: Ask, shares_port: bool = False) -> None:
+        """`ask` asks the routes of HTTP.
+
+        `shares_port`: other processes of the tenant may listen on the same port, and one may have it reserved.
+        """
+        config = service.config.tenants[name]
+        calls = config.queue + SPARE_SLOTS  # Of one connection; all together may have twice as many.
+        front = self._front = Front(service, name, 2 * calls)
+        self._infer = Infer(front)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
+        limits = _options(service.config.server, config, calls)
+        options = [*limits.items(), ("grpc.so_reuseport", int(shares_port))]
+        self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * calls)
+        for service_name, methods in _methods(self._infer, Metadata(front), Administration(front, ask)).items():
             handlers = {method: _handler(front, method, call) for method, call in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, handlers),))
 
@@ -78,22 +84,32 @@ class GrpcServer:
         await self._server.stop(STOP_SECONDS)
 
 
-def _options(server: ServerConfig, connections: int | None) -> dict[str, int]:
-    """Limits, which gRPC enforces before a call reaches this code."""
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether gRPC logs something else than that a client has gone while its answer was written, with a traceback each time."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != "ExecuteBatchError"
+
+
+def _options(server: ServerConfig, tenant: TenantConfig, calls: int) -> dict[str, int]:
+    """Limits, which gRPC enforces before a call reaches this code; `calls`: of a connection at a time, of all twice as many."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = min(tenant.max_connections or MAX_CONNECTIONS, MAX_CONNECTIONS, descriptors // 8)
     return {
         "grpc.max_receive_message_length": server.max_body,
         "grpc.max_send_message_length": -1,
+        "grpc.max_concurrent_streams": calls,
+        "grpc.http2.lookahead_bytes": max(_LEAST_AHEAD, min(tenant.memory // (2 * calls), _MOST_AHEAD)),
+        "grpc.http2.bdp_probe": 0,  # It would let every call send megabytes before its message is asked for.
         "grpc.max_metadata_size": _MAX_METADATA,
         "grpc.absolute_max_metadata_size": _MAX_METADATA,
-        "grpc.max_allowed_incoming_connections": max(1, min(connections or MAX_CONNECTIONS, MAX_CONNECTIONS, descriptors // 8)),
+        "grpc.max_allowed_incoming_connections": max(1, connections),
         "grpc.max_connection_idle_ms": round(server.keep_alive * 1000),
         "grpc.server_handshake_timeout_ms": _HANDSHAKE_SECONDS * 1000,
         "grpc.default_compression_algorithm": 0,
     }
 
 
-def _methods(infer: Infer, metadata: Metadata) -> dict[str, dict[str, Method]]:
+def _methods(infer: Infer, metadata: Metadata, administration: Administration) -> dict[str, dict[str, Method]]:
     served: dict[str, Method] = {
         "ServerLive": metadata.live,
         "ServerReady": metadata.ready,
@@ -103,11 +119,14 @@ def _methods(infer: Infer, metadata: Metadata) -> dict[str, dict[str, Method]]:
         "ModelConfig": metadata.config,
         "ModelStatistics": metadata.statistics,
         "RepositoryIndex": metadata.index,
-        "ModelInfer": infer.unary,
-        "ModelStreamInfer": infer.stream,
+        "RepositoryModelLoad": administration.load,
+        "RepositoryModelUnload": administration.unload,
+        "LogSettings": administration.log_settings,
+        "TraceSetting": administration.trace_setting,
     }
     unserved = {method: _unserved(method, instead) for method, instead in UNSERVED.items()}
-    return {INFERENCE: {**served, **unserved}, HEALTH: {"Check": metadata.health}}
+    inference = {"ModelInfer": infer.unary, "ModelStreamInfer": infer.stream}
+    return {INFERENCE: {**served, **unserved, **inference}, HEALTH: {"Check": metadata.health}}
 
 
 def _unserved(method: str, instead: str) -> Method:
@@ -122,9 +141,12 @@ def _handler(front: Front, method: str, call: Method) -> Any:
 
     async def handle(_: Any, context: Any) -> Any:
         try:
-            return await call(context)
+            answer = await call(context)
+            if not keeps:
+                front.kept.keep_until_done(context, len(answer))
+            return answer
         except Exception as error:
             await front.refuse(context, error)
 
-    streams = method == "ModelStreamInfer"
+    streams, keeps = method == "ModelStreamInfer", method in ("ModelInfer", "ModelStreamInfer")
     return (grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler)(handle)

@@ -70,16 +70,17 @@ class Inference:
     def __repr__(self) -> str:
         return f"<Inference of {self._name} for {self._tenant.name}, {self._slot}>"
 
-    def take_slot(self, at_once: bool = False) -> Slot:
+    def take_slot(self, at_once: bool = False, begun: bool = False) -> Slot:
         """The slot to write the inputs into. Raises as the constructor does: queue and model may have changed meanwhile.
 
         They cannot have if this is called `at_once`, in the same iteration of the event loop: then they are not checked again.
+        `begun` is as for `Lane.check_room`.
         """
         if at_once:
             slot = self._slot = self._tenant.lane.slots.acquire()
         else:
             self.served = self._tenant.catalog.route(self._name, self._version, self.served)
-            slot = self._slot = self._tenant.lane.take_slot()
+            slot = self._slot = self._tenant.lane.take_slot(begun)
         return slot
 
     def borrow_slot(self, leave: Callable[[], None]) -> Slot | None:

@@ -53,13 +53,23 @@ static inline void relax(void) {
 #endif
 }
 
-/* The count of an eventfd, without the wake-ups in it. Blocks if the eventfd does; 0 if there is nothing to read. */
-static inline uint32_t read_event(int event) {
+/* Add the count of an eventfd, without the wake-ups in it. Blocks if the eventfd does; returns 0 if there is nothing to read. */
+static inline int add_event(int event, int64_t *count) {
     uint64_t value;
     for (;;) {
-        if (read(event, &value, sizeof value) == (ssize_t)sizeof value) return (uint32_t)value;
+        if (read(event, &value, sizeof value) == (ssize_t)sizeof value) {
+            *count += (uint32_t)value;
+            return 1;
+        }
         if (errno != EINTR) return 0;
     }
+}
+
+/* The same as a number, 0 if there is nothing to read. */
+static inline uint32_t read_event(int event) {
+    int64_t count = 0;
+    add_event(event, &count);
+    return (uint32_t)count;
 }
 
 static inline void write_event(int event, uint64_t value) {

@@ -196,7 +196,7 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
 /* Take the next ticket: launch it, report it as failed, or leave it to Python. */
 static void start(Loop *l) {
     uint32_t slot = l->link.tickets[l->read % l->link.count];
-    if (slot >= l->link.count) {
+    if (slot >= l->link.count || *l->link.total_put - (uint32_t)l->read > l->link.count) {
         l->unknown = 1;
         return;
     }
@@ -294,7 +294,9 @@ int launch_loop_run(Loop *l) {
         }
         ring(l);
         if (!goes_on(l)) break;
-        l->unread += read_event(l->link.ticket_event); /* Blocks. */
+        /* Blocks, unless the HTTP side has changed that. It may also announce what cannot be; then Python finds out. */
+        if (!add_event(l->link.ticket_event, &l->unread) || l->unread - (int64_t)(l->read - first) > l->link.count)
+            l->unknown = 1;
     }
     __atomic_store_n(&l->oldest, 0, __ATOMIC_RELEASE);
     if (l->borrowing) mark(l->borrowing, 0); /* Also after an error of the driver. */

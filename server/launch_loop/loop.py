@@ -19,8 +19,9 @@ from engines.signature import Signature, align
 
 from ..accounts.meter import Counter
 from ..link.arena import MESSAGE
+from ..link.encoding import encode_outcome
 from ..link.messages import Failure, ModelKey, Ticket
-from ..link.ring import Link, encode_outcome
+from ..link.ring import Link
 from .library import open_library
 from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Borrowing, Entry, Loop, Times, view_link
 
@@ -163,7 +164,7 @@ class LaunchLoop:
     def run(self, seen: int) -> Broken | None:
         """Serve until `wakes` is not `seen` any more, a ticket comes that the loop does not know, or the driver fails. Blocks.
 
-        The link's ends in Python continue where the loop stops.
+        The link's ends in Python continue where the loop stops. Raises Malformed.
         """
         loop, tickets, completions = self._loop, self._link.tickets, self._link.completions
         with self._turn:

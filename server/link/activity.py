@@ -12,6 +12,8 @@ import time
 
 import numpy as np
 
+from .arena import create_file
+
 OPEN, ENDED, LENDS = 0, 1, 2
 """Words of an HTTP process in the first page: its requests whose head has arrived and whose answer is not made yet; when there
 were last none any more, in nanoseconds of `time.monotonic_ns`; 1 while it lends."""
@@ -75,7 +77,8 @@ class LenderPage:
         self._read = mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._write = mmap.mmap(descriptor, size - mmap.PAGESIZE, flags=mmap.MAP_SHARED, offset=mmap.PAGESIZE)
         words = memoryview(self._read).cast("Q")
-        self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(words[_COUNT])]
+        most = mmap.PAGESIZE // (_WORDS * _WORD)  # The owner may have written any number.
+        self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(min(words[_COUNT], most))]
         """The words of each of the owner's HTTP processes; see OPEN."""
         self.own = memoryview(self._write).cast("Q")[number : number + 1]
         """The borrower's word."""
@@ -97,8 +100,7 @@ class LenderPage:
 
 def create(tenants: int, processes: int = 1) -> int:
     """Create the pages of an owner with so many HTTP processes, of so many tenants; the caller closes the descriptor."""
-    descriptor = os.memfd_create("greenlane activity")
-    os.truncate(descriptor, mmap.PAGESIZE * (1 + -(-max(1, tenants) * _WORD // mmap.PAGESIZE)))
+    descriptor = create_file("greenlane activity", mmap.PAGESIZE * (1 + -(-max(1, tenants) * _WORD // mmap.PAGESIZE)))
     os.pwrite(descriptor, processes.to_bytes(_WORD, "little"), _COUNT * _WORD)
     return descriptor
 

@@ -5,6 +5,7 @@ page for its ticket and one for its completion; a restarted HTTP process gets a 
 replaced. The other has the tensors and lives as long as the tenant is served: it is page-locked for the device only once.
 """
 
+import fcntl
 import mmap
 import os
 from collections.abc import Iterable
@@ -92,12 +93,12 @@ class Arena:
 
 def create(count: int) -> int:
     """Create shared memory for the rings and pages of so many slots; the caller closes the descriptor."""
-    return _create("greenlane", nbytes(count))
+    return create_file("greenlane", nbytes(count))
 
 
 def create_memory(size: int) -> int:
     """Create shared memory for so many bytes of tensors; the caller closes the descriptor."""
-    return _create("greenlane tensors", size)
+    return create_file("greenlane tensors", size)
 
 
 def attach(descriptor: int, count: int, memory: TensorMemory) -> Arena:
@@ -115,9 +116,11 @@ def nbytes(count: int) -> int:
     return _rings(count) + count * 2 * MESSAGE
 
 
-def _create(name: str, size: int) -> int:
-    descriptor = os.memfd_create(name)
+def create_file(name: str, size: int) -> int:
+    """A memory file of this size, for good: a process that cut it off would end the others that map it by SIGBUS."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor
 
 

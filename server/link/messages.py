@@ -11,6 +11,13 @@ ModelKey = str
 """`name/version#load`: one load of one version of a model; a reload has a new key."""
 
 
+FailureKind = Literal["raised", "cancelled", "expired", "lost", "outgrown", "overrun", "stopped", "full"]
+
+
+class Malformed(Exception):
+    """The other end of a link wrote what it may not write. The link is not used any more, and that process is replaced."""
+
+
 def load_of(key: ModelKey) -> int:
     """The number of a key's load."""
     return int(key.rpartition("#")[2])
@@ -56,7 +63,7 @@ class Failure(NamedTuple):
     - `full`: the tenant's queue has no room for it; only from a lead to its helper
     """
 
-    kind: Literal["raised", "cancelled", "expired", "lost", "outgrown", "overrun", "stopped", "full"]
+    kind: FailureKind
     text: str
 
 

@@ -15,6 +15,7 @@ import os
 from time import sleep
 
 from ..errors import MemoryFull
+from .arena import create_file
 from .blocks import LARGE, UNIT, BlockAllocator
 
 _HEAD = mmap.PAGESIZE
@@ -204,6 +205,4 @@ class SharedBlocks(BlockAllocator):
 
 def create(nbytes: int) -> int:
     """The descriptor of new shared memory for this, of so many bytes of tensor memory. The caller closes it."""
-    descriptor = os.memfd_create("greenlane occupancy")
-    os.truncate(descriptor, _HEAD + max(1, nbytes // UNIT))
-    return descriptor
+    return create_file("greenlane occupancy", _HEAD + max(1, nbytes // UNIT))

@@ -5,19 +5,17 @@ written and not yet read, so neither side reads the other's position in the ring
 slot is in a ring at most once, so a ring with as many cells as there are slots cannot overflow.
 """
 
-import marshal
 import os
 import select
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from engines import Memo
-
 from ..errors import BadRequest
 from . import arena
 from .arena import Arena, TensorMemory
-from .messages import Done, Extent, Failure, Ticket
+from .encoding import Serializer, decode_outcome, decode_request
+from .messages import Done, Failure, Malformed, Ticket
 
 _WAKE = 1 << 32
 """Added to an eventfd's count to wake the reader without a ticket; there are never this many tickets."""
@@ -25,9 +23,6 @@ _TICKET, _DONE = struct.Struct("=QdQQQI"), struct.Struct("=qqI")
 """What differs each time: serial, deadline, capacity, start, after; began, ended. Then the size of the rest, which follows."""
 _MAX_BODY = arena.MESSAGE - _TICKET.size
 _ALL = (1 << 32) - 1
-_VERSION = 2
-"""Of marshal's format, in which equal messages are equal bytes, as the launch loop needs; later versions have references."""
-_CACHE_SIZE = 256
 _MAX_TEXT = 2000
 """Characters of an error text, of up to four bytes each."""
 
@@ -68,7 +63,7 @@ class Tickets:
         """Whether tickets are written to the slots' pages."""
         self._arena = arena
         self._kept = kept
-        self._serializer = _Serializer(tuple)
+        self._serializer = Serializer(decode_request)
         self._cells = arena.cells(0)
         self._total_put = arena.total_put
         self._put_count = self._read_count = self._unread_count = 0
@@ -86,8 +81,10 @@ class Tickets:
             self._kept[ticket.slot] = ticket
             return
         slot, serial, model, shapes, deadline, capacity, start, after, priority = ticket
-        said = (model, shapes, priority) if priority else (model, shapes)
-        data, page = self._serializer.encode(said), self._arena.slot(slot).ticket
+        try:
+            data, page = self._serializer.encode((model, shapes, priority)), self._arena.slot(slot).ticket
+        except OverflowError:
+            raise BadRequest("inputs: a shape has a size of more than 64 bits") from None
         if len(data) > _MAX_BODY:
             raise BadRequest(f"inputs: {len(shapes)} tensors have shapes too long to send, {len(data)} bytes")
         _TICKET.pack_into(page, 0, serial, deadline, capacity, start, after, len(data))
@@ -112,19 +109,24 @@ class Tickets:
         """Block until tickets are put, or `wake` is called; return how many tickets, to be passed to `add_unread`.
 
         One of several listening threads returns. A `wake` without a listener makes the next `listen` return.
+        Raises Malformed if the other end has made this impossible.
         """
         while True:
             try:
                 return os.eventfd_read(self.event) & _ALL
             except InterruptedError:
                 pass  # A signal; any thread may receive it.
+            except BlockingIOError:
+                raise Malformed("the descriptor of tickets does not block any more") from None
 
     def add_unread(self, count: int) -> None:
-        """`listen` returned this number: `poll` returns so many more tickets."""
+        """`listen` returned this number: `poll` returns so many more tickets. Raises Malformed if there are fewer slots."""
+        if self._unread_count + count > self._arena.count:
+            raise Malformed(f"{self._unread_count + count} tickets in {self._arena.count} slots")
         self._unread_count += count
 
     def poll(self, look: bool = True) -> Ticket | None:
-        """The next ticket if there is one; the rest stay for the next reader. Does not block.
+        """The next ticket if there is one; the rest stay for the next reader. Does not block. Raises Malformed.
 
         Without `look` it returns only tickets that `listen` reported, without a system call. With it no other thread may be in
         `listen`.
@@ -134,14 +136,14 @@ class Tickets:
         return self._take() if self._unread_count > 0 else None
 
     def peek(self, look: bool = True) -> bytes | None:
-        """What the ticket that `poll` would return says, as `body` does; None if that would be None."""
+        """What the ticket that `poll` would return says, as `body` does; None if that would be None. Raises Malformed."""
         if look and self._unread_count <= 0 and self._poller.poll(0):
             self.add_unread(self.listen())
         return self.body(self._cells[self._read_count % self._arena.count]) if self._unread_count > 0 else None
 
     def body(self, slot: int) -> bytes:
         """The model and shapes of the ticket in this slot's page; equal ones are equal bytes. Only if `in_pages`."""
-        page = self._arena.slot(slot).ticket
+        page = self._page(slot)
         return bytes(page[_TICKET.size : _TICKET.size + _TICKET.unpack_from(page)[-1]])
 
     def hand_over(self) -> tuple[int, int]:
@@ -149,12 +151,21 @@ class Tickets:
         return self._read_count, self._unread_count
 
     def take_back(self, read: int, unread: int) -> None:
-        """Continue where another reader stopped. `unread` is negative if it read tickets before they were announced."""
-        self._read_count, self._unread_count = read, unread
+        """Continue where another reader stopped. `unread` is negative if it read tickets before they were announced.
+
+        Raises Malformed if it is more than there can be.
+        """
+        self._read_count, self._unread_count = read, 0
+        if abs(unread) > self._arena.count:
+            raise Malformed(f"{unread} tickets announced and not read in {self._arena.count} slots")
+        self._unread_count = unread
 
     def wake(self) -> None:
         """Make one call of `listen` return. Any thread."""
-        os.eventfd_write(self.event, _WAKE)
+        poller = select.poll()
+        poller.register(self.event, select.POLLOUT)
+        if poller.poll(0):  # Otherwise the other end has filled it, so `listen` returns anyway, and writing would block.
+            os.eventfd_write(self.event, _WAKE)
 
     def give_back(self, tickets: Iterable[Ticket]) -> None:
         """Return tickets that were taken and not started, for the next reader."""
@@ -175,11 +186,17 @@ class Tickets:
         self._unread_count -= 1
         if self._kept is not None:
             return self._kept[slot]
-        page = self._arena.slot(slot).ticket
+        page = self._page(slot)
         serial, deadline, capacity, start, after, length = _TICKET.unpack_from(page)
-        said = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
-        priority = said[2] if len(said) > 2 else 0
-        return Ticket(slot, serial, said[0], said[1], deadline, capacity, start, after, priority)
+        model, shapes, priority = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
+        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after, priority)
+
+    def _page(self, slot: int) -> memoryview:
+        """The page of the ticket in this slot, which the other end has named."""
+        try:
+            return self._arena.slot(slot).ticket
+        except IndexError:
+            raise Malformed(f"slot {slot} of {self._arena.count}") from None
 
 
 class Completions:
@@ -192,11 +209,11 @@ class Completions:
         self.event = event
         self._arena = arena
         self._kept = kept
-        self._serializer = _Serializer(_plain_to_done)
+        self._serializer = Serializer(decode_outcome)
         self._cells = arena.cells(1)
         self._deferred = arena.deferred
         self._on_host_cores = arena.on_host_cores
-        self._put_count = self._rung_count = self._read_count = 0
+        self._put_count = self._rung_count = self._read_count = self._deferred_count = 0
 
     def __repr__(self) -> str:
         return f"<Completions {self._put_count} put, {self._read_count} taken>"
@@ -211,10 +228,10 @@ class Completions:
         self._put_count += 1
 
     def ring(self) -> None:
-        """Send the completions that were put, and wake the HTTP side if there are any."""
+        """Send the completions that were put, and wake the HTTP side if there are any. Raises Malformed if that cannot be."""
         count, self._rung_count = self._put_count - self._rung_count, self._put_count
         if count:
-            os.eventfd_write(self.event, count)
+            self._add(count)
 
     def hand_over(self) -> int:
         """Let another writer continue, after `ring`: how many completions were put so far."""
@@ -226,9 +243,16 @@ class Completions:
 
     def report_deferred(self, count: int) -> None:
         """Set the number of deferred tickets, which do not count as in flight; if it rises, wake the HTTP side."""
-        before, self._deferred[0] = self._deferred[0], count
+        before, self._deferred_count = self._deferred_count, count
+        self._deferred[0] = count
         if count > before:
-            os.eventfd_write(self.event, _WAKE)
+            self._add(_WAKE)
+
+    def _add(self, count: int) -> None:
+        try:
+            os.eventfd_write(self.event, count)
+        except BlockingIOError:
+            raise Malformed("the descriptor of completions is full, which no number of completions explains") from None
 
     def deferred(self) -> int:
         """How many tickets the device side has deferred."""
@@ -257,11 +281,10 @@ class Completions:
 
     def _write(self, done: Done) -> None:
         slot, outputs, failure, began, ended, rows = done
-        outcome = outputs, failure and failure._replace(text=failure.text[:_MAX_TEXT])
-        data = self._serializer.encode((*outcome, rows) if rows else outcome)
+        data = self._serializer.encode((outputs, failure and _sendable(failure), rows))
         if len(data) > _MAX_BODY:
             text = f"{len(outputs)} outputs have shapes too long to send, {len(data)} bytes"
-            data = self._serializer.encode(((), Failure("raised", text)))
+            data = self._serializer.encode(((), Failure("raised", text), 0))
         page = self._arena.slot(slot).completion
         _DONE.pack_into(page, 0, began, ended, len(data))
         page[_DONE.size : _DONE.size + len(data)] = data
@@ -273,44 +296,10 @@ class Completions:
         return Done(slot, outputs, failure, began, ended, rows)
 
 
-def encode_outcome(outputs: tuple[Any, ...], failure: Failure | None) -> bytes:
-    """What a completion's page says behind its times."""
-    return marshal.dumps(_plain((outputs, failure)), _VERSION)
-
-
-class _Serializer:
-    """Messages as bytes and back, both cached, since nearly all of them repeat. For one thread."""
-
-    def __init__(self, from_plain: Callable[[Any], Any]) -> None:
-        self._from_plain = from_plain
-        self._encoded: Memo[object, bytes] = Memo(_CACHE_SIZE)
-        self._decoded: Memo[bytes, Any] = Memo(_CACHE_SIZE)
-
-    def encode(self, said: tuple[Any, ...]) -> bytes:
-        try:
-            return self._encoded[said]
-        except KeyError:
-            data = marshal.dumps(_plain(said), _VERSION)
-            self._encoded.remember(said, data)
-            return data
-
-    def decode(self, data: bytes) -> Any:
-        try:
-            return self._decoded[data]
-        except KeyError:
-            said = self._from_plain(marshal.loads(data))
-            self._decoded.remember(data, said)
-            return said
-
-
-def _plain(said: Any) -> Any:
-    """With plain tuples in place of named ones, which marshal does not take."""
-    return tuple([_plain(part) for part in said]) if isinstance(said, tuple) else said
-
-
-def _plain_to_done(said: Any) -> tuple[tuple[Extent, ...], Failure | None, int]:
-    outputs, failure, *rows = said
-    return tuple([Extent._make(extent) for extent in outputs]), failure and Failure._make(failure), rows[0] if rows else 0
+def _sendable(failure: Failure) -> Failure:
+    """With a text that fits into a page and has an encoding."""
+    text = failure.text[:_MAX_TEXT]
+    return failure._replace(text=text if text.isascii() else text.encode(errors="replace").decode())
 
 
 class Link(NamedTuple):

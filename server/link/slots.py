@@ -106,7 +106,10 @@ class Slot:
         return offsets
 
     def inputs(self, signature: Signature, shapes: Sequence[Shape], capacity: int) -> tuple[list[Tensor], Room]:
-        """The tensors that `lay_out` laid out, and the room after them, up to `capacity` bytes from the slot's start."""
+        """The tensors that `lay_out` laid out, and the room after them, up to `capacity` bytes from the slot's start.
+
+        Raises ValueError if they do not fit: shapes, and sizes of BYTES tensors, may be another process's.
+        """
         key = (signature, shapes, self.start, capacity)
         if self._layout and self._layout[0] == key:  # Successive requests in a slot mostly have the same shapes and block.
             return self._layout[1]
@@ -114,8 +117,10 @@ class Slot:
         for spec, shape in zip(signature.inputs, shapes, strict=True):
             size = spec.nbytes(shape)
             if not spec.datatype.size:
-                (size,) = _SIZE.unpack_from(self.view, end)
+                (size,) = _SIZE.unpack_from(self.view, end) if end + ALIGNMENT <= capacity else (capacity,)
                 end, sized = end + ALIGNMENT, False
+            if end + size > capacity:
+                raise ValueError(f"slot {self.index}: input {spec.name!r} ends at byte {end + size} of {capacity}")
             tensors.append(Tensor(shape, self.address + end, size))
             end = align(end + size)
         laid = tensors, Room(self.address + end, capacity - end)

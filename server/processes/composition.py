@@ -16,18 +16,20 @@ from ..control.reload import ReadConfig, Reloader
 from ..tenants.frontend import State
 from ..tenants.lending import open_pages
 from ..tenants.service import Service
-from . import device_process, process_counts, tenant_process
-from .device_process import DeviceArguments
-from .linked_frontend import LinkedFrontend
-from .remote_frontend import RemoteFrontend, open_remote
-from .remote_runtime import RemoteRuntime
-from .runtime_server import Opener
-from .spread_frontend import DeviceSides, SpreadFrontend, open_spread
-from .supervised import HostedRuntime, SupervisedDevice
-from .supervisor import Supervisor
+from . import tenant_process
+from .device_side import device_process
+from .device_side.device_process import DeviceArguments
+from .device_side.runtime_server import Opener
+from .remote.linked_frontend import LinkedFrontend
+from .remote.remote_frontend import RemoteFrontend, open_remote
+from .remote.remote_runtime import RemoteRuntime
+from .remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
+from .supervision import process_counts
+from .supervision.supervised import HostedRuntime, SupervisedDevice
+from .supervision.supervisor import Supervisor
+from .supervision.tenant_processes import TenantProcesses
+from .supervision.transfer import TenantTransfers
 from .tenant_process import TenantArguments
-from .tenant_processes import TenantProcesses
-from .transfer import TenantTransfers
 
 
 class Composition:

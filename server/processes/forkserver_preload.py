@@ -7,13 +7,14 @@ import gc
 import signal
 
 from ..api import docs
-from . import dispatcher, http_process
+from .dispatching import dispatcher
+from .http_side import http_process
 
 TARGETS = (dispatcher.main, http_process.main)
 
 docs.document()  # So that no process computes it while it serves.
 
-# SIGTERM to the whole process group is for the main process, which then ends this one.
+# SIGTERM to the whole process group is for the supervisor, which then ends this one.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 # The collectors of forked processes must not touch what exists by now: each page they write to would be copied.
 gc.collect()

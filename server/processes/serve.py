@@ -19,12 +19,13 @@ from ..control.watcher import Watcher
 from ..host.shutdown_timer import give_up
 from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
-from . import listen, spawn
-from .affinity import TOO_FEW_CORES, conflicts, share_cores
+from .children import spawn
 from .composition import Composition
-from .runtime_server import Opener
-from .supervised import SupervisedDevice
-from .supervisor import Supervisor
+from .device_side.runtime_server import Opener
+from .supervision import listen
+from .supervision.affinity import TOO_FEW_CORES, conflicts, share_cores
+from .supervision.supervised import SupervisedDevice
+from .supervision.supervisor import Supervisor
 
 log = logging.getLogger("greenlane.processes")
 

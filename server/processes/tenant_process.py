@@ -17,13 +17,15 @@ from ..config.tenant import TenantConfig
 from ..host.malloc import keep_large_blocks, share_one_heap
 from ..link import ring as links
 from ..single_process import SWITCH_INTERVAL
-from ..tenants.service import LocalFrontend, Tenant, slots
-from . import spawn
-from .http_process import HttpProcess, ProcessArguments
-from .messages import Message
-from .process_setup import set_up
-from .rpc import Channel
-from .runtime_server import Opener, RuntimeServer
+from ..tenants.local_frontend import LocalFrontend
+from ..tenants.service import Tenant, slots
+from .channels.messages import Message
+from .channels.rpc import Channel
+from .children import spawn
+from .children.process_arguments import ProcessArguments
+from .children.process_setup import set_up
+from .device_side.runtime_server import Opener, RuntimeServer
+from .http_side.http_process import HttpProcess
 
 
 @dataclass(frozen=True, slots=True)

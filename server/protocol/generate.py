@@ -54,7 +54,7 @@ def decode(body: bytes, signature: Signature, slot: Slot, limits: Limits, output
     fill_missing(found, specs)
     timeout, inputs = unsigned(values, "timeout"), [found[name] for name in specs]
     request = InferRequest(
-        id=None if _ID in specs else field(document, _ID, str),
+        id=None if _ID in specs else field(document, _ID, str) or None,
         shapes=tuple([item.shape for item in inputs]),
         outputs=requested_outputs({}, signature, False),
         priority=unsigned(values, "priority") or 0,

@@ -155,7 +155,7 @@ def _check(body: RequestBody, signature: Signature, limits: Limits) -> tuple[Inf
     inputs = _inputs(body, signature, limits)
     outputs = requested_outputs(body.document, signature, flag(values, "binary_data_output") or False)
     request = InferRequest(
-        id=field(body.document, "id", str),
+        id=field(body.document, "id", str) or None,
         shapes=tuple([item.shape for item in inputs]),
         outputs=outputs,
         priority=unsigned(values, "priority") or 0,

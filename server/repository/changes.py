@@ -11,11 +11,14 @@ Stamp = frozenset[tuple[str, int, int, int]]
 
 def stamps(root: Path, names: list[str]) -> dict[str, Stamp]:
     """The stamp of each of these models. Blocks. What cannot be read is in its stamp, with the number of the error."""
-    return {name: frozenset(_files(f"{root}/{name}", "")) for name in names}
+    return {name: frozenset(_files(f"{root}/{name}", "", frozenset())) for name in names}
 
 
-def _files(folder: str, prefix: str) -> Iterator[tuple[str, int, int, int]]:
-    """The files below a directory; names that begin with a dot are left out."""
+def _files(folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:
+    """The files below a directory; names that begin with a dot are left out.
+
+    `above` are the devices and inodes of the directories that lead here: a link to one of these is not followed.
+    """
     try:
         names = [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:  # It has just been removed, or may not be read.
@@ -30,7 +33,8 @@ def _files(folder: str, prefix: str) -> Iterator[tuple[str, int, int, int]]:
             continue
         if stat.S_ISDIR(found.st_mode):
             yield f"{prefix}{name}/", 0, 0, 0
-            yield from _files(path, f"{prefix}{name}/")
+            if (this := (found.st_dev, found.st_ino)) not in above:
+                yield from _files(path, f"{prefix}{name}/", above | {this})
         else:
             yield f"{prefix}{name}", found.st_ino, found.st_size, found.st_mtime_ns
 

@@ -5,7 +5,7 @@ between. Requests for an ensemble are batched up to its own `max_batch_size`; th
 requests for these models themselves.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -108,6 +108,16 @@ def step_warnings(steps: Sequence[EnsembleStep], parts: Sequence[StepModel]) -> 
                 f"{step.where} has a batch delay or preferred batches, which apply to requests for that model only: requests "
                 "for the ensemble are batched as a whole, up to its own largest batch"
             )
+
+
+def step_labels(steps: Sequence[EnsembleStep], parts: Sequence[StepModel], outputs: Collection[str]) -> dict[str, bytes]:
+    """The labels of the ensemble's outputs: those of the steps' outputs that they are, as in Triton."""
+    return {
+        tensor: part.served.labels.files[output]
+        for step, part in zip(steps, parts, strict=True)
+        for output, tensor in step.outputs.items()
+        if tensor in outputs and output in part.served.labels.files
+    }
 
 
 def _step(index: int, message: Any) -> EnsembleStep:

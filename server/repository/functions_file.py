@@ -14,6 +14,7 @@ from ..protocol.json_document import short
 FILENAME = "model.py"
 MOST_BYTES = 1 << 20
 """Bytes of a `model.py`; it travels between processes whenever its model is loaded."""
+_MOST_SIZE = (1 << 31) - 1
 _FUNCTIONS = ("preprocess", "postprocess")
 _TENSORS = {"INPUTS": "preprocess", "OUTPUTS": "postprocess"}
 _KEYS = {"name", "datatype", "shape"}
@@ -47,7 +48,7 @@ class FunctionsFile:
 
     def definition(self, inner: Signature) -> Functions:
         """What the process that runs them needs."""
-        return Functions(str(self.path), self.source, inner, *(name in self.functions for name in _FUNCTIONS))
+        return Functions(str(self.path), self.where, self.source, inner, *(name in self.functions for name in _FUNCTIONS))
 
 
 def read_functions(model: Path, version: str) -> FunctionsFile | None:
@@ -74,6 +75,8 @@ def _read(path: Path, content: bytes, where: str) -> FunctionsFile | None:
         tree = ast.parse(source)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{where}: not Python: {error}") from error
+    if found := [node.name for node in tree.body if isinstance(node, ast.AsyncFunctionDef) and node.name in _FUNCTIONS]:
+        raise ValueError(f"{where}: async def {found[0]}; expected def, as functions run on a thread")
     functions = frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS)
     if not functions:
         return None
@@ -117,10 +120,10 @@ def _tensor(entry: Any, where: str) -> TensorSpec:
     if not isinstance(entry, dict) or set(entry) != _KEYS:
         raise ValueError(f'{where}: {short(repr(entry))}; expected {{"name": ..., "datatype": ..., "shape": [...]}}')
     name, datatype, shape = entry["name"], entry["datatype"], entry["shape"]
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not name.isprintable():
         raise ValueError(f"{where}: name is {short(repr(name))}; expected text")
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise ValueError(f"{where}: datatype is {short(repr(datatype))}; expected one of {', '.join(DATATYPES)}")
-    if not isinstance(shape, list | tuple) or any(type(size) is not int or size < -1 for size in shape):
+    if not isinstance(shape, list | tuple) or any(type(size) is not int or not -1 <= size <= _MOST_SIZE for size in shape):
         raise ValueError(f"{where}: shape is {short(repr(shape))}; expected sizes, -1 for those that vary")
     return TensorSpec(name, DATATYPES[datatype], tuple("" if size < 0 else size for size in shape))

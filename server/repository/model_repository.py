@@ -215,7 +215,7 @@ class Repository:
 def _tokenizer(model: Path, version: str) -> str:
     """The tokenizer.json of a version of the model in this directory, or of the model; "" if there is none."""
     paths = (model / version / _TOKENIZER, model / _TOKENIZER)
-    return next((str(path) for path in paths if path.is_file()), "")
+    return next((str(path) for path in paths if os.path.isfile(path)), "")
 
 
 def some(names: Iterable[object]) -> str:

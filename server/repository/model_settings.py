@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from engines import Loop, RuntimeSettings
 
 from ..config.file import read
+from ..config.forms import form_of, shown
 from ..config.schema import DeviceConfig, ModelOptions
 from ..config.tables import dotted, nearest
-from ..config.values import MOST_INSTANCES, form_of, shown
+from ..config.values import MOST_INSTANCES
 
 __all__ = [
     "EXECUTION",

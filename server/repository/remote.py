@@ -94,20 +94,32 @@ class _Copy:
                     self._replace(name, wanted, files)
                 except Exception as error:
                     self._outcome.problems.append(f"{name} stays as it was: {_why(error)}")
-        for name in sorted(set(self._state).difference(models)):
+        for name in sorted({*self._state, *self._links()}.difference(models)):
             (self._root / name).unlink(missing_ok=True)
-            del self._state[name]
+            self._state.pop(name, None)
             self._outcome.removed.append(name)
             self._save()
         self._clear()
 
     def _tags(self, name: str) -> Any:
-        return self._state.get(name, {}).get("files")
+        """The tags of a model's copy; None for another one, as a process may have been killed before it wrote that down."""
+        known = self._state.get(name, {})
+        return known.get("files") if self._link(name) == str(Path(COPIES, known.get("copy", ""))) else None
+
+    def _link(self, name: str) -> str:
+        """The copy that a model's link leads to, below the root; "" if there is no such link."""
+        try:
+            found = os.readlink(self._root / name)
+        except OSError:
+            return ""
+        return found if Path(found).parent == Path(COPIES) else ""
+
+    def _links(self) -> dict[str, str]:
+        """The copies that are used, by model."""
+        return {name: found for name in os.listdir(self._root) if (found := self._link(name))}
 
     def _is_whole(self, name: str, wanted: Mapping[str, RemoteFile]) -> bool:
         """Whether the model's copy is still there, with all of its files."""
-        if not (self._root / name).is_symlink():
-            return False
         return all(_is_there(self._root / name, path, each) for path, each in wanted.items())
 
     def _replace(self, name: str, wanted: Mapping[str, RemoteFile], files: Any) -> None:
@@ -144,7 +156,7 @@ class _Copy:
     def _clear(self) -> None:
         """Remove copies that no link names: old ones, and those that were broken off."""
         (self._root / COPIES).mkdir(exist_ok=True)
-        used = {os.readlink(self._root / name) for name in os.listdir(self._root) if (self._root / name).is_symlink()}
+        used = set(self._links().values())
         for name in os.listdir(self._root / COPIES):
             if str(Path(COPIES, name)) not in used:
                 path = self._root / COPIES / name

@@ -60,6 +60,8 @@ class Lane:
         self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")), blocks)
         self.deadlines = Deadlines()
         self.refusing = self.suspended = ""
+        self._several = 0
+        """Requests of several inferences that are not answered yet."""
         self.lender: Lender | None = None
         self.limits: RateLimits | None = None
         self._limited = dict.fromkeys(LIMITS, 0)
@@ -120,25 +122,26 @@ class Lane:
         return Counter(pending.ticket.model for pending in waiting)
 
     def admit(self, nbytes: int = 0, charged: bool = False) -> int:
-        """Admit a request, before its body of so many bytes is read: called exactly once for each, so limits are charged here.
+        """Admit an inference, if possible before its body of so many bytes is read: called once for each, to charge the limits.
 
-        One that takes several inferences is `charged` from the second on.
+        Further ones of a request that takes several are `charged` already, and refused only while the lane is suspended.
 
         Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
         to be called with, if there is a lender. Raises as `check_room` does, and as `RateLimits.charge`.
         """
-        self.check_room()
+        self.check_room(charged)
         if self.limits is not None and not charged:
             self.charge(1, nbytes)
         return self.lender.begin() if self.lender is not None else 0
 
-    def check_room(self) -> None:
+    def check_room(self, begun: bool = False) -> None:
         """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.
 
-        Expired deadlines fire first, since they make room.
+        One of several inferences of a request that has `begun` is refused only while the lane is suspended. Expired deadlines
+        fire first, since they make room.
         """
         self.deadlines.fire_due()
-        if self.refusing:
+        if self.refusing and (self.suspended or not begun):
             raise Unavailable(self.refusing)
         try:
             self._scheduler.check()
@@ -168,10 +171,19 @@ class Lane:
         """Count a refusal for one of the tenant's limits."""
         self._limited[error.limit] += 1
 
-    def take_slot(self) -> Slot:
+    def take_slot(self, begun: bool = False) -> Slot:
         """A slot to decode an admitted request into; `submit` it before the event loop goes on. Raises as `check_room` does."""
-        self.check_room()
+        self.check_room(begun)
         return self.slots.acquire()
+
+    def begin_several(self) -> None:
+        """A request that was admitted takes several inferences: it is drained once `end_several` is called, and not between."""
+        self._several += 1
+
+    def end_several(self) -> None:
+        """That request is answered."""
+        self._several -= 1
+        self._waiters.wake()
 
     @property
     def full(self) -> bool:
@@ -335,7 +347,7 @@ class Lane:
 
     def drained(self) -> Awaitable[None]:
         """Wait until every request has been answered and released."""
-        return self._waiters.wait_until(lambda: not self._all())
+        return self._waiters.wait_until(lambda: not (self._all() or self._several))
 
     def model_drained(self, model: ModelKey) -> Awaitable[None]:
         """Wait until no request for this model is left."""

@@ -15,9 +15,9 @@ from .pending import PendingRequest
 from .scheduler import Scheduler
 
 _HIGHEST = 1
-"""The priority of what goes ahead of all other tickets."""
+"""The priority that is ahead of all others."""
 _PASSED = 0.0
-"""A deadline that has passed."""
+"""A deadline that has passed, on any clock."""
 
 
 class PartRuns:
@@ -60,7 +60,8 @@ class PartRuns:
 
     def _queue(self, pending: PendingRequest, deadline: float, priority: int) -> None:
         slot, last = pending.slot, pending.ticket
-        serial, after = next(self._serials), last.serial if pending.paused else last.after  # Withdrawn, the last did not run.
+        # Where the last ticket was withdrawn it did not run, so this one comes after the same part.
+        serial, after = next(self._serials), last.serial if pending.paused else last.after
         pending.ticket = Ticket(slot.index, serial, last.model, last.shapes, deadline, slot.capacity, slot.start, after)
         self.tickets.write(pending.ticket)
         if pending.paused:

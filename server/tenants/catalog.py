@@ -1,6 +1,6 @@
 """The models one tenant may call, as the HTTP side sees them: signatures and states, no engines."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,6 +17,9 @@ from .running_functions import RunningFunctions
 from .running_text import RunningText
 from .statistics import ModelStatistics
 from .turns import Turns
+
+UNLOADED = "unloaded"
+"""The reason of a model that was unloaded on request; it does not make the server unready with `strict_readiness`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Catalog:
         self._entries: dict[str, list[IndexEntry]] = {}
         self.paged: set[ModelKey] = set()
         """The versions that are paged out: served, but their next request waits until the device side has them again."""
+        self.expected: Callable[[str], bool] | None = None
+        """Which names may turn out to be models, while it is not known which models there are; None once it is."""
 
     def __repr__(self) -> str:
         return f"<Catalog {sum(map(len, self._served.values()))} ready, {len(self._entries)} known>"
@@ -137,7 +142,9 @@ class Catalog:
         present = {*there, *expected}
         known = [name for name, entries in self._entries.items() if name in present or any(map(_is_alive, entries))]
         named = sorted({*known, *there})
-        return [e for name in named for e in self._of(name) or [IndexEntry(name, "", "UNAVAILABLE", "not loaded")]]
+        not_yet: Literal["LOADING", "UNAVAILABLE"] = "UNAVAILABLE" if self.expected is None else "LOADING"
+        other = "not loaded" if self.expected is None else ""
+        return [e for name in named for e in self._of(name) or [IndexEntry(name, "", not_yet, other)]]
 
     def listing(self) -> list[tuple[str, list[ServedModel], list[IndexEntry]]]:
         """The arguments for `put` that rebuild this catalog: what is ready and what failed; neither while a model loads."""
@@ -200,6 +207,10 @@ class Catalog:
         for entry in self._entries.get(name, ()):
             if entry.state != "READY" and (entry.version in ("", version) or name not in self._served):
                 return Unavailable(f"model {name!r} is {entry.state.lower()}: {entry.reason or 'try again soon'}")
+        if name not in self._entries and self.expected and self.expected(name):
+            return Unavailable(
+                f"model {name!r}: which models there are is not known yet, as the server is starting; try again soon"
+            )
         which = f"{name!r} version {version}" if name in self._served else f"{name!r}"
         return NotFound(f"Request for unknown model: {which} is not found")
 

@@ -1,6 +1,7 @@
 """A tenant's HTTP side as the device side and the control plane see it: it sends tickets, and is notified of models and states.
 
-It is in this process (`service.LocalFrontend`) or in another one (`processes.remote_frontend`); neither knows which.
+It is in this process (`local_frontend.LocalFrontend`) or in another one, which a device process reaches by
+`processes.device_process.ChannelFrontend` and the supervisor by `processes.remote_frontend`; neither side knows which.
 """
 
 import math
@@ -64,11 +65,19 @@ class Frontend(Protocol):
     def announce(self, name: str) -> None:
         """Mark a model as loading; versions that are served stay."""
 
-    async def agree(self, name: str) -> str:
-        """A model that was loaded on request is about to be published. "", or why not: another device cannot serve it.
+    def listed(self) -> None:
+        """Every model that there is was announced."""
 
-        Waits for the other devices of a tenant on several.
+    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+        """These versions of a model, all that it is to have, are about to be published. "", or why not: the functions of one
+        cannot be run, or another device cannot serve it.
+
+        Waits until the functions run, and for the other devices of a tenant on several. After "" `publish` follows, or
+        `withdraw`.
         """
+
+    def withdraw(self, name: str) -> None:
+        """What was agreed to will not be published."""
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         """Serve exactly these versions of a model; return when no request is left for those that they replace.
@@ -90,6 +99,9 @@ class Frontend(Protocol):
 
     def suspend(self, reason: str) -> None:
         """Refuse new requests and fail all current ones for this reason; with "" accept requests again."""
+
+    def distrust(self, reason: str) -> None:
+        """The HTTP process wrote to the link what it may not write: it is replaced, with a new link. Serve this one no more."""
 
     def close(self) -> None:
         """Stop receiving completions."""

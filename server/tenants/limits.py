@@ -1,6 +1,5 @@
 """Sets the limits of a tenant of this process, as the configuration has them now: at its start, and again after a reload."""
 
-from ..config.schema import Config
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..errors import LimitExceeded
@@ -9,14 +8,17 @@ from ..scheduling.limits import CONNECTIONS, LARGE_BODIES, RateLimits, SharedRat
 from .service import Tenant
 
 
-def limit(tenant: Tenant, config: Config, occupancy: Occupancy | None = None) -> None:
-    """Limit this tenant's requests and bodies from now on; `occupancy` is set if it has several HTTP processes."""
-    own, before = config.tenants[tenant.name], tenant.lane.limits
-    limits = _rates(own, config.server.max_body, occupancy)
+def limit(tenant: Tenant, config: TenantConfig, max_body: int, occupancy: Occupancy | None = None) -> None:
+    """Limit this tenant's requests and bodies from now on, as its configuration says.
+
+    `max_body` is in bytes; `occupancy` is set if the tenant has several HTTP processes.
+    """
+    before = tenant.lane.limits
+    limits = _rates(config, max_body, occupancy)
     if limits:
         limits.take_over(before)
     tenant.lane.limits = limits
-    tenant.uploads.limit_large(own.max_large_bodies, lambda text: _exceeded(tenant, LARGE_BODIES, text))
+    tenant.uploads.limit_large(config.max_large_bodies, lambda text: _exceeded(tenant, LARGE_BODIES, text))
 
 
 def too_many_connections(tenant: Tenant, most: int) -> LimitExceeded:

@@ -9,8 +9,8 @@ from ..errors import QueueFull
 MAX_WAITING = 4
 """The most that may wait besides the current one."""
 PAUSE = 0.02
-"""Seconds between two changes. Each takes a few milliseconds of the device process's interpreter, which all tenants share,
-even if it is refused there; so a tenant that sends them in a loop leaves most of it to the others.
+"""Seconds between two changes. Each takes a few milliseconds of the supervisor's interpreter, which all tenants share, even
+if it is refused there; so a tenant that sends them in a loop leaves most of it to the others.
 """
 
 

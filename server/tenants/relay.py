@@ -17,7 +17,7 @@ from typing import Any
 from engines import Tensor
 
 from ..errors import Failed, RequestError
-from ..link.messages import Done, Failure, Ticket
+from ..link.messages import Done, Failure, Malformed, Ticket
 from ..link.occupancy import Occupancy
 from ..link.ring import Link
 from ..link.slots import Slot
@@ -98,12 +98,17 @@ class Relay:
         loop.add_reader(self._on_cancel.fileno(), self._on_cancellations)
 
     def _on_tickets(self) -> None:
-        while (ticket := self._link.tickets.poll()) is not None:
-            found = self._running.get(ticket.slot)
-            if found is None:
-                self._begin(ticket)
-            else:
-                self._go_on(found, ticket)
+        try:
+            while (ticket := self._link.tickets.poll()) is not None:
+                found = self._running.get(ticket.slot)
+                if found is None:
+                    self._begin(ticket)
+                else:
+                    self._go_on(found, ticket)
+        except Malformed as error:
+            log.error("a helper of tenant %s is cut off: %s", self._lane.name, error)
+            self.close()
+            return
         if self._lane.full and self._until_room is None:
             self._until_room = self._loop.create_task(self._refuse_until_room())
 
@@ -226,7 +231,7 @@ class Relay:
         """The helper stops tickets, or has ended."""
         self._on_tickets()  # Those that were sent before.
         try:
-            while data := self._on_cancel.recv(CANCELLATION.size):
+            while not self._gone and (data := self._on_cancel.recv(CANCELLATION.size)):
                 slot, serial = CANCELLATION.unpack(data)
                 found = self._running.get(slot)
                 if found and found.asked and not found.released and found.ticket.serial == serial:

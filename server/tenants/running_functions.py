@@ -65,7 +65,8 @@ async def open_functions(
         raise
     if isinstance(end, Exception):
         running.close()
-        text = f"model.py ran for {LOAD_SECONDS:g} s without an end" if isinstance(end, DeadlineExceeded) else str(end)
+        too_long = f"{functions.where} ran for {LOAD_SECONDS:g} s without an end"
+        text = too_long if isinstance(end, DeadlineExceeded) else str(end)
         raise FunctionsFailed(text)
     return running
 

@@ -1,23 +1,19 @@
 """What the HTTP side knows: the tenants, the models of those served in this process, and the server's state."""
 
 import asyncio
-import logging
-import math
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from ..config.schema import Config
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
-from ..errors import Conflict, Misdirected
-from ..link import ring as links
+from ..errors import Misdirected
 from ..link.messages import ModelKey
 from ..link.occupancy import LEAD, Occupancy, SharedBlocks
-from ..link.ring import Descriptors, Link
+from ..link.ring import Link
 from ..link.spread import Spread
 from ..protocol.request import Limits
 from ..scheduling.helper_scheduler import HelperScheduler
@@ -25,21 +21,14 @@ from ..scheduling.lane import Lane
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.spread_scheduler import SpreadScheduler
-from ..text.tokenizer import TokenizerFailed
 from .auth import Tenancy
-from .catalog import Catalog, IndexEntry, ServedModel
-from .frontend import DeviceSide, ModelReport, Report, State, not_ended
+from .catalog import Catalog, ServedModel
+from .frontend import ModelReport, Report, State
 from .model_changes import ModelChanges
-from .running_functions import FunctionsFailed, close_all, open_functions
-from .running_text import RunningText, open_text
 from .tracing import Tracing
 from .unread import UnreadAnswers
 from .uploads import Uploads
 
-log = logging.getLogger("greenlane")
-
-FINISH_SECONDS = 30.0
-"""How long answers in parts go on after their model was unloaded or replaced."""
 HORIZON = 200_000
 """Nanoseconds of short works that may be launched ahead: a few times the round trip to the worker."""
 TENANTLESS_MEMORY = 4 << 20
@@ -61,6 +50,10 @@ class Tenant:
     execution_limit: tuple[float, str] = (0.0, "")
     """As `Config.execution_limit`; functions of models have the same."""
     tracing: Tracing = field(default_factory=Tracing)
+    publishing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By model: held until what was published has taken the place of what was served before."""
+    staged: dict[str, list[ServedModel]] = field(default_factory=dict)
+    """By model, versions whose functions run already, and which are about to be published; see `publishing.agree`."""
 
     @property
     def name(self) -> str:
@@ -116,8 +109,8 @@ class Service:
 
     @property
     def unready(self) -> str | None:
-        """Why the server is not ready; None if it is: loading has finished, it is not stopping, and the device process, if
-        it is another one, has sent a heartbeat recently.
+        """Why the server is not ready; None if it is: loading has finished, it is not stopping, and the supervisor, if
+        it is another process, has sent a heartbeat recently.
         """
         if self.state == "incomplete":
             which = "POST /v2/repository/index says which of a tenant's, the log which of all"
@@ -128,7 +121,7 @@ class Service:
         if suspended and all(suspended):
             return suspended[0]
         silence = time.monotonic() - self._heartbeat_at
-        return None if silence <= self._max_silence else f"the device's process has been silent for {silence:.0f} s"
+        return None if silence <= self._max_silence else f"the supervisor has been silent for {silence:.0f} s"
 
     @property
     def unanswered(self) -> int:
@@ -154,7 +147,7 @@ class Service:
                 tenant.catalog.weigh(config.version_weights(name))
 
     def heartbeat(self) -> None:
-        """The device process is alive; called repeatedly if it is another process."""
+        """The supervisor does not hang; called repeatedly if it is another process."""
         self._heartbeat_at = time.monotonic()
 
     def set_state(self, state: State) -> None:
@@ -195,161 +188,14 @@ def open_tenant(
     lane = Lane(config.name, scheduler, link, control, blocks, helper)
     uploads = Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})"), occupancy=occupancy)
     unread = UnreadAnswers(config.memory, config.name, lane.count_unread)
-    return Tenant(config, Catalog(), lane, uploads, unread)
+    catalog = Catalog()
+    catalog.expected = config.may_call
+    return Tenant(config, catalog, lane, uploads, unread)
 
 
 def slots(config: TenantConfig) -> int:
     """The number of slots of a tenant's link."""
     return config.queue + SPARE_SLOTS
-
-
-class LocalFrontend:
-    """A tenant served in the device process; see `frontend.Frontend`. `only`: it is the only tenant."""
-
-    def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
-        self.link = link
-        self.tenant = open_tenant(config, link, self)
-        self._descriptors = descriptors
-        self._only = only
-        self._cores_before: set[int] | None = None
-        self._device: DeviceSide | None = None
-
-    def __repr__(self) -> str:
-        return f"<LocalFrontend {self.tenant.lane!r}>"
-
-    def open(self, device: DeviceSide) -> None:
-        self._device = device
-        self.tenant.lane.open(asyncio.get_running_loop())
-
-    def announce(self, name: str) -> None:
-        self.tenant.catalog.announce(name)
-
-    async def agree(self, name: str) -> str:
-        return ""
-
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
-        await publish(self.tenant, name, served, problems)
-        return True
-
-    async def last_uses(self) -> Mapping[ModelKey, int]:
-        return last_uses(self.tenant)
-
-    async def page_out(self, model: ModelKey) -> bool:
-        return page_out(self.tenant, model)
-
-    def page_in(self, model: ModelKey) -> None:
-        self.tenant.catalog.paged.discard(model)
-
-    def set_cores(self, cores: frozenset[int] | None) -> None:
-        """If this is the only tenant, move the event loop to its cores: two threads that alternate on one interpreter wake each
-        other fastest on one core. With several tenants, requests of the others would run on this one's cores.
-        """
-        if self._only and cores:
-            self._cores_before = self._cores_before or os.sched_getaffinity(0)
-            try:
-                os.sched_setaffinity(0, cores)
-            except OSError as error:
-                log.warning("the event loop cannot run on cores %s: %s", sorted(cores), error.strerror)
-
-    async def report(self) -> Report:
-        return report(self.tenant)
-
-    def refuse(self, reason: str) -> None:
-        self.tenant.refuse(reason)
-
-    def suspend(self, reason: str) -> None:
-        self.tenant.suspend(reason)
-
-    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
-        self.tenant.fail_in_flight(reason, queued)
-
-    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
-        return await asyncio.shield(self._relink(limit))
-
-    async def _relink(self, limit: float) -> Callable[[], None]:
-        unused = links.renew(self._descriptors)
-        try:
-            link = links.join(unused, self.link.shares_interpreter, self.link.arena.memory)
-            if not await self.tenant.lane.relink(link, limit):
-                raise Conflict(not_ended(self.tenant.name, limit))
-            self.link = link
-            unused, self._descriptors = self._descriptors, unused
-            return unused.close
-        except BaseException:
-            unused.close()
-            raise
-
-    async def drained(self) -> None:
-        await self.tenant.lane.drained()
-
-    def close(self) -> None:
-        self.tenant.lane.close(asyncio.get_running_loop())
-        if self._cores_before:
-            os.sched_setaffinity(0, self._cores_before)
-        self._descriptors.close()
-
-    def cancel(self, slot: int, serial: int) -> None:
-        if self._device:
-            self._device.cancel(self.tenant.name, slot, serial)
-
-
-def open_local(config: TenantConfig, only: bool = False) -> LocalFrontend:
-    """A frontend in this process; `only`: its tenant is the only one. `close` it in the end."""
-    descriptors = links.create(slots(config), config.memory)
-    return LocalFrontend(config, descriptors, links.join(descriptors, shares_interpreter=only), only)
-
-
-async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
-    """Serve exactly these versions of a model; return when no request is left for those that they replace.
-
-    An answer in parts goes on for `FINISH_SECONDS` at most: its client decides how long it takes, and the model's next load
-    waits for it, and a repartition too. Functions are run before; a version whose `model.py` fails is not served.
-    """
-    before = [item for item in tenant.catalog.served() if item.name == name]
-    served, problems = await _with_functions(tenant, served, problems, before)
-    kept = {item.key for item in served}
-    left = [item for item in before if item.key not in kept]
-    tenant.catalog.put(name, served, problems)
-    for key in [item.key for item in left]:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FINISH_SECONDS):
-                await tenant.lane.model_drained(key)
-        tenant.lane.end_parts(key, f"model {name!r} was unloaded or replaced while it answered; send the request again")
-        await tenant.lane.model_drained(key)
-    close_all([each for item in left for each in (item.running, item.text)])
-
-
-async def _with_functions(
-    tenant: Tenant, served: list[ServedModel], problems: list[IndexEntry], before: list[ServedModel]
-) -> tuple[list[ServedModel], list[IndexEntry]]:
-    """The versions with their functions running, and the problems of all. What runs already goes on."""
-    if not any(item.functions or item.tokenizer for item in served):
-        return served, problems
-    there = {item.key: item for item in before}
-    found, config, problems = list[ServedModel](), tenant.config, list(problems)
-    setting = dotted(("tenants", tenant.name, "queue"))
-    for item in served:
-        try:
-            running, text = (old.running, old.text) if (old := there.get(item.key)) else (None, None)
-            if item.functions and running is None:
-                running = await open_functions(item.functions, item.name, config.queue, setting, tenant.execution_limit)
-            if item.tokenizer and text is None:
-                text = await _text(tenant, item, setting)
-            found.append(replace(item, running=running, text=text))
-        except FunctionsFailed as error:
-            log.error("model %s %s is unavailable: %s", item.name, item.version, error)
-            problems.append(IndexEntry(item.name, item.version, "UNAVAILABLE", str(error)))
-    return found, problems
-
-
-async def _text(tenant: Tenant, item: ServedModel, setting: str) -> RunningText | None:
-    """The tokenizer of a version; None, with a line in the log, if it cannot be used: the model is served all the same."""
-    queue, limit = tenant.config.queue, tenant.execution_limit
-    try:
-        return await open_text(item.tokenizer, item.name, item.signature, queue, setting, limit)
-    except TokenizerFailed as error:
-        log.warning("model %s %s does not take texts: %s", item.name, item.version, error)
-        return None
 
 
 def last_uses(tenant: Tenant) -> dict[ModelKey, int]:

@@ -1,6 +1,7 @@
 """Answers that clients of one tenant have not read: limits for how long, and how many bytes of them, this process keeps.
 
-What a socket does not take is copied, so an unread answer holds no slot, but its bytes are memory of the process.
+What a socket does not take is copied, so an unread answer holds no slot, but its bytes are memory of the process. Over gRPC
+each answer counts as a connection of its own until it is written (`server.grpc.unread`).
 """
 
 import asyncio
@@ -46,20 +47,22 @@ class UnreadAnswers:
     ) -> None:
         self.seconds = 60.0
         self._limit = limit
-        self._setting = f" ({dotted(('tenants', name, 'memory'))})" if name != "-" else ""
+        setting = f" ({dotted(('tenants', name, 'memory'))})" if name != "-" else ""
+        self.together = f"together they may have {limit}{setting}"
         self._name = name
         self._on_closed = on_closed
         self._clock = clock
-        self._readers: dict[Reader, tuple[float, int]] = {}
+        self._readers: dict[Reader, tuple[float, int, int]] = {}
         self._checking = False
 
     def __repr__(self) -> str:
         return f"<UnreadAnswers of {len(self._readers)} connections>"
 
-    def add(self, reader: Reader) -> None:
-        """Writing to this connection has paused."""
-        self._readers[reader] = self._clock(), reader.unread()
-        self._close_oldest(reader)
+    def add(self, reader: Reader, held: int = 0) -> None:
+        """Writing to this connection has paused. `held`: bytes that it keeps until it is discarded, even if some are read."""
+        nbytes = reader.unread()
+        self._make_room(held or nbytes, self._clock())
+        self._readers[reader] = self._clock(), nbytes, held
         if not self._checking:
             self._checking = True
             asyncio.get_running_loop().call_later(CHECK_INTERVAL, self._check_again)
@@ -68,34 +71,35 @@ class UnreadAnswers:
         """It goes on, or was closed; does nothing if it was not added."""
         self._readers.pop(reader, None)
 
-    def stopped(self) -> str:
-        """Count and log an answer in parts that is stopped, as its client left one unread for `seconds`; the reason."""
-        text = f"the client has not read its answer for {self.seconds:g} s"
-        log.warning("%s (server.write_timeout), which is stopped", text, extra={"tenant": self._name})
-        self._on_closed()
-        return text
+    def fits(self, nbytes: int, patience: float) -> bool:
+        """Whether so many bytes more may be unread. Closes connections that have been unread for `patience` seconds."""
+        self._make_room(nbytes, self._clock() - patience)
+        return not self._readers or self._total() + nbytes <= self._limit
 
     def check(self) -> None:
         """Close the connections that have taken too long. The oldest come first, so only few are looked at."""
         now = self._clock()
-        for reader, (begun, nbytes) in list(self._readers.items()):
+        for reader, (begun, nbytes, _) in list(self._readers.items()):
             if not self.seconds or now - begun <= self.seconds:
                 break
             unread = reader.unread()
-            if now - begun > self.seconds + max(0, nbytes - unread) / MIN_RATE:
-                self._close(reader, f"{unread} of {nbytes} bytes unread after {now - begun:.0f} s (server.write_timeout)")
+            if reader in self._readers and now - begun > self.seconds + max(0, nbytes - unread) / MIN_RATE:
+                self.close(reader, f"{unread} of {nbytes} bytes unread after {now - begun:.0f} s (server.write_timeout)")
 
-    def _close_oldest(self, newest: Reader) -> None:
-        total = sum([reader.unread() for reader in self._readers])
-        for reader in list(self._readers):
-            if total <= self._limit or reader is newest:
+    def _total(self) -> int:
+        return sum([held or reader.unread() for reader, (_, _, held) in self._readers.items()])
+
+    def _make_room(self, nbytes: int, before: float) -> None:
+        """Close connections, the oldest first, until the others fit beside so many bytes; none added after `before`."""
+        for reader, (begun, _, _) in list(self._readers.items()):
+            total = self._total() + nbytes
+            if total <= self._limit or begun > before:
                 break
-            unread = reader.unread()
-            together = f"together they may have {self._limit}{self._setting}"
-            self._close(reader, f"{unread} bytes unread, and {total} of all connections; {together}")
-            total -= unread
+            if reader in self._readers:  # Closing one may end others.
+                self.close(reader, f"{reader.unread()} bytes unread, and {total} of all connections; {self.together}")
 
-    def _close(self, reader: Reader, why: str) -> None:
+    def close(self, reader: Reader, why: str) -> None:
+        """Close a connection for this reason, log and count it."""
         self.discard(reader)
         log.warning("a connection was closed whose client does not read its answer: %s", why, extra={"tenant": self._name})
         self._on_closed()

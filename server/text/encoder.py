@@ -9,6 +9,7 @@ import numpy as np
 from engines import Signature, TensorSpec
 
 from ..config.text import TextOptions
+from ..errors import Failed
 from .tokenizer import Tokens
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -78,16 +79,24 @@ class Encoder:
         return Filled(tuple([array.shape for array in arrays]), arrays)
 
     def result(self, tokens: Sequence[Tokens], outputs: Sequence[tuple[tuple[int, ...], memoryview]]) -> Any:
-        """A row of float32 for each text, of an array of its own: its embedding, or its score alone."""
+        """A row of float32 for each text, of an array of its own: its embedding, or its score alone.
+
+        Raises Failed if the model gave NaN or an infinity: JSON has no such numbers, and NaN has no place in an order.
+        """
         shape, data = outputs[self._output.position]
         values = np.frombuffer(data, self._output.spec.datatype.numpy).reshape(shape)
         if self.options.task == "rerank":
-            logits = values.reshape(len(tokens), -1)[:, -1:].astype(np.float32)
-            return 1 / (1 + np.exp(-logits))
-        pooled = self._pooled(tokens, values) if self._rank == 3 else values.astype(np.float32)
+            logits = self._numbers(values.reshape(len(tokens), -1)[:, -1:].astype(np.float32))
+            return np.exp(-np.logaddexp(np.float32(0), -logits))  # 1 / (1 + exp(-logits)), where that would overflow.
+        pooled = self._numbers(self._pooled(tokens, values) if self._rank == 3 else values.astype(np.float32))
         if self.options.normalize:
             pooled /= np.maximum(np.sqrt((pooled * pooled).sum(1, keepdims=True)), 1e-12)
         return pooled
+
+    def _numbers(self, rows: Any) -> Any:
+        if not np.isfinite(rows).all():
+            raise Failed(f"output {self._output.spec.name!r} of the model has values that are no finite numbers")
+        return rows
 
     def _pooled(self, tokens: Sequence[Tokens], values: Any) -> Any:
         sizes = [len(each.ids) for each in tokens]
@@ -138,5 +147,5 @@ class _Output(NamedTuple):
 def cosines(one: Any, others: Any) -> list[float]:
     """The cosine of an embedding and each of others."""
     norms = np.maximum(np.linalg.norm(others, axis=1) * math.sqrt(float(one @ one)), 1e-12)
-    found: list[float] = (np.einsum("ij,j->i", others, one) / norms).tolist()
+    found: list[float] = np.clip(np.einsum("ij,j->i", others, one) / norms, -1, 1).tolist()
     return found

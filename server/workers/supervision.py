@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ..host.backoff import Backoff
-from ..link.messages import Failure
+from ..link.messages import Failure, Malformed
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from .worker import Worker
@@ -54,6 +54,8 @@ class Supervision:
         self._lifecycle = lifecycle
         self._restarting: set[asyncio.Future[None]] = set()
         self._failed: set[str] = set()
+        self._distrusted: set[str] = set()
+        """Those of them whose link was malformed."""
         self._stuck: set[str] = set()
         self._oldest = {name: OldestWork() for name in frontends}
         self._watching: asyncio.Task[None] | None = None
@@ -79,6 +81,7 @@ class Supervision:
         for found in (self._limits, self._oldest):
             found.pop(name, None)
         self._failed.discard(name)
+        self._distrusted.discard(name)
         self._stuck.discard(name)
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
@@ -87,12 +90,18 @@ class Supervision:
         The link has the same tensor memory, which is page-locked already: doing that again would stop every tenant. If the old
         work does not end within `max_pause` this returns all the same, and the tenant gets 503 until it has ended.
         """
+        distrusted = name in self._distrusted
+        self._distrusted.discard(name)
+        if distrusted:
+            self._failed.discard(name)
         replacing = asyncio.ensure_future(self._worker_control.replace_link(name, free))
         self._restarting.add(replacing)
         replacing.add_done_callback(self._restarting.discard)
         if not (await asyncio.wait({replacing}, timeout=self._max_pause))[0]:
             self.suspend(name, "an inference of the previous HTTP process is still running")
             replacing.add_done_callback(lambda _: self.suspend(name, ""))
+        elif distrusted:
+            self.suspend(name, "")
 
     def suspend(self, name: str, reason: str) -> None:
         """Answer all requests of a tenant 503 with this reason, until it is called with ""."""
@@ -103,9 +112,18 @@ class Supervision:
         self._frontends[name].suspend(reason)
 
     def restart_worker(self, name: str, error: Exception) -> None:
-        """Suspend the tenant whose worker failed with this error, and restart the worker until it starts."""
-        if name not in self._failed:
-            self._failed.add(name)
+        """Suspend the tenant whose worker failed with this error, and restart the worker until it starts.
+
+        If what it read in the link was malformed, it is restarted when that is replaced, with the process at the other end.
+        """
+        if name in self._failed:
+            return
+        self._failed.add(name)
+        if isinstance(error, Malformed):
+            self._distrusted.add(name)
+            self.suspend(name, f"the HTTP process of tenant {name} sent a malformed message and is being replaced")
+            self._frontends[name].distrust(str(error))
+        else:
             self.suspend(name, f"the worker of tenant {name} failed and is being restarted: {error}")
             restarting = asyncio.ensure_future(self._restart_until_started(name))
             self._restarting.add(restarting)

@@ -20,7 +20,7 @@ from partitions import DeviceLost, Partition
 
 from ..errors import Outgrown
 from ..launch_loop.loop import Twin
-from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
+from ..link.messages import Done, Extent, Failure, Malformed, ModelKey, Ticket
 from .borrowing import Borrowing
 from .bundling import BUNDLE, longest_delay
 from .cancellations import Cancellations, failure_of
@@ -228,8 +228,10 @@ class TicketRunner:
             self._start(deferred.take(), again=True)
 
     def _start(self, ticket: Ticket, again: bool = False) -> None:
-        """Enqueue a ticket, defer it (perhaps `again`), or report it as failed."""
+        """Enqueue a ticket, defer it (perhaps `again`), or report it as failed. Raises Malformed."""
         session = self.session
+        if ticket.slot in self.in_flight:
+            raise Malformed(f"a ticket in slot {ticket.slot}, in which a work is in flight")
         if refused := self._cancellations.refusal(ticket):
             session.unfinished.pop(ticket.slot, None)
             self._fail(ticket.slot, refused, time.monotonic_ns())

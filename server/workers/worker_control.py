@@ -3,32 +3,28 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 
 from partitions import Device, PartitionError
 from partitions.base import Closing
 
 from ..config.section import ConfigError
 from ..config.tables import dotted
-from ..errors import Conflict
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
+from .halting import Halting
 from .session import Endpoint
 from .worker import Worker
 
 log = logging.getLogger("greenlane.worker")
-SHORT_WORK = 0.01
-"""Seconds for which a tenant that moves may have to wait for the inference of another that moves with it."""
-_UNCHANGED = "; nothing was changed, and all tenants are served as before"
 
 
 class WorkerControl:
     """Halts and resumes workers, and keeps the endpoint that each of them serves. Every method belongs to the event loop.
 
     `source` names the configuration in errors, and `max_pause` is `server.max_pause` in seconds. `workers` are the current
-    ones, by tenant; a worker is replaced there only while it is `halted`.
+    ones, by tenant; a worker is replaced there only while it is halted (`Halting`).
     """
 
     def __init__(
@@ -70,63 +66,21 @@ class WorkerControl:
         if endpoint := self._endpoints.pop(name, None):
             await asyncio.to_thread(endpoint.pinned.close)
 
-    @asynccontextmanager
-    async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
-        """Halt these tenants' workers; at the end of the block their current workers serve, each as soon as it can.
+    def halting(self, workers: Mapping[str, Worker]) -> Halting:
+        """Halts these tenants' workers; nothing is done yet."""
+        return Halting(self, workers, self._max_pause)
 
-        Raises Conflict, naming the tenant, if an inference does not end within `max_pause`.
-        """
-        held: list[str] = []
-        halting: dict[str, asyncio.Future[None]] = {}
-        try:
-            for name in workers:
-                await hold(self.locks[name], name, self._max_pause)
-                held.append(name)
-            await self._halt(workers, halting)
-            yield
-        finally:
-            for name in held:
-                if name not in halting:
-                    self.locks[name].release()
-                elif halting[name].done():
-                    self._go_on(name, workers[name])
-                else:  # Before it has ended, two workers would read the link.
-                    halting[name].add_done_callback(partial(self._go_on, name, workers[name]))
-
-    async def _halt(self, workers: Mapping[str, Worker], halting: "dict[str, asyncio.Future[None]]") -> None:
-        """Return when all of these have halted. `halting` gets a future for each that was asked to halt, also after an error.
-
-        Workers whose inferences take longer than SHORT_WORK are halted first. If another one turns out to take that long, those
-        that have halted are resumed until it has ended. Raises Conflict.
-        """
-        pause = self._max_pause
-        until = time.monotonic() + pause
-        late = await _busy(workers)
-        while True:
-            halting |= {name: self._stop(name, workers[name]) for name in late if name not in halting}
-            if longest := await _unfinished(halting, until - time.monotonic()):
-                raise Conflict(f"{_an_inference(longest)} for {pause:g} s (server.max_pause){_UNCHANGED}")
-            halting |= {name: self._stop(name, worker) for name, worker in workers.items() if name not in halting}
-            if not (late := await _unfinished(halting, SHORT_WORK)):
-                return
-            for name in halting.keys() - set(late):
-                del halting[name]
-                self._resume(name, workers[name])
-
-    def _stop(self, name: str, worker: Worker) -> "asyncio.Future[None]":
+    def stop(self, name: str, worker: Worker) -> "asyncio.Future[None]":
+        """Begin to halt a tenant's worker; `resume` it when the future is done. Its lock is held."""
         self._halted_at[name] = time.monotonic()
         return asyncio.wrap_future(worker.stop())
 
     def paused(self, name: str) -> float:
-        """The seconds for which a tenant was last `halted`: from when its worker took no more tickets until it served again."""
+        """The seconds for which a tenant was last halted: from when its worker took no more tickets until it served again."""
         return self._paused.get(name, 0.0)
 
-    def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
-        """Resume a tenant whose worker has halted, and release its lock."""
-        self._resume(name, halted)
-        self.locks[name].release()
-
-    def _resume(self, name: str, halted: Worker) -> None:
+    def resume(self, name: str, halted: Worker) -> None:
+        """Serve a tenant whose worker has halted by its current worker. Its lock is held."""
         ended = time.monotonic()
         halted.halt()
         joined = time.monotonic()
@@ -194,37 +148,7 @@ class WorkerControl:
             raise ConfigError([f"{self._source}: {key}: {text}"]) from error
 
 
-async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
-    """Acquire a lock of this tenant. Raises Conflict if it is not free within `limit` seconds."""
-    try:
-        async with asyncio.timeout(limit):
-            await lock.acquire()
-    except TimeoutError:
-        why = "one of its models is being loaded or unloaded, or an inference does not end"
-        raise Conflict(f"tenant {name}: {why}{_UNCHANGED}") from None
-
-
-async def _busy(workers: Mapping[str, Worker]) -> list[str]:
-    """The workers whose current work takes longer than SHORT_WORK."""
-    before = {name: worker.oldest for name, worker in workers.items()}
-    if all(serial is None for serial in before.values()):
-        return []
-    await asyncio.sleep(SHORT_WORK)
-    return [name for name, worker in workers.items() if before[name] is not None and worker.oldest == before[name]]
-
-
-async def _unfinished(halting: Mapping[str, "asyncio.Future[None]"], seconds: float) -> list[str]:
-    """Wait until all have halted, at most this long; those that have not."""
-    if halting:
-        await asyncio.wait(halting.values(), timeout=max(0.0, seconds))
-    return [name for name, halted in halting.items() if not halted.done()]
-
-
 async def _ended(worker: Worker) -> None:
     """Halt a worker without blocking a thread meanwhile."""
     await asyncio.shield(asyncio.wrap_future(worker.stop()))
     worker.halt()
-
-
-def _an_inference(names: Collection[str]) -> str:
-    return f"tenant{'s' * (len(names) > 1)} {' and '.join(names)}: an inference has been running"

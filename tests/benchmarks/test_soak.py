@@ -75,7 +75,7 @@ def test_an_answer_is_compared_value_by_value(data: list[object], what: str) -> 
     assert judge(_answer(200, body), body, np.array([[1, 2]], np.float32))[0] == what
 
 
-def test_an_error_is_told_by_its_status_and_text() -> None:
+def test_an_error_is_identified_by_its_status_and_text() -> None:
     body = b'{"error": "the queue is full"}'
     assert judge(_answer(503, body), body, np.zeros((1, 1), np.float32)) == ("503", "the queue is full")
 

@@ -106,7 +106,7 @@ async def test_shares_are_changed_with_the_keyboard_alone(page: Page, served: Se
     await page.until("document.getElementById('moves').innerText.includes('operator: acme 2 → 3')")
     assert (
         await page.evaluate("document.activeElement.id") == "share-0-acme"
-    )  # What is drawn anew leaves the focus where it is.
+    )  # What is drawn again leaves the focus where it is.
 
 
 async def test_models_are_unloaded_and_loaded_after_a_question(page: Page) -> None:

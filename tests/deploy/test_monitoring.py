@@ -123,8 +123,13 @@ def test_the_names_in_a_query_are_found() -> None:
 
 
 def test_every_alert_is_explained_and_every_explanation_has_an_alert() -> None:
-    section = (ROOT / "docs/operations.md").read_text().split("\n## Alerts\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/operations/monitor.md").read_text().split("\n## Alerts\n")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [rule["alert"] for rule in rules()]
+
+
+def test_every_alert_links_to_what_it_means() -> None:
+    page = "https://github.com/greenlane-server/greenlane/blob/main/docs/operations/monitor.md#alerts"
+    assert {rule["annotations"].get("runbook_url") for rule in rules()} == {page}
 
 
 def test_labels_in_the_text_of_an_alert_are_labels_of_its_query(live: dict[str, set[str]]) -> None:

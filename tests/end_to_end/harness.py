@@ -86,6 +86,19 @@ def serving(
 ) -> Iterator[Served]:
     """Serve a configuration; every model has been tried when this returns, and everything is closed afterwards.
 
+    The arguments are those of `starting`.
+    """
+    with starting(config, device, direct, abandon) as served:
+        served.call(served.controller.loaded())
+        yield served
+
+
+@contextmanager
+def starting(
+    config: Config, device: Device | None = None, direct: bool = False, abandon: Callable[[int], object] = os._exit
+) -> Iterator[Served]:
+    """The same, but its models may not be loaded yet when this returns.
+
     `direct`: whether HttpConnection answers inferences without ASGI, as under `python -m server`.
     """
     opener = (lambda _: device) if device else open_configured
@@ -100,7 +113,6 @@ def serving(
     try:
         assert server.up.wait(PATIENCE)
         assert server.started, "the server did not start; its log says why"
-        served.call(served.controller.loaded())
         yield served
     finally:
         server.should_exit = True

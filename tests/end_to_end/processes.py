@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
-from greenlane.load.server_process import ServerProcess, alive
+from greenlane.load.server_process import READY, ServerProcess, alive
 
 from .wire import Connection, infer, request, tensor, until
 
@@ -57,6 +58,9 @@ class Running(ServerProcess):
         until(lambda: not alive(family))
 
 
+R = TypeVar("R", bound=Running)
+
+
 @contextmanager
 def running(config: Path, *options: str) -> Iterator[Running]:
     """Serve this file until left; what is left of it then is killed."""
@@ -79,9 +83,9 @@ def running_devices(config: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
-def running_module(module: str, config: Path, *options: str) -> Iterator[Running]:
-    """The same by a module of the tests that changes something."""
-    with _started([sys.executable, "-m", module, "--config", str(config), *options]) as server:
+def running_module(module: str, config: Path, *options: str, signs: Sequence[str] = READY) -> Iterator[Running]:
+    """The same by a module of the tests that changes something; it has started once its log has these signs."""
+    with _started([sys.executable, "-m", module, "--config", str(config), *options], signs=signs) as server:
         yield server
 
 
@@ -94,11 +98,29 @@ def running_plain(config: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
-def _started(words: list[str], environment: dict[str, str] | None = None) -> Iterator[Running]:
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as popen:
-        server = Running(popen)
+def running_script(folder: Path, text: str, *words: object, kind: type[R], signs: Sequence[str] = READY) -> Iterator[R]:
+    """The same by a script of this text with these arguments, which may import the tests; its stdin is a pipe."""
+    script = folder / "script.py"
+    script.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with _popen([sys.executable, str(script), *map(str, words)], environment, signs, kind, subprocess.PIPE) as server:
+        yield server
+
+
+@contextmanager
+def _started(words: list[str], environment: dict[str, str] | None = None, signs: Sequence[str] = READY) -> Iterator[Running]:
+    with _popen(words, environment, signs, Running) as server:
+        yield server
+
+
+@contextmanager
+def _popen(
+    words: list[str], environment: dict[str, str] | None, signs: Sequence[str], kind: type[R], stdin: int | None = None
+) -> Iterator[R]:
+    with subprocess.Popen(words, env=environment, stdin=stdin, stderr=subprocess.PIPE, text=True) as popen:
+        server = kind(popen)
         try:
-            server.start()
+            server.start(signs)
             yield server
         finally:
             server.close()

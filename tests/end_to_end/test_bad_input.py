@@ -23,6 +23,11 @@ HEADERS = {
     "a header length that is no number": headed("ten", "'ten'; expected"),
     "no header length": headed("", "''; expected"),
     "a header length of 40 digits": headed("1" * 40, f"'{'1' * 40}'; expected"),
+    "a header length past what is unpacked": Case(
+        "Inference-Header-Content-Length: 9999999; expected at most 1048576, the bytes of the body",
+        gzip.compress(b" " * 2**20),
+        headers=("Content-Encoding: gzip", "Inference-Header-Content-Length: 9999999"),
+    ),
     "a header length in the middle of the JSON": Case(
         "the request body is not JSON: ", SMALL, headers=("Inference-Header-Content-Length: 10",)
     ),

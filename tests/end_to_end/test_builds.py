@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from greenlane.load.server_process import alive
 from tests.engines.small import ADD, model
 
 from .harness import cores
-from .processes import Running, client, configure
+from .processes import Running, client, configure, running_script
 from .wire import until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -57,10 +55,6 @@ models = ["slow"]
 class Building(Running):
     """A server that begins to build."""
 
-    def start(self) -> None:
-        self._reader.start()
-        self.wait_for_log("building it in process ")
-
     def hold(self) -> int:
         """Stop the builder, so that it never ends, and return its process."""
         (pid,) = (int(found[1]) for line in self.log if (found := re.search(r"building it in process (\d+)", line)))
@@ -82,17 +76,8 @@ def repository(tmp_path: Path) -> Path:
 
 @contextmanager
 def building(folder: Path, config: Path) -> Iterator[Building]:
-    script = folder / "building.py"
-    script.write_text(SERVER)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    words = [sys.executable, str(script), str(config)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as popen:
-        server = Building(popen)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    with running_script(folder, SERVER, config, kind=Building, signs=["building it in process "]) as server:
+        yield server
 
 
 def configured(folder: Path, repository: Path, models: str = "") -> Path:

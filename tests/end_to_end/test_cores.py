@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .harness import cores
-from .processes import Running, configure
+from .processes import Running, configure, running_script
 from .wire import until
 
 TENANT = '[tenants.acme]\ngranules = 1\nmodels = ["*"]\n'
@@ -22,7 +20,7 @@ from pathlib import Path
 from server.host import logs
 from server.config.file import load
 from server.processes.serve import serve
-from server.processes.listen import listen
+from server.processes.supervision.listen import listen
 from tests.fakes import FakeDevice
 
 def without_cores(config):
@@ -46,19 +44,11 @@ if __name__ == "__main__":
 @contextmanager
 def serving(folder: Path, models: Path, allowed: list[int], tenants: str = TENANT, **settings: str) -> Iterator[Running]:
     """Run such a server inside the block."""
-    (folder / "main.py").write_text(SCRIPT)
     config = configure(folder / "c.toml", models, tenants, **settings)
-    words = [sys.executable, str(folder / "main.py"), str(config), *map(str, allowed)]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as popen:
-        server = Running(popen)
-        try:
-            server.start()
-            yield server
-            server.signal()
-            assert server.wait() == 0
-        finally:
-            server.close()
+    with running_script(folder, SCRIPT, config, *allowed, kind=Running) as server:
+        yield server
+        server.signal()
+        assert server.wait() == 0
 
 
 def places(server: Running, *names: str) -> list[set[int]]:

@@ -18,7 +18,9 @@ from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import configure, running_device
+from .processes import configure, running, running_device, running_devices
+from .test_several_devices import devices
+from .wire import until
 
 SUM = "sum (float[n, m] x) => (float[n, m] y) { y = Add(x, x) }"
 LENGTHS = '''
@@ -46,6 +48,7 @@ NO_SHAPE = "def postprocess(outputs):\n    return {'y': outputs['y'][0]}\n"
 NO_INPUT = "def preprocess(inputs):\n    return {'x': inputs['x'][:, :, None]}\n"
 SPINS = "def preprocess(inputs):\n    while inputs['x'][0, 0]:\n        pass\n    return inputs\n"
 BROKEN = "import nothing_of_this_name\ndef preprocess(inputs):\n    return inputs\n"
+MISSING = "ModuleNotFoundError: No module named 'nothing_of_this_name'"
 MODULES = {
     "lengths": LENGTHS,
     "raises": RAISES,
@@ -144,7 +147,44 @@ def test_a_function_that_spins_meets_the_deadline_and_is_stopped(http: httpx.Cli
 def test_a_module_that_cannot_be_run_makes_its_model_unavailable(http: httpx.Client) -> None:
     index = {each["name"]: each for each in http.post("/v2/repository/index").json()}
     assert index["broken"]["state"] == "UNAVAILABLE"
-    assert index["broken"]["reason"] == "model 'broken': model.py raised ModuleNotFoundError"
+    assert index["broken"]["reason"] == f"broken/1/model.py, line 1: {MISSING}"
+    answer = http.post("/v2/repository/models/broken/load")
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        f"failed to load 'broken': broken/1/model.py, line 1: {MISSING}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (BROKEN, f", line 1: {MISSING}"),
+        ("open('no-such-file')\n" + RAISES, ", line 1: FileNotFoundError: [Errno 2] No such file or directory: 'no-such-file'"),
+        ("import os\nopen(os.path.dirname(__file__) + '/x')\n" + RAISES,
+         ", line 2: FileNotFoundError: [Errno 2] No such file or directory: 'raises/1/x'"),
+        (RAISES + "raise SystemExit\n", ", line 3: SystemExit"),
+        (RAISES + "preprocess = 7\n", ": preprocess is int once the file has run; expected a function"),
+        ("def preprocess(a, b):\n    return a\n",
+         ": preprocess(a, b): missing a required argument: 'b'; expected one argument, arrays by name"),
+        (RAISES + "break\n", ", line 3: SyntaxError: 'break' outside loop (model.py, line 3)"),
+    ],
+    ids=["import", "file", "path", "exit", "no_function", "arguments", "syntax"],
+)  # fmt: skip
+def test_a_load_with_a_module_that_cannot_be_run_is_refused_and_changes_nothing(
+    served: Served, http: httpx.Client, text: str, reason: str
+) -> None:
+    path = Path(served.application.service().config.models.repository) / "raises" / "1" / "model.py"
+    path.write_text("def preprocess(inputs):\n    return {'x': inputs['x'] * 10}\n")
+    assert http.post("/v2/repository/models/raises/load").status_code == 200
+    try:
+        path.write_text(text)
+        answer = http.post("/v2/repository/models/raises/load")
+        assert (answer.status_code, answer.json()["error"]) == (400, f"failed to load 'raises': raises/1/model.py{reason}")
+        assert ask(http, "raises", [[1.0]]).json()["outputs"][0]["data"] == [20.0]
+        assert {"name": "raises", "version": "1", "state": "READY"} in http.post("/v2/repository/index").json()
+    finally:
+        path.write_text(RAISES)
+        assert http.post("/v2/repository/models/raises/load").status_code == 200
 
 
 def test_a_model_is_reloaded_with_its_functions(served: Served, http: httpx.Client, tmp_path: Path) -> None:
@@ -210,3 +250,49 @@ def test_functions_run_in_the_tenants_own_processes_over_http_and_grpc(tmp_path:
             tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
             answer = grpc.infer("where", [tensor], headers={"x-tenant": "acme"})
             assert (answer.as_numpy("y").tolist(), answer.as_numpy("pid").tolist()) == ([[4, 4]], [[server.pid("acme")]])
+
+
+FORMS = {"cores": running, "device": running_device, "devices": running_devices}
+KEYS = {
+    "cores": "granules = 1\n",
+    "device": "granules = 1\nhttp_processes = 2\n",
+    "devices": 'granules = 1\ndevice = ["0", "1"]\n',
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
+def test_a_module_that_cannot_be_run_leaves_what_is_served_in_every_form(tmp_path: Path, form: str) -> None:
+    root = tmp_path / "models"
+    repository.write(root, "ten", "ten (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }", config="max_batch_size: 8")
+    module = root / "ten" / "model.py"
+    module.write_text("def preprocess(inputs):\n    return {'x': inputs['x'] * 5}\n")
+    tenants = f'[tenants.acme]\nmodels = ["*"]\n{KEYS[form]}'
+    path = configure(
+        tmp_path / "greenlane.toml", root, (f"{devices()}\n" if form == "devices" else "") + tenants, default_tenant='"acme"'
+    )
+    path.write_text(path.read_text().replace("[models]\n", '[models]\npython = true\nwatch = "100ms"\n'))
+
+    def answers() -> set[float]:
+        """Of a few connections, as one of a tenant with two processes may be at either."""
+        found = set()
+        for _ in range(6):
+            with httpx.Client(base_url=server.url, timeout=20) as http:
+                found.add(ask(http, "ten", [[1.0, 1.0]]).json()["outputs"][0]["data"][0])
+        return found
+
+    def entry() -> dict[str, str]:
+        found: dict[str, str] = httpx.post(f"{server.url}/v2/repository/index").json()[0]
+        return found
+
+    with FORMS[form](path) as server:
+        until(lambda: httpx.get(f"{server.url}/v2/models/ten/ready").status_code == 200)
+        module.write_text("import nothing_of_this_name\n" + module.read_text())
+        until(lambda: entry().get("reason", "").endswith(f"ten/model.py, line 1: {MISSING}"))
+        assert (entry()["state"], entry()["version"]) == ("READY", "1")
+        answer = httpx.post(f"{server.url}/v2/repository/models/ten/load", timeout=20)
+        assert (answer.status_code, answer.json()["error"].endswith(f"ten/model.py, line 1: {MISSING}")) == (400, True)
+        assert answers() == {10.0}
+        module.write_text("def preprocess(inputs):\n    return {'x': inputs['x'] * 50}\n")
+        until(lambda: answers() == {100.0})
+        assert entry() == {"name": "ten", "version": "1", "state": "READY"}

@@ -1,5 +1,6 @@
 """gRPC beside HTTP, through Triton's own clients: the same outputs and the same texts, from processes and from one process."""
 
+import json
 import os
 import queue
 import signal
@@ -50,8 +51,9 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 class Asked:
     """A server, its gRPC ports, and one client of each kind for tenant acme."""
 
-    def __init__(self, server: Running, acme: int, globex: int) -> None:
+    def __init__(self, server: Running, acme: int, globex: int, folder: Path) -> None:
         self.server = server
+        self.folder = folder
         self.acme = f"127.0.0.1:{acme}"
         self.globex = f"127.0.0.1:{globex}"
         self.grpc = triton.InferenceServerClient(self.acme)
@@ -75,8 +77,8 @@ def serving(how: Any, repository: Path, folder: Path) -> Iterator[Asked]:
     """Serve both tenants in one of the ways of `processes`."""
     acme, globex = free_port(), free_port()
     text = TENANTS.format(acme=acme, globex=globex, key=digest("secret"))
-    config = configure(folder / "c.toml", repository, text, default_tenant='"acme"')
-    with how(config) as server, closing(Asked(server, acme, globex)) as asked:
+    config = configure(folder / "c.toml", repository, text, default_tenant='"acme"', audit='"audit.jsonl"')
+    with how(config) as server, closing(Asked(server, acme, globex, folder)) as asked:
         yield asked
 
 
@@ -209,12 +211,85 @@ def test_metadata_and_statistics_are_those_of_http(asked: Asked) -> None:
     assert asked.grpc.get_server_metadata(as_json=True) == asked.http.get_server_metadata()
 
 
+def test_models_are_loaded_and_unloaded_as_over_http(asked: Asked) -> None:
+    asked.grpc.load_model("rows", config='{"max_batch_size": 2}')
+    assert asked.http.get_model_config("rows")["max_batch_size"] == 2
+    asked.grpc.load_model("rows")
+    assert asked.grpc.get_model_config("rows").config.max_batch_size == 4
+    asked.grpc.unload_model("half")
+    assert not asked.grpc.is_model_ready("half")
+    states = {each["name"]: each["state"] for each in asked.grpc.get_model_repository_index(as_json=True)["models"]}
+    assert (states["half"], states["rows"]) == ("UNAVAILABLE", "READY")
+    asked.grpc.load_model("half")
+    assert asked.grpc.is_model_ready("half")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_name": "absent"},
+        {"model_name": "rows", "config": "{"},
+        {"model_name": "rows", "config": '{"max_batch": 4}'},
+        {"model_name": "rows", "config": '{"max_batch_size": 8, "input": [{"name": "z"}]}'},
+        {"model_name": "rows", "config": "{}", "files": {"file:1/model.onnx": b"\xff"}},
+        {"model_name": "rows", "headers": {"x-forwarded-for": "10.0.0.1"}},
+    ],
+    ids=str,
+)
+def test_loads_are_refused_with_the_texts_of_http(asked: Asked, options: dict[str, Any]) -> None:
+    texts = []
+    for client in (asked.grpc, asked.http):
+        with pytest.raises(InferenceServerException) as refusal:
+            client.load_model(**options)
+        texts.append(refusal.value.message())
+    assert texts[0] == texts[1]
+
+
+def test_loads_are_in_the_audit_as_those_over_http(asked: Asked) -> None:
+    def lines() -> list[dict[str, Any]]:
+        found = map(json.loads, (asked.folder / "audit.jsonl").read_text().splitlines())
+        names = ("method", "path", "client", "status")
+        return [{name: each[name] for name in names} for each in found if each["message"] == "call"]
+
+    for client in (asked.http, asked.grpc):
+        client.load_model("identity")
+        with pytest.raises(InferenceServerException):
+            client.load_model("absent")
+    call = {"method": "POST", "client": "127.0.0.1"}
+    path = "/v2/repository/models/{}/load".format
+    made = [{**call, "path": path("identity"), "status": 200}, {**call, "path": path("absent"), "status": 400}]
+    assert lines()[-4:] == [*made, *made]
+
+
+def test_log_and_trace_settings_are_those_of_http(asked: Asked) -> None:
+    settings = asked.grpc.get_log_settings(as_json=True)["settings"]
+    assert {name: next(iter(value.values())) for name, value in settings.items()} == asked.http.get_log_settings()
+    changed = asked.grpc.update_log_settings({"log_verbose_level": 1}).settings
+    assert changed["log_verbose_level"].uint32_param == asked.http.get_log_settings()["log_verbose_level"] == 1
+    asked.grpc.update_log_settings({"log_verbose_level": 0})
+    with pytest.raises(InferenceServerException, match="the log goes to standard error") as refusal:
+        asked.grpc.update_log_settings({"log_file": "/dev/null"})
+    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    with pytest.raises(InferenceServerException, match="through a proxy") as refusal:
+        asked.grpc.update_log_settings({"log_info": True}, headers={"via": "1.1 proxy"})
+    assert refusal.value.status() == "StatusCode.UNAUTHENTICATED"
+    for model in (None, "identity"):
+        traces = {name: list(each.value) for name, each in asked.grpc.get_trace_settings(model).settings.items()}
+        over_http = asked.http.get_trace_settings(model)
+        assert traces == {name: value if isinstance(value, list) else [value] for name, value in over_http.items()}
+
+
 def test_a_port_serves_its_own_tenant_alone(asked: Asked) -> None:
     with closing(triton.InferenceServerClient(asked.globex)) as globex:
         assert globex.infer("identity", inputs(triton, {"x": X}), headers=KEY).as_numpy("y").tolist() == X.tolist()
         with pytest.raises(InferenceServerException, match="unknown model: 'add'") as refusal:
             globex.get_model_metadata("add", headers=KEY)
         assert refusal.value.status() == "StatusCode.NOT_FOUND"
+        globex.load_model("identity", headers=KEY)
+        with pytest.raises(InferenceServerException, match="unknown model: 'add'"):
+            globex.load_model("add", headers=KEY)
+        with pytest.raises(InferenceServerException, match="this port belongs to tenant 'globex'; send requests of 'acme' on"):
+            globex.load_model("identity")
         with pytest.raises(InferenceServerException, match="this port belongs to tenant 'globex'; send requests of 'acme' on"):
             globex.infer("identity", inputs(triton, {"x": X}))
     with pytest.raises(InferenceServerException, match="send requests of 'globex' on") as refusal:
@@ -291,7 +366,7 @@ def test_every_thread_of_a_tenants_process_is_on_the_tenants_cores(mine: Asked) 
 
 
 @pytest.mark.parametrize("words", [["server", "--config"], ["uvicorn", "server.app:app", "--port", "0"]])
-def test_a_port_in_use_is_told_at_the_start(standard: Path, tmp_path: Path, mine: Asked, words: list[str]) -> None:
+def test_a_port_in_use_is_an_error_at_the_start(standard: Path, tmp_path: Path, mine: Asked, words: list[str]) -> None:
     port = mine.acme.partition(":")[2]
     config = configure(tmp_path / "second.toml", standard, f'[tenants.t]\ngranules = 1\nmodels = ["*"]\ngrpc_port = {port}')
     command = [sys.executable, "-m", *words, *([str(config)] if words[0] == "server" else [])]

@@ -374,6 +374,11 @@ def test_without_a_dispatcher_connections_stay_open_and_new_ones_wait_for_the_ne
     server.wait_for_log("the dispatcher ended (signal 9); starting another")
 
 
+def test_processes_that_parse_what_clients_send_get_no_new_privileges(server: Running) -> None:
+    for name in ("(dispatcher)", "(shared)", "(unauthenticated)", "acme"):
+        assert "NoNewPrivs:\t1" in Path(f"/proc/{server.pid(name)}/status").read_text(), name
+
+
 def test_a_process_is_replaced_after_the_forkserver_was_killed(server: Running) -> None:
     parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
     children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane (disp")]

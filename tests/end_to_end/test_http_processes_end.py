@@ -105,7 +105,8 @@ def test_a_signal_to_the_process_group_during_startup_ends_the_server_quietly(ke
             _, said = popen.communicate(timeout=30)
         finally:
             popen.kill()
-    assert (popen.returncode, [line for line in said.splitlines() if "Traceback" in line or '"error"' in line]) == (0, [])
+    assert popen.returncode in (0, -number)  # It catches signals once it has imported what serves.
+    assert [line for line in said.splitlines() if "Traceback" in line or '"error"' in line] == []
 
 
 def _has_forkserver(tasks: Path) -> bool:
@@ -161,7 +162,7 @@ from pathlib import Path
 from partitions.cpu import open_cpu
 from server.config.file import load
 from server.processes.serve import serve
-from server.processes.listen import listen
+from server.processes.supervision.listen import listen
 
 class Broken(Exception): ...
 

@@ -17,7 +17,7 @@ from greenlane.load.server_process import alive
 from server.config.tenant import TenantConfig
 
 from .harness import configuration, cores, serving
-from .processes import Load, Running, client, configure, running
+from .processes import Load, Running, client, configure, running, running_module
 from .virtual import VirtualDevice
 from .wire import FOREVER, SMALL, Connection, Listening, answered, infer, lane, posted, spin, until
 
@@ -184,6 +184,17 @@ def test_a_repartition_behind_an_endless_inference_is_409_and_all_are_served(sta
         assert infer(acme, "identity", SMALL).status_code == 200
 
 
+def repartitioned(admin: httpx.Client, counts: dict[str, int], client: httpx.Client) -> tuple[httpx.Response, float]:
+    """The answer to a repartition, and the seconds of the slowest of this client's requests meanwhile."""
+    with ThreadPoolExecutor(1) as others:
+        moving, took = others.submit(admin.put, "/admin/partitions", json=counts), [0.0]
+        while not moving.done():
+            begun = time.monotonic()
+            assert infer(client, "identity", SMALL).status_code == 200
+            took.append(time.monotonic() - begun)
+        return moving.result(), max(took)
+
+
 def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in ("globex", "acme")]
     max_pause = 4.0
@@ -193,16 +204,30 @@ def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference
         httpx.Client(base_url=served.url, timeout=30) as admin,
         httpx.Client(base_url=served.url, timeout=30, headers={"X-Tenant": "globex"}) as globex,
         endless(served, admin) as connection,
-        ThreadPoolExecutor(1) as others,
     ):
-        moving, took = others.submit(admin.put, "/admin/partitions", json={"acme": 1, "globex": 3}), [0.0]
-        while not moving.done():
-            begun = time.monotonic()
-            assert infer(globex, "identity", SMALL).status_code == 200
-            took.append(time.monotonic() - begun)
+        answer, longest = repartitioned(admin, {"acme": 1, "globex": 3}, globex)
         connection.close()
-        assert moving.result().status_code == 409
-        assert max(took) < max_pause, "it waited for the repartition"
+        assert answer.status_code == 409
+        assert longest < max_pause, "it waited for the repartition"
+
+
+def test_a_tenant_in_another_process_is_served_while_their_repartition_waits_for_an_endless_inference(
+    standard: Path, tmp_path: Path
+) -> None:
+    pause = 2.0
+    tenants = ENDLESS.format(more="").replace("granules = 1", "granules = 6")
+    config = configure(tmp_path / "p.toml", standard, tenants, max_pause=f'"{pause:g}s"')
+    with (
+        running_module("benchmarks.virtualcores", config, "--in-order") as server,
+        client(server) as admin,
+        client(server, **{"X-Tenant": "globex"}) as globex,
+        endless(server, admin) as connection,
+    ):
+        answer, longest = repartitioned(admin, {"acme": 5, "globex": 7}, globex)
+        connection.close()
+        assert answer.status_code == 409
+        assert "tenant acme: an inference has been running for 2 s" in answer.json()["error"]
+        assert longest < pause / 2, "it waited for the repartition"
 
 
 def test_an_inference_over_max_execution_is_stopped_with_504(standard: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from server.device import reclaim
 from server.link.slots import SMALLEST
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.auth import digest
-from server.tenants.service import LocalFrontend
+from server.tenants.local_frontend import LocalFrontend
 from tests.memory import anonymous
 
 from . import repository

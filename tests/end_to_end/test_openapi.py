@@ -14,13 +14,14 @@ from pydantic import BaseModel, TypeAdapter
 
 from server.admin import advice, autopilot, metrics, models, partitions, reload, status, usage
 from server.admin import docs as admin_docs
-from server.api import docs, metadata, model_control, schemas
+from server.api import docs, metadata, model_control, schemas, text, text_schemas
 from server.api.openapi import Document, operation_id
+from tests import encoders
 
 from .harness import configuration, serving
 from .wire import SMALL
 
-PUBLIC = (metadata.router, model_control.router, docs.inference)
+PUBLIC = (metadata.router, model_control.router, docs.inference, text.router)
 ADMIN = (
     partitions.router,
     advice.router,
@@ -102,6 +103,23 @@ ERRORS = [
 """An operation, a request, and the status of its error."""
 
 
+TEXTS = {
+    "models": ("GET", "/v1/models", b""),
+    "model": ("GET", "/v1/models/minilm", b""),
+    "embeddings": ("POST", "/v1/embeddings", b'{"model": "minilm", "input": ["a cat", "a dog"]}'),
+    "rerank": ("POST", "/v1/rerank", b'{"model": "minilm", "query": "a", "documents": ["b", "c"], "return_documents": true}'),
+}
+"""The same for models that take texts, of which `standard` has none."""
+TEXT_ERRORS = [
+    ("model", "GET", "/v1/models/nothing", {}, b"", 404),
+    ("models", "GET", "/v1/models", {"X-Tenant": "nobody"}, b"", 401),
+    ("embeddings", "POST", "/v1/embeddings", {}, b'{"model": "identity", "input": "a"}', 404),
+    ("embeddings", "POST", "/v1/embeddings", {}, b'{"model": "minilm", "input": []}', 400),
+    ("rerank", "POST", "/v1/rerank", {}, b"{}", 400),
+    ("rerank", "POST", "/v1/rerank", {}, b" " * ((1 << 20) + 1), 413),
+]
+
+
 def routes(routers: tuple[APIRouter, ...]) -> Iterator[APIRoute]:
     for router in routers:
         yield from (route for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema)
@@ -136,7 +154,7 @@ def test_docs_are_a_page_that_loads_nothing(http: httpx.Client, path: str) -> No
 
 
 def test_every_operation_is_requested_here() -> None:
-    assert set(REQUESTS) == set(ROUTES) == set(OPERATIONS)
+    assert {*REQUESTS, *TEXTS} == set(ROUTES) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", [name for name in REQUESTS if name not in ("drain", "unload")])
@@ -178,7 +196,14 @@ def test_drain_answers_as_described(standard: Path) -> None:
         check("drain", httpx.post(f"{served.url}/admin/drain", timeout=30))
 
 
-@pytest.mark.parametrize(("name", "method", "path", "headers", "body", "status"), ERRORS)
+def test_texts_are_answered_as_described(standard: Path, tmp_path: Path) -> None:
+    encoders.write(tmp_path, "minilm", encoders.encoder(1, 16), 4)
+    with serving(configuration(tmp_path)) as served, httpx.Client(base_url=served.url, timeout=30) as http:
+        for name, (method, path, body) in TEXTS.items():
+            check(name, http.request(method, path, content=body))
+
+
+@pytest.mark.parametrize(("name", "method", "path", "headers", "body", "status"), [*ERRORS, *TEXT_ERRORS])
 def test_errors_are_described(
     http: httpx.Client, name: str, method: str, path: str, headers: dict[str, str], body: bytes, status: int
 ) -> None:
@@ -186,8 +211,9 @@ def test_errors_are_described(
     assert answer.status_code == status
     responses = OPERATIONS[name]["responses"]
     described = responses.get(f"{status}") or responses["default"]
-    assert described["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
-    assert schemas.Error.model_validate_json(answer.content).model_dump_json().encode() == answer.content
+    model = text_schemas.OpenAIError if name in TEXTS else schemas.Error
+    assert described["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{model.__name__}"}
+    assert model.model_validate_json(answer.content).model_dump_json().encode() == answer.content
     assert all(name in answer.headers for name in described.get("headers", ()))
 
 
@@ -201,7 +227,7 @@ def test_documents_are_complete(document: Document) -> None:
         assert operation["summary"], name
         assert set(operation["tags"]) <= tags, name
         assert "422" not in operation["responses"], name
-        assert operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].endswith("/Error")
+        assert operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].endswith("Error")
         assert operation["summary"].split()[0] in document.page.decode()
     for path, methods in content["paths"].items():
         for operation in methods.values():
@@ -222,13 +248,19 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_the_tenants_document_shows_no_administration() -> None:
-    assert [path for path in json.loads(docs.document().json)["paths"] if not path.startswith("/v2")] == []
+    assert [path for path in json.loads(docs.document().json)["paths"] if not path.startswith(("/v1", "/v2"))] == []
     assert "adminKey" not in docs.document().json.decode()
 
 
 @pytest.mark.parametrize("router", [*PUBLIC, *ADMIN])
 def test_security_follows_from_what_a_route_depends_on(router: APIRouter) -> None:
-    kinds = {"/v2/models": "tenantKey", "/v2/repository": "tenantKey", "/admin": "adminKey", "/metrics": "adminKey"}
+    kinds = {
+        "/v1": "tenantKey",
+        "/v2/models": "tenantKey",
+        "/v2/repository": "tenantKey",
+        "/admin": "adminKey",
+        "/metrics": "adminKey",
+    }
     for route in routes((router,)):
         wanted = next((kind for start, kind in kinds.items() if route.path.startswith(start)), None)
         schemes = [next(iter(each), None) for each in OPERATIONS[operation_id(route)].get("security", ())]
@@ -242,6 +274,8 @@ def test_security_follows_from_what_a_route_depends_on(router: APIRouter) -> Non
         ("load", schemas.LoadRequest),
         ("unload", schemas.UnloadRequest),
         ("infer", schemas.InferRequest),
+        ("embeddings", text_schemas.EmbeddingsRequest),
+        ("rerank", text_schemas.RerankRequest),
     ],
 )
 def test_request_bodies_are_described(name: str, model: type[BaseModel]) -> None:

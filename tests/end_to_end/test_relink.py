@@ -15,10 +15,10 @@ from partitions.cpu import open_cpu
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
-from server.processes import spawn
-from server.processes.listen import listen
-from server.processes.remote_frontend import open_remote
-from server.processes.supervisor import Supervisor
+from server.processes.children import spawn
+from server.processes.remote.remote_frontend import open_remote
+from server.processes.supervision.listen import listen
+from server.processes.supervision.supervisor import Supervisor
 
 from .harness import PATIENCE, configuration, serving
 from .processes import Load
@@ -47,7 +47,7 @@ class Site:
 
     @property
     def pid(self) -> int:
-        process = self.supervisor._http["acme"].process
+        process = self.supervisor._processes["acme"].process
         assert process
         assert process.pid
         return process.pid

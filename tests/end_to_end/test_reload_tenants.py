@@ -161,7 +161,7 @@ def test_a_tenant_that_came_is_replaced_as_any_other(site: Site) -> None:
 
 
 def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
-    """And its open connections are told that its key is unknown."""
+    """And requests on its open connections are answered that its key is unknown."""
     site.write(acme=True)
     assert site.reload().status_code == 200
     with Connection(site.server) as connection, client(site.server) as http:
@@ -187,7 +187,7 @@ def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
     ],
 )  # fmt: skip
 def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str, Any], reasons: list[str]) -> None:
-    before_it = memory(site.server)
+    before_it, dispatcher = memory(site.server), site.server.pid("(dispatcher)")
     with Load(site.server, **{"X-Tenant": "globex"}) as load:
         site.write(acme=True, **{"limit": "requests_per_second = 1", **change})
         answer = site.reload()
@@ -200,6 +200,7 @@ def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str,
     assert load.wrong == [], "limits that are in the same file are not used either"
     assert not site.server.pids("acme")
     assert memory(site.server) <= before_it
+    assert site.server.pids("(dispatcher)") == [dispatcher]
 
 
 def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:

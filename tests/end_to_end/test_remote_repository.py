@@ -1,6 +1,7 @@
 """A repository in a bucket: copied before it is served, followed while it is, and served on without the bucket.
 
-The bucket is moto's server, which speaks S3's protocol over HTTP; s3fs reads from it, in a process of its own.
+The buckets are of moto's server, which speaks S3's protocol over HTTP, and of gcp-storage-emulator, which speaks Google Cloud
+Storage's; s3fs and gcsfs read from them, in a process of its own.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import gcp_storage_emulator.server
+import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -78,6 +81,51 @@ def bucket(s3: ThreadedMotoServer, tmp_path: Path) -> Iterator[Bucket]:
     bucket.put("identity", 1)
     yield bucket
     bucket.close()
+
+
+class GoogleBucket:
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self._folder = folder
+        self._client = httpx.Client(base_url=endpoint)
+
+    def put(self, name: str, version: int) -> None:
+        """Upload a model that answers what it is sent."""
+        path, asked = repository.write(self._folder, name, repository.IDENTITY, version), {"uploadType": "media"}
+        asked["name"] = f"onnx/{name}/{version}/model.onnx"
+        self._client.post("/upload/storage/v1/b/models/o", params=asked, content=path.read_bytes()).raise_for_status()
+
+    def remove(self, name: str, version: int) -> None:
+        self._client.delete(f"/storage/v1/b/models/o/onnx%2F{name}%2F{version}%2Fmodel.onnx").raise_for_status()
+
+
+@pytest.fixture
+def google_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleBucket]:
+    server = gcp_storage_emulator.server.create_server("127.0.0.1", 0, in_memory=True, default_bucket="models")
+    with server:
+        endpoint = f"http://127.0.0.1:{server._api._httpd.server_port}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        monkeypatch.setenv("NO_GCE_CHECK", "true")  # Google's libraries look for a machine of Google's otherwise.
+        monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # The emulator has no such buckets.
+        bucket = GoogleBucket(tmp_path / "uploads", endpoint)
+        bucket.put("identity", 1)
+        yield bucket
+        bucket._client.close()
+
+
+def test_a_bucket_of_google_s_is_served_and_followed(google_bucket: GoogleBucket, tmp_path: Path) -> None:
+    file = tmp_path / "greenlane.toml"
+    file.write_text(CONFIG.replace(URL, "gs://models/onnx"))
+    with running(file) as server, client(server) as http:
+        until(lambda: http.get("/v2/health/ready").status_code == 200)
+        with Load(server) as asking:
+            google_bucket.put("identity", 2)
+            until(lambda: index(http, "identity") == {"2": "READY"})
+            google_bucket.put("new", 1)
+            until(lambda: index(http, "new") == {"1": "READY"})
+            google_bucket.remove("new", 1)
+            until(lambda: http.get("/v2/models/new/ready").status_code == 404)
+            asking.more()
+        assert asking.wrong == []
 
 
 def test_a_bucket_is_served_and_followed_and_its_copy_is_served_without_it(

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ from tests import encoders
 from . import repository
 from .harness import Served, configuration, cores, serving
 from .processes import configure, running
+from .wire import until
 
 TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
 """More than a batch, and of different lengths."""
@@ -213,6 +215,25 @@ def test_a_request_is_charged_once_however_many_runs_it_takes(root: Path) -> Non
     assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert "requests_per_second" in answers[2].json()["error"]["message"]
     assert int(answers[2].headers["retry-after"]) >= 1
+
+
+def test_a_request_of_many_runs_is_answered_by_a_server_that_drains(root: Path, tmp_path: Path) -> None:
+    tenants = '[tenants.acme]\ncores = 1\nmodels = ["encoder"]\n'
+    path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"', drain_timeout='"60s"')
+    with running(path) as server, httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
+
+        def runs() -> int:
+            stats = http.get("/v2/models/encoder/stats").json()["model_stats"][0]["inference_stats"]
+            return int(stats["success"]["count"])
+
+        asked = pool.submit(
+            httpx.post, f"{server.url}/v1/embeddings", json={"model": "encoder", "input": TEXTS * 40}, timeout=30
+        )
+        until(lambda: runs() > 0)
+        server.signal()
+        answer = asked.result()
+        assert (answer.status_code, len(answer.json().get("data", []))) == (200, len(TEXTS) * 40), answer.text[:200]
+        assert server.wait() == 0
 
 
 @pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")

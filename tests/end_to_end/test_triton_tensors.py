@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import numpy as np
@@ -48,6 +48,18 @@ RESHAPES: dict[str, tuple[str, Shapes, Shapes, Shapes, Shapes, bool]] = {
 }
 """Type; dims and reshape of the inputs, and of the outputs; whether there is none without batches."""
 
+SENT: dict[str, tuple[Shapes, Shapes]] = {
+    "ff1": (((1,),), ((1,),)),
+    "ff2": (((1,), (8,)), ((1,), (8,))),
+    "ff3": (((4, 4), (2,), (2, 2, 3)), ((4, 4), (2,), (2, 2, 3))),
+    "ff4": (((4, 4), (2,), (2, 2, 3), (1,)), ((16,), (1, 2), (3, 2, 2), (1,))),
+    "ii1": (((2, 4, 5, 6),), ((2, 4, 5, 6),)),
+    "ii2": (((4, 1), (2,)), ((1, 4), (1, 2))),
+    "ii3": (((1, 4, 1), (8,), (2, 2, 3)), ((1, 4, 1), (8,), (2, 2, 3))),
+    "oo1": (((1,),), ((1,),)),
+}
+"""What is sent to each of them, and the shapes of the answers, without a batch."""
+
 ZEROS: dict[str, tuple[str, Shapes]] = {
     "ff1": ("FP32", ((-1,),)),
     "ff3": ("FP32", ((-1,), (-1,), (-1,))),
@@ -57,6 +69,22 @@ ZEROS: dict[str, tuple[str, Shapes]] = {
     "oo3": ("STRING", ((-1, -1), (-1, -1), (-1, -1))),
     "bb1": ("BOOL", ((-1,),)),
 }
+SOME_ZEROS: list[tuple[str, Shapes]] = [
+    *(("ff1", (shape,)) for shape in [(1,), (0,)]),
+    *(("ff3", tuple((size,) for size in sizes)) for sizes in [(1, 2, 1), *itertools.product((0, 1), repeat=3)]),
+    *(("hh1", (shape,)) for shape in [(2, 2), (1, 0), (0, 1), (0, 0)]),
+    *(
+        (name, shapes)
+        for name in ("hh3", "oo3")
+        for shapes in [
+            *(((2, 2), (2, 2), (1, 1)), ((0, 0),) * 3, ((0, 1), (0, 1), (2, 3))),
+            *(((1, 0), (1, 3), (0, 1)), ((1, 1), (3, 0), (0, 0)), ((1, 1), (0, 6), (2, 2))),
+        ]
+    ),
+    *(("oo1", (shape,)) for shape in [(2,), (0,)]),
+    *(("bb1", (shape,)) for shape in [(10,), (0,)]),
+]
+"""Shapes of the inputs without a batch, with and without elements."""
 ONNX = {
     "STRING": TensorProto.STRING,
     "FP32": TensorProto.FLOAT,
@@ -143,9 +171,7 @@ def write_with_initializer(root: Path, datatype: str) -> None:
     (path.parent.parent / "config.pbtxt").write_text(text + stated("output", "OUTPUT", datatype, (5, 5), (5, 5)))
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
+def write_all(root: Path) -> Path:
     repository.write(root, "nan_inf_output", NAN_INF)
     for name in RESHAPES:
         for batch in (True,) if RESHAPES[name][-1] else (True, False):
@@ -160,6 +186,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, dims in (("onnx_scalar_1dim", "[ 1 ]"), ("onnx_scalar_2dim", "[ 1, 1 ]"), ("onnx_scalar_wrong", "[ 2 ]")):
         write_scalar(root, name, dims)
     return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module", params=["asgi", "direct"])
@@ -208,21 +239,10 @@ def check_identities(client: triton.InferenceServerClient, model: str, datatype:
 class TestInferReshape:
     """L0_infer_reshape."""
 
-    SENT: ClassVar[dict[str, tuple[Shapes, Shapes]]] = {
-        "ff1": (((1,),), ((1,),)),
-        "ff2": (((1,), (8,)), ((1,), (8,))),
-        "ff3": (((4, 4), (2,), (2, 2, 3)), ((4, 4), (2,), (2, 2, 3))),
-        "ff4": (((4, 4), (2,), (2, 2, 3), (1,)), ((16,), (1, 2), (3, 2, 2), (1,))),
-        "ii1": (((2, 4, 5, 6),), ((2, 4, 5, 6),)),
-        "ii2": (((4, 1), (2,)), ((1, 4), (1, 2))),
-        "ii3": (((1, 4, 1), (8,), (2, 2, 3)), ((1, 4, 1), (8,), (2, 2, 3))),
-        "oo1": (((1,),), ((1,),)),
-    }
-
     @pytest.mark.parametrize("name", list(RESHAPES))
     def test_shapes_are_those_of_the_configuration(self, client: triton.InferenceServerClient, name: str) -> None:
         datatype, *_, only_batch = RESHAPES[name]
-        sent, answered = self.SENT[name]
+        sent, answered = SENT[name]
         for rows in (1, 8):
             with_batch = [tuple((rows, *shape) for shape in shapes) for shapes in (sent, answered)]
             check_identities(client, f"reshape_{name}", datatype, *with_batch)
@@ -254,27 +274,7 @@ class TestInferReshape:
 class TestInferZero:
     """L0_infer_zero."""
 
-    @pytest.mark.parametrize(
-        ("name", "shapes"),
-        [
-            *(("ff1", (shape,)) for shape in [(1,), (0,)]),
-            *(
-                ("ff3", shapes)
-                for shapes in [((1,), (2,), (1,)), ((0,),) * 3, ((0,), (0,), (1,)), ((0,), (1,), (0,)), ((1,), (0,), (1,))]
-            ),
-            *(("hh1", (shape,)) for shape in [(2, 2), (1, 0), (0, 1), (0, 0)]),
-            *(
-                ("hh3", shapes)
-                for shapes in [((2, 2), (2, 2), (1, 1)), ((0, 0),) * 3, ((0, 1), (0, 1), (2, 3)), ((1, 1), (0, 6), (2, 2))]
-            ),
-            *(("oo1", (shape,)) for shape in [(2,), (0,)]),
-            *(
-                ("oo3", shapes)
-                for shapes in [((2, 2), (2, 2), (1, 1)), ((0, 0),) * 3, ((1, 0), (1, 3), (0, 1)), ((1, 1), (0, 6), (2, 2))]
-            ),
-            *(("bb1", (shape,)) for shape in [(10,), (0,)]),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "shapes"), SOME_ZEROS)
     def test_tensors_without_elements_come_back(self, client: triton.InferenceServerClient, name: str, shapes: Shapes) -> None:
         for rows in (1, 8):
             with_batch = tuple((rows, *shape) for shape in shapes)

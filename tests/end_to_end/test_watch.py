@@ -69,3 +69,15 @@ def test_models_come_change_and_go_and_no_request_fails(root: Path, server: Runn
             until(lambda: http.get("/v2/models/new/ready").status_code == 404)
             load.more()
         assert load.wrong == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reload_begins_to_watch_and_ends_it(root: Path, form: str) -> None:
+    path = configure(root.parent / "greenlane.toml", root, TENANTS.replace('"100ms"', "false"), default_tenant='"acme"')
+    with FORMS[form](path) as server, client(server) as http:
+        repository.write(root, "identity", repository.IDENTITY, version=2)
+        for old, new in (("false", '"100ms"'), ('"100ms"', "false")):
+            path.write_text(path.read_text().replace(f"watch = {old}", f"watch = {new}"))
+            answer = http.post("/admin/reload")
+            assert (answer.status_code, [each["key"] for each in answer.json()["changed"]]) == (200, ["models.watch"])
+            until(lambda: index(http, "identity") == {"2": "READY"})

@@ -1,22 +1,22 @@
-"""A hung device process is not ready, logs the stacks of its threads, and exits with the status for a restart."""
+"""A server whose supervisor hangs is not ready, logs the stacks of its threads, and exits with the status for a restart."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from greenlane.load.server_process import ProcessStatus, alive
+from greenlane.load.server_process import READY, ProcessStatus, alive
 from server.host.exit_codes import NEEDS_RESTART
 from server.host.watch import write_stacks
 
 from .harness import cores
-from .processes import Running, client, configure, running
+from .processes import Running, client, configure, running, running_script
 from .wire import until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -82,28 +82,10 @@ class Hanging(Running):
         self.popen.stdin.flush()
 
 
-class Inline(Hanging):
-    """The same with HTTP in the device's process, where uvicorn says where it listens."""
-
-    def start(self) -> None:
-        self._reader.start()
-        self.wait_for_log("ready: ")
-
-
 @contextmanager
-def hanging(folder: Path, config: Path, how: str, kind: type[Hanging] = Hanging) -> Iterator[Hanging]:
-    script = folder / "hanging.py"
-    script.write_text(SERVER.format(how=how))
-    words = [sys.executable, str(script), str(config)]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stderr=pipe, text=True, env=environment) as popen:
-        server = kind(popen)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+def hanging(folder: Path, config: Path, how: str, signs: Sequence[str] = READY) -> Iterator[Hanging]:
+    with running_script(folder, SERVER.format(how=how), config, kind=Hanging, signs=signs) as server:
+        yield server
 
 
 def configured(folder: Path, repository: Path, watchdog: str, **server: str) -> Path:
@@ -134,7 +116,7 @@ def test_a_hung_process_is_not_ready_logs_its_stacks_and_exits(standard: Path, t
         server.hang()
         for asker in (http, anonymous):
             until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
-            assert "the device's process has been silent for" in asker.get("/v2/health/ready").json()["error"]
+            assert "the supervisor has been silent for" in asker.get("/v2/health/ready").json()["error"]
             assert asker.get("/v2/health/live").status_code == 200
         assert server.popen.poll() is None, "it was to be not ready before it ended"
         assert server.wait() == NEEDS_RESTART == 70
@@ -145,7 +127,7 @@ def test_a_hung_process_is_not_ready_logs_its_stacks_and_exits(standard: Path, t
 
 def test_a_hung_process_with_inline_http_exits(standard: Path, tmp_path: Path) -> None:
     config = configured(tmp_path, standard, "1s", fronts='"inline"')
-    with hanging(tmp_path, config, KEEPS_THE_INTERPRETER, Inline) as server:
+    with hanging(tmp_path, config, KEEPS_THE_INTERPRETER, ["ready: "]) as server:  # It is uvicorn that says where it listens.
         family = server.family()
         server.hang()
         assert server.wait() == NEEDS_RESTART

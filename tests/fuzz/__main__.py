@@ -1,8 +1,8 @@
 """`python -m tests.fuzz`: requests made at random against both forms of the server, for as long as one likes.
 
-Every status from 500 on, an answer that does not come, a process that ends, a traceback in the log and an answer that is
-not ONNX Runtime's is a finding; the exit status is 1 if there was one. The seed is printed: with it the same requests are
-made again, though not at the same time.
+Every status from 500 on (over gRPC every one that does not say that the message is wrong), an answer that does not come, a
+process that ends, a traceback in the log and an answer that is not ONNX Runtime's is a finding; the exit status is 1 if there
+was one. The seed is printed: with it the same requests are made again, though not at the same time.
 """
 
 import argparse
@@ -11,12 +11,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 
+from greenlane.load.server_process import free_port
 from tests.end_to_end.processes import Running, configure, running, running_plain
 
 from .attack import Attack, Found
 from .cases import Maker
+from .grpc_attack import GrpcAttack
+from .grpc_cases import MessageMaker
 from .models import Oracle, repository
 
 FORMS = {"module": running, "uvicorn": running_plain}
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for form in FORMS if options.form == "both" else [options.form]:
         with tempfile.TemporaryDirectory(prefix="greenlane-fuzz-") as folder:
-            found = fuzz(form, Path(folder), options.seed, options.seconds, options.threads)
+            found = fuzz(form, Path(folder), options.seed, options.seconds, options.threads, over_grpc=options.grpc)
         failed = failed or bool(found.findings)
         print(f"{form}: {table(found)}", flush=True)
         print(*found.findings, sep="\n")
@@ -45,13 +49,14 @@ def fuzz(
     threads: int = 2,
     most: int | None = None,
     make_oracle: Callable[[Path], Oracle] = Oracle,
+    over_grpc: bool = False,
 ) -> Found:
     """Attack a server of this form for so long, or with so many requests a thread; what came of it. Blocks.
 
     `make_oracle` gives each thread what answers are compared with.
     """
-    root = repository(folder / "models")
-    config = configure(folder / "c.toml", root, TENANTS, default_tenant='"acme"')
+    root, grpc_port = repository(folder / "models"), free_port()
+    config = configure(folder / "c.toml", root, f"{TENANTS}\ngrpc_port = {grpc_port}", default_tenant='"acme"')
     found = Found()
     with FORMS[form](config) as server:
         before = {process.pid for process in server.family()}
@@ -59,13 +64,23 @@ def fuzz(
         attacks = []
         for number in range(threads):
             oracle = make_oracle(root)
-            attacks.append(Attack(server.port, Maker(oracle, f"{seed}/{number}"), oracle, found, until, most))
+            attacks.append(
+                _attack(server.port, grpc_port if over_grpc else None, oracle, f"{seed}/{number}", found, until, most)
+            )
             attacks[-1].start()
         for attack in attacks:
             attack.join()
         found.findings += _what_ended(server, before)
         found.findings += [f"in the log: {line}" for line in list(server.log) if "Traceback" in line]
     return found
+
+
+def _attack(
+    port: int, grpc_port: int | None, oracle: Oracle, seed: str, found: Found, until: float, most: int | None
+) -> Thread:
+    if grpc_port is None:
+        return Attack(port, Maker(oracle, seed), oracle, found, until, most)
+    return GrpcAttack(f"127.0.0.1:{grpc_port}", MessageMaker(oracle, seed), oracle, found, until, most)
 
 
 def _what_ended(server: Running, before: set[int]) -> list[str]:
@@ -92,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", default=secrets.token_hex(4), help="default: a new one")
     parser.add_argument("--threads", type=int, default=2, help="connections at a time; default: 2")
     parser.add_argument("--form", choices=("both", *FORMS), default="both", help="default: both")
+    parser.add_argument("--grpc", action="store_true", help="messages of ModelInfer over gRPC, in place of HTTP")
     return parser
 
 

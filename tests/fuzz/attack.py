@@ -9,6 +9,7 @@ from email.message import Message
 from http.client import HTTPException, parse_headers
 from threading import Lock, Thread
 from time import monotonic
+from typing import Protocol
 
 import numpy as np
 
@@ -25,15 +26,24 @@ MOST = 20
 """Findings that are kept."""
 
 
+class Sent(Protocol):
+    """What was sent, and what was done to it before."""
+
+    @property
+    def damage(self) -> str: ...
+
+    def data(self) -> bytes: ...
+
+
 @dataclass(slots=True)
 class Found:
     """What came of a run: answers by damage and status (0: the connection was closed), and what must not happen."""
 
-    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    answers: Counter[tuple[str, int | str]] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
-    def note(self, case: Case, status: int, finding: str = "") -> None:
+    def note(self, case: "Sent", status: int | str, finding: str = "") -> None:
         """Count one case. Any thread."""
         with self.lock:
             self.answers[case.damage, status] += 1
@@ -132,7 +142,7 @@ class Attack(Thread):
         names = [asked["name"] for asked in document.get("outputs") or ()] or list(wanted)
         if list(got) != names:
             return f"outputs {list(got)} for {names}"
-        if response.get("id") != document.get("id"):
+        if response.get("id") != (document.get("id") or None):  # As in Triton, an empty one is none.
             return f"id {response.get('id')!r} for {document.get('id')!r}"
         for name, values in got.items():
             if values.shape != wanted[name].shape or not np.array_equal(values, wanted[name], _has_nan(values)):

@@ -31,6 +31,15 @@ def test_every_request_gets_a_right_answer_or_a_client_error(tmp_path: Path, for
     assert sum(count for (damage, status), count in found.answers.items() if damage and status == 400) > 100, table(found)
 
 
+@pytest.mark.parametrize("form", ["module", "uvicorn"])
+def test_every_message_over_grpc_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str) -> None:
+    found = fuzz(form, tmp_path, "every run", SECONDS / 2, over_grpc=True)
+
+    assert found.findings == [], table(found)
+    assert found.answers["", "OK"] > 200, table(found)
+    assert sum(count for (damage, status), count in found.answers.items() if damage and status != "OK") > 100, table(found)
+
+
 def test_answers_that_differ_from_the_oracle_are_found(tmp_path: Path) -> None:
     found = fuzz("module", tmp_path, "liar", 60, most=100, make_oracle=Liar)
 

@@ -58,7 +58,7 @@ def _array(entry: Document, data: bytes) -> Any:
             raise Unreadable(f"not all {entry['datatype']}: {values[:5]}")
         return np.array(values, code).reshape(entry["shape"])
     if code == "O":
-        return np.array([element.decode() for element in _elements(data)], object).reshape(entry["shape"])
+        return np.array([element.decode() for element in elements(data)], object).reshape(entry["shape"])
     return np.frombuffer(data, code).reshape(entry["shape"])
 
 
@@ -66,12 +66,12 @@ def _flat(data: Any) -> list[Any]:
     return [element for part in data for element in _flat(part)] if isinstance(data, list) else [data]
 
 
-def _elements(data: bytes) -> list[bytes]:
-    elements = []
+def elements(data: bytes) -> list[bytes]:
+    found = []
     while data:
         size = int.from_bytes(data[:4], "little")
         if len(data) < 4 + size:
             raise Unreadable("an element is cut")
-        elements.append(data[4 : 4 + size])
+        found.append(data[4 : 4 + size])
         data = data[4 + size :]
-    return elements
+    return found

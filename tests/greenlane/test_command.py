@@ -92,7 +92,7 @@ def test_build_and_inspect_take_what_the_modules_take(tmp_path: Path, capsys: py
     ("word", "said"),
     [
         ("sevre", "'sevre' is not a command; did you mean 'serve'? (greenlane --help)"),
-        ("x", "'x' is not a command; expected one of serve, check, curve, prove, top, build, inspect (greenlane --help)"),
+        ("x", "'x' is not a command; expected one of serve, init, check, curve, prove, top, build, inspect (greenlane --help)"),
     ],
 )
 def test_unknown_commands_are_refused_with_the_nearest(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

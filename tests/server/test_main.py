@@ -127,8 +127,17 @@ def test_ctrl_c_during_a_check_ends_it_without_a_traceback(monkeypatch: pytest.M
     assert main(["check", "greenlane.toml"]) == 130
 
 
+SLOW = """
+import sys, time
+if sys.argv[0] == "-c":
+    raise ImportError("the forkserver, which goes on without it, and ends as the main process has")
+print("importing", flush=True)
+time.sleep(60)
+"""
+
+
 def test_sigint_while_the_server_is_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "uvicorn.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "uvicorn.py").write_text(SLOW)
     words = [sys.executable, "-m", "server"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as popen:

@@ -35,6 +35,18 @@ class Operation:
                 self._of.in_flight -= 1
 
 
+class Awaiting(Operation):
+    """Lets the operations after it wait for a position in another stream, which is reached when `mark` is."""
+
+    def __init__(self, source: "Stream", mark: list[bool]) -> None:
+        super().__init__(self.reach)
+        self.source = source
+        self.mark = mark
+
+    def reach(self) -> None:
+        self.source.run(until=lambda: self.mark[0])
+
+
 class Capture:
     """The operations that were submitted to a stream since its capture began, unless the capture was invalidated."""
 
@@ -63,7 +75,7 @@ class Stream:
     context: Any
     handle: int
     priority: int = 0
-    pending: deque[Callable[[], None]] = field(default_factory=deque)
+    pending: deque[Operation] = field(default_factory=deque)
     closed: bool = False
     capture: Capture | None = None
     turn: Any = field(default_factory=RLock)
@@ -86,9 +98,21 @@ class Stream:
             self.pending.append(operation.queue(self))
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Streams may wait for each other: no thread keeps the turn of one while it runs another that is awaited there."""
+        reached: Awaiting | None = None
+        while awaiting := self._run(until, reached):
+            awaiting.reach()
+            reached = awaiting
+
+    def _run(self, until: Callable[[], bool], reached: Awaiting | None) -> Awaiting | None:
+        """Run operations up to one that awaits a position elsewhere, if it was not `reached` as far as it can be."""
         with self.turn:
             while self.pending and not until():
+                head = self.pending[0]
+                if isinstance(head, Awaiting) and head is not reached and not head.mark[0]:
+                    return head
                 self.pending.popleft()()
+        return None
 
     def wait(self) -> None:
         if self.closed:
@@ -143,7 +167,7 @@ class Event:
         for each, position in self.clock.items():
             stream.follows[each] = max(position, stream.follows.get(each, 0))
         if source and not mark[0]:
-            stream.put(Operation(lambda: source.run(until=lambda: mark[0])))
+            stream.put(Awaiting(source, mark))
 
 
 class Graph:

@@ -35,7 +35,7 @@ from server.control.usage_files import UsageFiles
 from server.device import reclaim
 from server.device.runtime import Runtime
 from server.errors import RequestError
-from server.tenants.service import LocalFrontend, open_local
+from server.tenants.local_frontend import LocalFrontend, open_local
 from server.workers import supervision
 from tests.engines.small import model
 from tests.lanes import submit
@@ -214,7 +214,7 @@ class Hours:
             assert site.gpu.lost
 
     def _check_account(self, site: Site, seconds: float) -> None:
-        """All that there was is granted or free; nobody used more than was granted; and the files have all of it."""
+        """All that there was is granted or free; no tenant used more than was granted; and the files have all of it."""
         (device,) = site.controller.accountant.totals().devices.values()
         assert abs(device.elapsed / 1e9 - seconds) < 2 * SOON
         assert sum(each.granted for each in device.tenants.values()) + device.free == device.total

@@ -66,6 +66,7 @@ function lends(tenant) {
 function updateNumbers(card, tenant) {
   const measured = tenant.measured ?? {};
   const limit = tenant.device_bytes_limit === null ? "" : ` of ${bytes(tenant.device_bytes_limit)}`;
+  const refused = tenant.measured ? measured.turned_away_per_second + measured.limited_per_second : undefined;
   const numbers = {
     p99: milliseconds(measured.p99_ms),
     p50: milliseconds(measured.p50_ms),
@@ -73,7 +74,7 @@ function updateNumbers(card, tenant) {
     Busy: percent(measured.busy),
     Waiting: `${tenant.waiting} of ${tenant.queue}`,
     "In flight": String(tenant.in_flight),
-    "Refused/s": rate(measured.turned_away_per_second),
+    "Refused/s": rate(refused),
     Memory: `${bytes(tenant.device_bytes)}${limit}`,
   };
   for (const cell of card.querySelectorAll("dd")) {

@@ -122,15 +122,17 @@ def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: R
         (["tiny", "--shares", "1,64"], "--shares: 64 cores, but the device has 1"),
         (
             ["tiny", "--rate", "50", "--p99", "5s"],
-            "50 requests a second are 8 in --seconds 0.2, too few for a p99, which takes 500: give --seconds 13",
+            "50 requests a second are 8 in --seconds 0.2, of which a fifth is for requests back to back and alone: too few "
+            "for a p99, which takes 500; give --seconds 13",
         ),
         (["tiny", "--html", "/no/folder/x.html"], "--html /no/folder/x.html: there is no folder /no/folder"),
         (["tiny", "--shares", "2g"], "--shares: 2 granules, but the device has 1"),
     ],
 )
 def test_what_cannot_be_measured_is_status_2_and_a_sentence(curve: Run, words: list[str], said: str) -> None:
-    status, _, err = curve(*words, "--seconds", "0.2")
+    status, out, err = curve(*words, "--seconds", "0.2")
     assert status == 2
+    assert "requests/s" not in out, "no table was begun"
     assert said in err
     assert err.startswith("greenlane: ")
     assert len(err.splitlines()) == 1

@@ -134,9 +134,10 @@ def test_an_answer_counts_from_when_its_request_was_due(serve: Callable[[Answer]
     found = seen(open_loop(server, [0.0, 0.1], keep=1), start=perf_counter() - 0.5)
 
     assert found.samples.status == [200, 200]
-    assert found.samples.latency[0] >= 0.5e6
-    assert found.samples.latency[1] >= 0.4e6
-    assert found.late[0] >= 0.5e6
+    last, first = sorted(found.samples.latency)  # Either may be answered before the other.
+    assert last >= 0.4e6
+    assert first >= 0.5e6
+    assert max(found.late) >= 0.5e6
     assert found.bodies == [b"hello"] * 2
 
 
@@ -347,7 +348,7 @@ def test_a_stopped_open_loop_sends_no_more_and_keeps_its_answers(
     assert set(seen.samples.status) == {200}
 
 
-def test_requests_take_turns_and_an_answer_tells_which_it_is_of(serve: Callable[[Answer], Server]) -> None:
+def test_requests_take_turns_and_an_answer_says_which_it_is_of(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda _: OK)
     job = open_loop(server, [0.0, 0.01, 0.02, 0.03], others=(Ask(REQUEST, 6),), keep=3)
 

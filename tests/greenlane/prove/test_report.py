@@ -77,6 +77,7 @@ def test_the_text_says_the_verdict_last_and_why_what_is_not_isolated_is_not() ->
     assert lines[-1].startswith("leaks: ")
     assert any("acme: probe on cores 0-2,5: isolated" in line for line in lines)
     assert any("at most 1.3 is allowed" in line for line in lines)
+    assert "Pairs: 1 leaks, 1 not tried" in lines
     assert "  b beside a: there was no time" in lines
     assert "  acme: broken was not asked: it is <not> ready" in lines
 

@@ -44,6 +44,9 @@ def metrics(answered: int) -> str:
             f'{name}_bucket{{le="0.01",{labels}}} {answered}',
             f'{name}_bucket{{le="+Inf",{labels}}} {answered}',
             f"{name}_count{{{labels}}} {answered}",
+            "# TYPE greenlane_limited_requests counter",
+            f'greenlane_limited_requests_total{{limit="max_connections",tenant="acme"}} {answered // 10}',
+            f'greenlane_limited_requests_total{{limit="requests_per_second",tenant="acme"}} {answered // 10}',
             "# TYPE greenlane_ready gauge\ngreenlane_ready 1.0\n",
         ]
     )
@@ -106,6 +109,7 @@ def test_rates_are_of_the_interval() -> None:
     assert (tenant.used, tenant.granted, tenant.works, tenant.answered, tenant.watts) == (1, 2, 100, 100, 20)
     assert (rates.devices[0].watts, rates.devices[0].idle_watts) == (20, 10)
     assert tenant.p99 == pytest.approx(0.00982, abs=1e-5)
+    assert tenant.refused == 20
     text = "\n".join(lines(rates))
     assert "50.0   50.0" in text
     assert "20 W (10 of them idle)" in text

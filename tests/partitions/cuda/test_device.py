@@ -411,7 +411,7 @@ class Repartitioning(RuleBasedStateMachine):
         self.manager.close()
 
     @invariant()
-    def every_tenant_runs_on_all_of_its_sms_and_on_nobody_else_s(self) -> None:
+    def every_tenant_runs_on_all_of_its_sms_and_no_others(self) -> None:
         held = self.manager.held
         placed = probe.locate(held)
         probe.check(held, placed)

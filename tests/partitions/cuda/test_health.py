@@ -59,7 +59,7 @@ def test_a_reading_is_in_base_units(system: Any, device: simulated.Device) -> No
     assert (found.ecc, found.xids, found.lost) == ({"uncorrected": 2}, {"31": 1}, False)
 
 
-def test_what_is_zero_is_told(system: Any, device: simulated.Device) -> None:
+def test_a_value_of_zero_is_reported(system: Any, device: simulated.Device) -> None:
     device._state |= {"busy": 0, "DEV_POWER_INSTANT": 0, "DEV_ECC_DBE_VOL_TOTAL": 0}
     found = health.read(system, device, {})
     assert (found.utilization, found.power, found.ecc) == (0.0, 0.0, {"uncorrected": 0})
@@ -70,7 +70,7 @@ def test_power_is_the_average_where_there_is_no_other(system: Any, device: simul
     assert health.read(system, device, {}).power == 340.0
 
 
-def test_a_gpu_that_tells_nothing_has_an_empty_reading(system: Any) -> None:
+def test_a_gpu_that_supports_nothing_has_an_empty_reading(system: Any) -> None:
     assert health.read(system, simulated.Device(pci_bus_id=ADDRESS), {}) == Health()
 
 

@@ -72,7 +72,7 @@ def test_a_gpu_has_tritons_metrics_and_ours() -> None:
     }
 
 
-def test_what_a_gpu_does_not_tell_is_not_written() -> None:
+def test_what_a_gpu_does_not_support_is_not_written() -> None:
     assert set(written(gpu("0"), readings={"0": Health(lost=True)})) == {
         'greenlane_device_lost{device="0"} 1.0',
         'greenlane_device_health_age_seconds{device="0"} 2.0',

@@ -1,4 +1,4 @@
-"""What the status page is told of a GPU."""
+"""What the status page shows of a GPU."""
 
 from partitions.health import Health
 from server.admin.status import shown_health

@@ -10,7 +10,7 @@ from server.config.file import keys, load
 from server.config.schema import ModelOptions
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
-from server.processes.messages import Reconfigure
+from server.processes.channels.messages import Reconfigure
 
 FILE = """
 [server]
@@ -74,6 +74,15 @@ def weighted(model: str) -> Change:
 )  # fmt: skip
 def test_a_change_has_its_key_and_both_values(tmp_path: Path, old: str, new: str, change: Change | None) -> None:
     assert changes(tmp_path, FILE, FILE.replace(old, new) if old else FILE) == ([change] if change else [])
+
+
+def test_a_tenant_with_the_port_of_one_that_goes_cannot_come_at_once(tmp_path: Path) -> None:
+    """As one that is renamed: the port is that of the old one until its requests have ended."""
+    old, new = (FILE + GLOBEX.replace("globex", name) + "\nport = 9001" for name in ("globex", "initech"))
+    gone, came = changes(tmp_path, old, new)
+    assert (gone.live, came.key, came.live) == (True, "tenants.initech", False)
+    assert came.why == "its port is that of tenant globex until that has gone, which a reload before can have it do"
+    assert all(change.live for change in changes(tmp_path, old, new.replace("9001", "9002")))
 
 
 def test_weights_alone_need_no_loading(tmp_path: Path) -> None:

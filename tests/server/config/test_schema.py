@@ -12,7 +12,7 @@ from server.config.section import ConfigError
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.config.text import TextOptions
-from server.processes import spawn
+from server.processes.children import spawn
 
 KEY_A, KEY_B = "aa" * 32, "bb" * 32
 ACME = 'granules = 6\nmodels = ["*"]\n'
@@ -1005,3 +1005,7 @@ def test_a_repository_that_is_a_url_is_a_directory_of_the_cache(folder: Path, mo
     config = load(write(folder, sections(models=f"{models}\ncache = 'cache'")))
     assert config.models.repository == folder / "cache" / "repositories" / name
     assert problems(folder, sections(models="repository = 'models'\nremote = 's3://b'"))[0].startswith("models.remote: unknown")
+    (found,) = problems(folder, sections(models="repository = 'https://user:s3cret@host/models'"))
+    assert found.startswith("models.repository: a password in a URL, which logs and the copy's directory would show; give it")
+    assert "s3cret" not in found
+    assert load(write(folder, sections(models="repository = 'hf://owner/name@v1:2/models'"))).models.remote

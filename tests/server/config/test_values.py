@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import Field, create_model
 
 from server.config.file import read
+from server.config.forms import form_of, shown, write_duration, write_size
 from server.config.section import Section
 from server.config.values import (
     Batches,
@@ -23,10 +24,6 @@ from server.config.values import (
     Size,
     Text,
     WarmUp,
-    form_of,
-    shown,
-    write_duration,
-    write_size,
 )
 
 ONE_TO_NINE = Annotated[int, Field(ge=1, le=9)]

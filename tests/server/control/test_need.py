@@ -19,8 +19,8 @@ def answered(statistics: ModelStatistics, count: int, queued: int, ran: int) -> 
         statistics.succeeded(0, 0, done, (queued + ran) * MS, 1)
 
 
-def report(*models: tuple[str, ModelStatistics], rejected: int = 0, expired: int = 0) -> Report:
-    lane = LaneStatistics(0, 0, 0, rejected, expired)
+def report(*models: tuple[str, ModelStatistics], rejected: int = 0, expired: int = 0, limited: int = 0) -> Report:
+    lane = LaneStatistics(0, 0, 0, rejected, expired, limited=(limited, limited, 0, 0))
     served = [ModelReport(name, "1", statistics, 0) for name, statistics in models]
     return Report(served, [], lane, SlotStatistics(0, 0, 0))
 
@@ -48,6 +48,12 @@ def test_a_model_that_was_loaded_again_counts_from_zero() -> None:
 
 def test_a_process_that_was_replaced_counts_from_zero() -> None:
     assert need(Counted(0.0, {}, 7), Counted(1.0, {}, 2)).turned_away == 2
+
+
+def test_what_a_limit_refuses_is_no_need_of_a_larger_share() -> None:
+    found = need(counted(report(limited=1), 0.0), counted(report(limited=4), 5.0))
+    assert (found.limited, found.turned_away) == (6, 0)
+    assert need(Counted(0.0, {}, 0, 7), Counted(1.0, {}, 0, 2)).limited == 2
 
 
 def test_without_requests_there_is_no_p99() -> None:

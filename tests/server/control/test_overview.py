@@ -143,7 +143,7 @@ async def test_a_tenant_alone_has_no_neighbour_to_compare_with(bench: Bench) -> 
     assert acme.comparison.why == "it is alone on its device"
 
 
-async def test_a_new_share_is_measured_anew(bench: Bench) -> None:
+async def test_a_new_share_gets_a_new_baseline(bench: Bench) -> None:
     await bench.after(PERIOD)
     for _ in range(4):
         bench.controller.answer("acme", 300, 1)

@@ -14,7 +14,7 @@ from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.tenant_host import Arrival
-from server.errors import Conflict, NotFound, RequestError, Unavailable
+from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavailable
 
 from .test_several_devices import FakeRuntime
 
@@ -152,7 +152,7 @@ async def test_tenants_come_go_and_shrink_in_one_reload() -> None:
     ]
     assert site.held == {"acme": (0,), "initech": (1, 2), "hooli": (3,)} == {"acme": (0,), **site.host.placed}
     assert [each.name for each, _ in await site.controller.reports()] == ["acme", "initech", "hooli"]
-    with pytest.raises(KeyError):
+    with pytest.raises(NotFound):
         site.controller.models_change("globex")
     assert site.controller.device_state(site.controller.devices[0]) in ("starting", "serving")
 
@@ -260,3 +260,35 @@ async def test_one_process_has_the_tenants_that_it_started_with() -> None:
         await site.use(tenant("acme", 2), tenant("hooli"))
     await site.use(tenant("acme", 3), tenant("globex"))
     assert site.held == {"acme": (0, 1, 3), "globex": (2,)}
+
+
+async def test_what_was_asked_for_a_tenant_that_goes_meanwhile_is_refused() -> None:
+    site = await Site().start()
+    slow, controller = site.frontends["globex"], site.controller
+    slow.idle.clear()
+    going = asyncio.create_task(site.use(tenant("acme", 2)))
+    while "leave globex" not in site.steps:
+        await asyncio.sleep(0)
+    asked = [
+        controller.load("globex", "a"),
+        controller.unload("globex", "a"),
+        controller.refresh("globex", "a"),
+        controller.repartition({"globex": 1}),
+        controller.transfer("globex", "0", 2),
+    ]
+    waiting = [asyncio.create_task(each) for each in asked]
+    await asyncio.sleep(0)
+    slow.idle.set()
+    await going
+    kinds = [type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)]
+    assert kinds == [NotFound, NotFound, NotFound, BadRequest, NotFound]
+
+
+async def test_a_tenant_that_cannot_be_admitted_leaves_nothing_else_undone() -> None:
+    site = await Site().start()
+    site.host.fails["admit initech"] = OSError("no process can be started")
+    with pytest.raises(OSError, match="no process"):
+        await site.use(*NEXT)
+    assert site.steps[-4:] == ["leave globex", "admit initech", "admit hooli", "end globex"]
+    assert set(site.held) == {"acme", "initech", "hooli"}
+    assert not site.controller.moving, "the lock is free"

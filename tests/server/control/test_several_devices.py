@@ -19,11 +19,12 @@ UNITS = 4
 
 
 class FakeRuntime:
-    """Writes down what it is to do; `fails` is raised by the step of that name."""
+    """Writes down what it is to do; `fails` is raised by the step of that name, and `late` is how often it cannot halt."""
 
     def __init__(self, steps: list[str], name: str) -> None:
         self.away = False
         self.fails: dict[str, Exception] = {}
+        self.late = 0
         self._steps = steps
         self._name = name
 
@@ -42,8 +43,13 @@ class FakeRuntime:
         self._do("prepare")
         return {name: frozenset(each) for name, each in granules.items()}
 
-    async def halt(self) -> None:
+    async def settle(self) -> None:
+        self._do("settle")
+
+    async def halt(self) -> bool:
         self._do("halt")
+        self.late -= 1
+        return self.late < 0
 
     async def commit(self) -> dict[str, Pause]:
         self._do("commit")
@@ -117,13 +123,27 @@ async def test_every_device_prepares_and_halts_before_one_commits() -> None:
     site = await Site().start()
     move = await site.controller.repartition({"acme": 1, "globex": 3})
     assert move.movers == ("acme", "globex")
-    assert [step.split()[0] for step in site.steps] == ["prepare", "prepare", "halt", "halt", "commit", "commit"]
+    steps = "prepare", "settle", "halt", "commit"
+    assert site.steps == [f"{step} {device}" for step in steps for device in "01"]
     assert site.held == {"acme": ("0", (0,)), "globex": ("1", (0, 1, 2))}
+
+
+async def test_where_one_device_has_a_long_inference_both_settle_again() -> None:
+    site = await Site().start()
+    site.runtimes["1"].late = 1
+    await site.controller.repartition({"acme": 1, "globex": 3})
+    steps = "prepare", "settle", "halt", "settle", "halt", "commit"
+    assert site.steps == [f"{step} {device}" for step in steps for device in "01"]
 
 
 @pytest.mark.parametrize(
     ("step", "error"),
-    [("prepare", PartitionError("no")), ("prepare", Unavailable("it has ended")), ("halt", Conflict("tenant globex: slow"))],
+    [
+        ("prepare", PartitionError("no")),
+        ("prepare", Unavailable("it has ended")),
+        ("settle", Conflict("tenant globex: slow")),
+        ("halt", Unavailable("it has ended")),
+    ],
 )
 async def test_if_one_device_refuses_none_commits_and_all_discard(step: str, error: Exception) -> None:
     site = await Site().start()

@@ -1,13 +1,14 @@
-"""A repository that is watched: who is served what anew, and when."""
+"""A repository that is watched: which tenant is served which new version, and when."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+from server.config.changes import with_tables
 from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.watcher import Watcher
@@ -34,10 +35,16 @@ class FakeController:
         models = ModelsConfig(repository=root, watch=HOURS)
         self.config = Config(models=models, tenants=MappingProxyType(tenants), source="test")
         self.state = "serving"
+        self.reconfiguring = False
+        self.on_reconfigured: Callable[[], None] = lambda: None
         self.refreshed: list[str] = []
         self.errors: dict[str, RequestError] = {}
         self.gates: dict[str, asyncio.Event] = {}
         self._heard = asyncio.Event()
+
+    def watch(self, seconds: float) -> None:
+        models = self.config.models.model_copy(update={"watch": seconds})
+        self.config = self.config.model_copy(update={"models": models})
 
     async def hears(self, *keys: str) -> None:
         """Wait until just these are refreshed, or have been."""
@@ -58,9 +65,9 @@ class FakeController:
 
 
 class Site:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, controller: FakeController | None = None) -> None:
         self.root = root
-        self.controller = FakeController(root)
+        self.controller = controller or FakeController(root)
         self.watcher = Watcher(self.controller)
 
     def write(self, name: str, text: str = "", version: int = 1) -> None:
@@ -77,8 +84,8 @@ class Site:
 
 
 @asynccontextmanager
-async def watching(root: Path) -> AsyncIterator[Site]:
-    site = Site(root)
+async def watching(root: Path, controller: FakeController | None = None) -> AsyncIterator[Site]:
+    site = Site(root, controller)
     site.write("a")
     site.write("b")
     async with site.watcher:
@@ -89,6 +96,17 @@ async def watching(root: Path) -> AsyncIterator[Site]:
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with watching(tmp_path) as site:
         yield site
+
+
+async def test_what_changes_during_a_reload_is_refreshed_for_the_tenants_that_it_adds(site: Site) -> None:
+    """A tenant that comes may have loaded the model before it changed."""
+    site.controller.reconfiguring = True
+    site.write("b", "another")
+    assert await site.looks(3) == []
+    hooli, config = TenantConfig(name="hooli", granules=1, models=("b",)), site.controller.config
+    site.controller.config = with_tables(config, config.server, {**config.tenants, "hooli": hooli})
+    site.controller.reconfiguring = False
+    assert sorted(await site.looks(3)) == ["acme b", "globex b", "hooli b"]
 
 
 async def test_only_what_changed_is_refreshed_for_those_who_may_call_it_once_it_has_settled(site: Site) -> None:
@@ -163,14 +181,17 @@ async def test_a_repository_that_cannot_be_read_takes_no_model_away(site: Site, 
     assert await site.looks(3) == []
 
 
-async def test_it_looks_by_itself_unless_it_is_off(tmp_path: Path) -> None:
+async def test_it_looks_by_itself_while_the_configuration_says_so_and_follows_what_changed_before(tmp_path: Path) -> None:
     controller = FakeController(tmp_path)
-    off = controller.config.models.model_copy(update={"watch": 0.0})
-    controller.config = controller.config.model_copy(update={"models": off})
-    async with Watcher(controller) as watcher:
-        assert "_looking" in vars(watcher)
-        assert vars(watcher)["_looking"] is None
-    async with Watcher(FakeController(tmp_path)) as watcher:
-        looking = vars(watcher)["_looking"]
+    controller.watch(0.0)
+    async with watching(tmp_path, controller) as site:
+        looking = vars(site.watcher)["_looking"]
+        site.write("a", "changed")
+        controller.watch(0.001)
+        controller.on_reconfigured()
+        await controller.hears("acme a")
+        controller.watch(0.0)
+        controller.on_reconfigured()
+        assert " every 0 s, " in repr(site.watcher)
         assert not looking.done()
     assert looking.cancelled()

@@ -94,7 +94,7 @@ class Faults:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_random_faults_leak_nothing_and_everybody_is_served_again(tmp_path: Path, seed: int) -> None:
+async def test_random_faults_leak_nothing_and_every_tenant_is_served_again(tmp_path: Path, seed: int) -> None:
     for name in ("a", "b"):
         add_model(tmp_path, name)
     chance, real = random.Random(seed), time.time

@@ -1,8 +1,8 @@
 """`LoadedModels` alone: which models each tenant is served, and the readiness that follows."""
 
 from server.device.loaded_model import LoadedModel
-from server.device.loaded_models import UNLOADED, LoadedModels
-from server.tenants.catalog import IndexEntry
+from server.device.loaded_models import LoadedModels
+from server.tenants.catalog import UNLOADED, IndexEntry
 
 
 def table(strict: bool) -> LoadedModels:

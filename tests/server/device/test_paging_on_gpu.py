@@ -18,7 +18,7 @@ from server.control.controller import Controller
 from server.control.descriptions import TenantMemory
 from server.device.runtime import Runtime
 from server.errors import Unavailable
-from server.tenants.service import open_local
+from server.tenants.local_frontend import open_local
 from tests.engines.small import model
 from tests.lanes import submit
 from tests.simulation import Gpu, installed

@@ -69,14 +69,15 @@ async def test_what_fails_is_in_the_index_and_the_old_one_serves_on(root: Path) 
         assert site.states[-1] == "serving", "every model is served, if not in its newest version"
         (root / "b" / "config.pbtxt").write_text("max_batch_size: many")
         reason = await site.controller.refresh("acme", "b")
-        assert index(site)[1:] == [("b", "1", "READY", ""), ("b", "", "UNAVAILABLE", reason)]
+        goes_on = "served as it was, since its files have changed and cannot be: "
+        assert reason == "b/config.pbtxt:1:17 : Couldn't parse integer: many"
+        assert index(site)[1:] == [("b", "1", "READY", goes_on + reason)]
         (root / "b" / "config.pbtxt").unlink()
         shutil.rmtree(root / "b" / "2")
         (root / "b" / "1" / "model.onnx").write_text("another")
         site.script.fail("bind")
         assert await site.controller.refresh("acme", "b") == "version 1: scripted to fail at bind"
-        goes_on = "served as it was, since its files have changed and cannot be: scripted to fail at bind"
-        assert index(site)[1:] == [("b", "1", "READY", goes_on)]
+        assert index(site)[1:] == [("b", "1", "READY", f"{goes_on}scripted to fail at bind")]
         (root / "b" / "1").rename(root / "b" / "2")
         assert await site.controller.refresh("acme", "b") == ""
         assert index(site)[1:] == [("b", "2", "READY", "")]

@@ -64,9 +64,19 @@ def test_a_reshape_of_the_configuration_is_between_function_and_model() -> None:
         ({"x": np.float32(1)}, r"f returned 'x' of shape \[\]; expected FP32\[-1\]"),
         ({"x": np.zeros(1, np.float32), "t": np.array([1])}, "f returned 't' as an array of int64; expected BYTES"),
         ({"x": np.zeros(1, np.float32), "t": np.array([1], object)}, "f returned 't' with an element of type int"),
+        ({"x": np.zeros(1, np.float32), "t": ["\udc80"]}, "f returned 't' with an element that is no UTF-8: 'utf-8' codec"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "f returned 'x' as a list that is no array: .* inhomogeneous shape"),
     ],
 )
 def test_what_is_no_tensor_of_the_model_is_refused(returned: Any, text: str) -> None:
     specs = [TensorSpec("x", DATATYPES["FP32"], ("",)), TensorSpec("t", DATATYPES["BYTES"], ("",))]
     with pytest.raises(Failed, match=text):
         checked("f", returned, specs)
+
+
+def test_a_function_may_write_to_what_it_has_returned() -> None:
+    """As one that keeps an array for its results, and is called again before the first result is used."""
+    kept = np.ones((2, 2), np.float32)
+    for returned in (kept, kept.T, kept[:1]):
+        ((_, data),) = checked("f", {"x": returned}, [TensorSpec("x", DATATYPES["FP32"], ("", ""))])
+        assert not np.shares_memory(data, kept)

@@ -1,6 +1,7 @@
 """The thread of a model's functions: order, what is refused, and what becomes of calls that do not end."""
 
 import asyncio
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -100,3 +101,77 @@ async def test_a_call_that_cannot_be_stopped_makes_the_model_unavailable(
         await asyncio.sleep(0)
     assert await ended(functions, lambda: "again") == "again"
     assert ran == []
+
+
+class Rude(ValueError):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raises(error: BaseException) -> Callable[[], object]:
+    def work() -> object:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Rude(), "model 'm': f raised Rude"),
+        (ValueError(), "model 'm': f raised ValueError"),
+        (ValueError("a name: \udc80"), "a name: ?"),
+        (ValueError("x" * 1_000_000), "x" * 2000 + "..."),
+    ],
+)
+async def test_whatever_a_refusal_says_is_a_text_that_can_be_sent(
+    functions: FunctionThread, error: ValueError, text: str
+) -> None:
+    refused = await ended(functions, raises(error))
+    assert (type(refused), str(refused)) == (BadRequest, text)
+    assert await ended(functions, lambda: "next") == "next"
+
+
+async def test_a_cancelled_call_is_stopped_also_after_the_end() -> None:
+    functions = FunctionThread("m", 2, "tenants.acme.queue", 0.05, "server.max_execution")
+    began = threading.Event()
+
+    def spin() -> None:
+        began.set()
+        while True:
+            pass
+
+    call = functions.call("model 'm': f", spin, lambda _: None)
+    await asyncio.to_thread(began.wait)
+    functions.cancel(call)
+    functions.close()
+    await asyncio.to_thread(functions._thread.join, 10)
+    assert not functions._thread.is_alive()
+
+
+async def test_a_call_is_not_stopped_while_it_logs(functions: FunctionThread, untraced: None) -> None:
+    """An exception between two steps of Python's logging may leave the lock of a handler locked for ever."""
+    gate, written = threading.Event(), list[logging.LogRecord]()
+    log = logging.getLogger("tests.functions")
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            gate.wait()
+            written.append(record)
+
+    def spin() -> None:
+        while True:
+            log.warning("a line")
+
+    log.addHandler(handler := Slow())
+    try:
+        end = await ended(functions, spin)
+        assert isinstance(end, DeadlineExceeded), "the client does not wait for it"
+        assert written == []
+        gate.set()
+        assert await ended(functions, lambda: "next") == "next"
+        assert written
+    finally:
+        log.removeHandler(handler)

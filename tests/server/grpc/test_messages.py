@@ -11,7 +11,13 @@ ENCODED = {"ModelStreamInferResponse.infer_response", "ModelConfigResponse.confi
 """Fields that are messages there, and here the bytes of those messages."""
 
 
+SETTINGS = {"LogSetting": "LogSettingsRequest", "TraceSetting": "TraceSettingRequest"}
+"""The messages in which Triton has those of these names, each as SettingValue."""
+
+
 def theirs(name: str) -> Descriptor:
+    if name in SETTINGS:
+        return theirs(SETTINGS[name]).nested_types_by_name["SettingValue"]
     for message in service_pb2.DESCRIPTOR.message_types_by_name.values():
         for each in (message, *message.nested_types):
             if each.name == name:
@@ -21,10 +27,10 @@ def theirs(name: str) -> Descriptor:
 
 def told(message: Descriptor) -> dict[str, tuple[int, int, bool, str, bool]]:
     """Number, type, label, type of message and membership of a choice of each field, by name."""
-    return {field.name: _told(field) for field in message.fields if f"{message.name}.{field.name}" not in ENCODED}
+    return {field.name: _declared(field) for field in message.fields if f"{message.name}.{field.name}" not in ENCODED}
 
 
-def _told(field: FieldDescriptor) -> tuple[int, int, bool, str, bool]:
+def _declared(field: FieldDescriptor) -> tuple[int, int, bool, str, bool]:
     kind = field.message_type.name if field.message_type else ""
     return field.number, field.type, field.is_repeated, kind, field.containing_oneof is not None
 

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,114 +11,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
 
-from engines import DATATYPES, Signature, TensorSpec
-from greenlane.load.server_process import free_port
-from server.config.schema import Config, ModelsConfig
 from server.config.section import ConfigError
-from server.config.server import ServerConfig
-from server.config.tenant import TenantConfig
 from server.grpc import front
+from server.grpc.places import Places
 from server.grpc.server import STOP_SECONDS, GrpcServer
-from server.link import ring as links
-from server.link.messages import Done, Extent, Failure, Ticket
-from server.protocol.classification import Labels
-from server.tenants.auth import digest
-from server.tenants.catalog import ServedModel
-from server.tenants.service import SPARE_SLOTS, Service, open_tenant, slots
+from server.link.messages import Failure
+from server.tenants.service import SPARE_SLOTS, Service
 
-FP32 = DATATYPES["FP32"]
-SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
-X = np.array([1, 2], np.float32)
-MAX_BODY = 1 << 20
-GLOBEX_KEY = "globex's key"
-
-
-class Cancelled:
-    """The slots whose tickets the device side was asked to cancel."""
-
-    def __init__(self) -> None:
-        self.slots: list[int] = []
-
-    def cancel(self, slot: int, serial: int) -> None:
-        self.slots.append(slot)
-
-
-class Bench:
-    """The port of tenant `acme`, which has a model `m`; `work` answers its tickets."""
-
-    def __init__(self, config: Config, descriptors: links.Descriptors) -> None:
-        acme = config.tenants["acme"]
-        self.far = links.attach(descriptors)
-        self.far.tickets.open()
-        self.cancelled = Cancelled()
-        self.tenant = open_tenant(acme, links.attach(descriptors), self.cancelled)
-        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {}, labels=Labels({"y": b"one\ntwo\n"}))
-        self.tenant.catalog.put("m", [self.served], [])
-        self.service = Service(config, [self.tenant])
-        self.service.set_state("serving")
-        self.server = GrpcServer(self.service, "acme")
-        self.address = f"127.0.0.1:{acme.grpc_port}"
-        self.client = triton.InferenceServerClient(self.address)
-
-    def infer(self, x: np.ndarray[Any, Any] = X, model: str = "m", **options: Any) -> Awaitable[triton.InferResult]:
-        given = triton.InferInput("x", list(x.shape), "FP32").set_data_from_numpy(x)
-        return self.client.infer(model, [given], **options)
-
-    async def ticket(self) -> Ticket:
-        while not (ticket := self.far.tickets.poll()):
-            await asyncio.sleep(0)
-        return ticket
-
-    async def complete(self, ticket: Ticket, failure: Failure | None = None) -> None:
-        """Answer a ticket with its own input, or with a failure."""
-        outputs = () if failure else (Extent(ticket.shapes[0], 0, 4 * ticket.shapes[0][0]),)
-        self.far.completions.put(Done(ticket.slot, outputs, failure, 1, 2))
-        self.far.completions.ring()
-
-    async def answered(self, asked: Awaitable[Any], failure: Failure | None = None) -> Any:
-        """The answer to a call whose inference ends in this way."""
-        call = asyncio.ensure_future(asked)
-        await self.complete(await self.ticket(), failure)
-        return await call
-
-    async def released(self) -> None:
-        """Wait until no slot is in use."""
-        while self.tenant.lane.slots.statistics().used:
-            await asyncio.sleep(0)
-
-
-def configuration(port: int, **acme: Any) -> Config:
-    tenants = (
-        TenantConfig(name="acme", granules=1, models=("*",), grpc_port=port, **{"queue": 2, "in_flight": 1, **acme}),
-        TenantConfig(name="globex", granules=1, models=("*",), keys_sha256=(digest(GLOBEX_KEY),)),
-        TenantConfig(name="initech", granules=1, models=("*",), grpc_port=8199),
-    )
-    server = ServerConfig(default_tenant="acme", max_body=MAX_BODY, max_json_tensor=1 << 17)
-    models = ModelsConfig(repository=Path("/nowhere"))
-    return Config(server=server, models=models, tenants={each.name: each for each in tenants}, source="c.toml")
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
-    config = configuration(free_port())
-    descriptors = links.create(slots(config.tenants["acme"]), config.tenants["acme"].memory)
-    bench = Bench(config, descriptors)
-    bench.tenant.lane.open(asyncio.get_running_loop())
-    await bench.server.start()
-    yield bench
-    await bench.client.close()
-    await bench.server.stop()
-    bench.tenant.lane.close(asyncio.get_running_loop())
-    descriptors.close()
-
-
-async def refused(asked: Awaitable[Any]) -> tuple[str, str]:
-    """The status and text of a refused call."""
-    with pytest.raises(InferenceServerException) as refusal:
-        await asked
-    return str(refusal.value.status()).removeprefix("StatusCode."), refusal.value.message()
+from .bench import GLOBEX_KEY, MAX_BODY, Bench, X, refused
 
 
 async def test_an_inference_has_its_tensors_id_and_times(bench: Bench) -> None:
@@ -210,7 +110,7 @@ async def test_a_failure_of_the_model_has_a_request_id_that_is_in_the_log(
     assert bench.served.statistics.failures == {"BACKEND": 1}
 
 
-async def test_an_error_that_nobody_expected_keeps_its_text_to_the_log(
+async def test_the_text_of_an_unexpected_error_is_in_the_log_only(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(bench.server._front, "tenant", lambda context: 1 / 0)
@@ -296,14 +196,17 @@ async def test_a_flood_is_refused_before_its_tensors_arrive(bench: Bench) -> Non
 
 
 async def test_too_many_calls_at_a_time_are_refused(bench: Bench) -> None:
-    channel = grpc.aio.insecure_channel(bench.address)
-    call = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
-    calls = [asyncio.ensure_future(call()) for _ in range(bench.tenant.config.queue + SPARE_SLOTS + 1)]  # Without a message.
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(bench.address, options=own) for _ in range(3)]
+    most, method = bench.tenant.config.queue + SPARE_SLOTS, "/inference.GRPCInferenceService/ModelInfer"
+    calls = [asyncio.ensure_future(each.stream_unary(method)()) for each in channels[:2] for _ in range(most)]  # No messages.
+    calls.append(asyncio.ensure_future(channels[2].stream_unary(method)()))
     (first,), _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     refusal = first.exception()
     assert isinstance(refusal, grpc.aio.AioRpcError)
     assert refusal.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    await channel.close()
+    for each in channels:
+        await each.close()
     await asyncio.wait(calls)
 
 
@@ -338,7 +241,7 @@ async def test_a_message_that_does_not_come_is_given_up(bench: Bench, monkeypatc
 
 async def test_silent_calls_make_room_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "CONTESTED_SECONDS", 0.05)
-    monkeypatch.setattr(bench.server._front, "_reading", asyncio.Semaphore(2))
+    monkeypatch.setattr(bench.server._front, "_reading", Places(2))
     channel = grpc.aio.insecure_channel(bench.address)
     silent = [asyncio.ensure_future(channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()) for _ in range(2)]
     while len(bench.server._front._limits) < 2:
@@ -487,23 +390,16 @@ async def test_every_method_of_tritons_service_is_served_or_refused_by_name(benc
     await channel.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "instead"),
-    [
-        ("load_model", "POST /v2/repository/models/NAME/load over HTTP"),
-        ("unregister_cuda_shared_memory", "raw_input_contents: shared memory is not served, since regions have no tenant"),
-    ],
-)
-async def test_other_methods_of_tritons_service_say_what_to_use(bench: Bench, method: str, instead: str) -> None:
-    status, text = await refused(getattr(bench.client, method)("m"))
+async def test_shared_memory_is_refused_with_what_to_use(bench: Bench) -> None:
+    status, text = await refused(bench.client.unregister_cuda_shared_memory("m"))
     assert status == "UNIMPLEMENTED"
-    assert text.endswith(f"is not possible here; use {instead}")
+    assert text.endswith("use raw_input_contents: shared memory is not served, since regions have no tenant")
 
 
 async def test_a_port_in_use_is_refused_with_its_key(bench: Bench) -> None:
     config = bench.service.config
     with pytest.raises(ConfigError, match=r"^c\.toml: tenants\.acme\.grpc_port: cannot listen on 127\.0\.0\.1:"):
-        await GrpcServer(Service(config, []), "acme").start()
+        await GrpcServer(Service(config, [bench.tenant]), "acme", bench.ask).start()
 
 
 async def test_an_accepted_call_is_answered_while_the_server_stops(bench: Bench) -> None:
@@ -513,3 +409,16 @@ async def test_an_accepted_call_is_answered_while_the_server_stops(bench: Bench)
     await bench.complete(ticket)
     assert (await call).as_numpy("y").tolist() == [1, 2], "what was accepted is answered"
     await stopping
+
+
+async def test_silent_calls_that_wait_for_a_place_do_not_lock_others_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "CONTESTED_SECONDS", 0.05)
+    monkeypatch.setattr(bench.server._front, "_reading", Places(2))
+    channel = grpc.aio.insecure_channel(bench.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    silent = [asyncio.ensure_future(channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()) for _ in range(20)]
+    while not bench.server._front._reading.wanted:
+        await asyncio.sleep(0)
+    assert (await asyncio.wait_for(bench.answered(bench.infer()), 10)).as_numpy("y").tolist() == [1, 2]
+    for each in silent:
+        each.cancel()
+    await channel.close()

@@ -45,7 +45,7 @@ def test_text_is_one_line_for_people() -> None:
     assert TextFormatter().format(record(3, text="%d models")) == f"{clock()} INFO    greenlane.runtime: 3 models"
 
 
-def test_text_tells_the_tenant_and_the_request_where_there_are_any() -> None:
+def test_text_has_the_tenant_and_the_request_where_there_are_any() -> None:
     line = TextFormatter().format(record(level=logging.WARNING, request_id="r1", tenant="acme", other="x"))
     assert line == f"{clock()} WARNING greenlane.runtime: it happened (tenant=acme, request_id=r1)"
 

@@ -253,6 +253,7 @@ async def test_model_and_tenant_are_checked_again_after_parsing(bench: Bench, ki
     if kind is Unavailable:
         bench.tenant.lane.refusing = "the server stops"
     else:
+        bench.tenant.catalog.expected = None  # All that there are have been listed.
         bench.tenant.catalog.put("m", [], [])
     await bench.drain_time_slices()
     assert [type(outcome) for outcome in bench.outcomes] == [kind]

@@ -20,7 +20,7 @@ from server.http.infer import Infer
 from server.http.inference import Target
 from server.link import ring as links
 from server.link.messages import Done, Extent
-from server.processes.http_process import ReplayProtocol
+from server.processes.http_side.connection_handoff import ReplayProtocol
 from server.protocol.request import Limits
 from server.tenants.catalog import ServedModel
 from server.tenants.service import Tenant, open_tenant, slots
@@ -264,6 +264,7 @@ async def test_model_that_is_reloaded_in_mid_body_decides_about_the_body(
 async def test_model_that_is_unloaded_in_mid_body_is_404(bench: Bench) -> None:
     _, transport = bench.connect()
     transport.receive(IMAGE[:-1])
+    bench.tenant.catalog.expected = None  # All that there are have been listed.
     bench.tenant.catalog.put("m", [], [])
     transport.receive(IMAGE[-1:])
     assert answers(transport.written) == [b"404"]

@@ -123,6 +123,7 @@ async def test_refused_at_once_and_again_when_the_slot_is_taken(bench: Bench) ->
 
 async def test_model_that_is_gone_when_the_slot_is_taken_is_not_found(bench: Bench) -> None:
     admitted = Inference(bench.tenant, "m", None)
+    bench.tenant.catalog.expected = None  # All that there are have been listed.
     bench.tenant.catalog.put("m", [], [])
     with pytest.raises(NotFound):
         admitted.take_slot()

@@ -1,7 +1,7 @@
 """The launch loop over a fake driver: what it runs alone, what it leaves to the worker, how it ends, and what is revoked."""
 
 import ctypes
-import marshal
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import pytest
 from partitions import DeviceLost
 from server.launch_loop.library import SWITCH, open_library
 from server.launch_loop.loop import MOST_ENTRIES, open_loop
-from server.link import ring
-from server.link.messages import Failure
+from server.link.encoding import Serializer, decode_request
+from server.link.messages import Failure, Malformed
 from server.workers.bundling import BUNDLE
 from server.workers.cancellations import EXPIRED, WITHDRAWN
 from server.workers.session import Session
@@ -232,22 +232,53 @@ def test_a_launch_that_fails_fails_its_ticket_and_those_before_it_end(bench: Ben
     assert len(bench.lost) == 1
 
 
-def test_a_slot_that_does_not_exist_harms_nobody_else(bench: Bench) -> None:
+def test_a_slot_that_does_not_exist_ends_the_worker(bench: Bench) -> None:
     """The HTTP side can write anything there."""
     bench.link.arena.cells(0)[bench.link.tickets._put_count % SLOTS] = 1 << 31
     bench.link.tickets._put_count += 1
     bench.link.arena.total_put[0] = bench.link.tickets._put_count
-    bench.link.tickets.wake()
-    bench.worker.abandon()
+    os.eventfd_write(bench.link.tickets.event, 1)
+    bench.wait_for_error()
+    assert [(type(error), str(error)) for error in bench.errors] == [(Malformed, f"slot {1 << 31} of {SLOTS}")]
     bench.worker.halt()
 
 
-def test_equal_tickets_are_equal_bytes_whoever_refers_to_their_parts() -> None:
-    """Later versions of marshal's format refer to what was written before, if it is the same object."""
+@pytest.mark.parametrize("announced", [SLOTS + 1, (1 << 32) - 1])
+def test_more_tickets_than_slots_end_the_worker(bench: Bench, announced: int) -> None:
+    bench.rush()
+    os.eventfd_write(bench.link.tickets.event, announced)
+    bench.wait_for_error()
+    assert [type(error) for error in bench.errors] == [Malformed]
+    bench.worker.halt()
+
+
+def test_a_count_of_tickets_that_were_not_put_launches_none(bench: Bench) -> None:
+    bench.rush()
+    launched, total = executor(bench).launched, bench.link.arena.total_put
+    before = total[0]
+    total[0] = before + SLOTS + 1
+    os.eventfd_write(bench.link.tickets.event, 1 << 32)
+    bench.worker.stop().result(PATIENCE)
+    bench.worker.halt()
+    assert executor(bench).launched == launched
+    total[0] = before
+
+
+def test_a_descriptor_that_blocks_no_more_ends_the_worker(bench: Bench) -> None:
+    """The HTTP side may set that of the descriptor, which it shares."""
+    os.set_blocking(bench.link.tickets.event, False)
+    os.eventfd_write(bench.link.tickets.event, 1 << 32)
+    bench.wait_for_error()
+    assert [type(error) for error in bench.errors] == [Malformed]
+    bench.worker.halt()
+
+
+def test_equal_tickets_are_equal_bytes_whatever_refers_to_their_parts() -> None:
+    """An encoding may refer to what was written before, if it is the same object."""
     one, other = (tuple(range(300, 302)) for _ in range(2))
-    first, second = ("".join(["m/", "1#1"]), (one, one)), ("m/1#1", (one, other))
-    assert ring._Serializer(tuple).encode(first) == ring._Serializer(tuple).encode(second)
-    assert marshal.loads(ring._Serializer(tuple).encode(first)) == first
+    first, second = ("".join(["m/", "1#1"]), (one, one), 0), ("m/1#1", (one, other), 0)
+    assert Serializer(decode_request).encode(first) == Serializer(decode_request).encode(second)
+    assert Serializer(decode_request).decode(Serializer(decode_request).encode(first)) == first
 
 
 def test_more_shapes_than_the_loop_keeps_are_all_answered(bench: Bench) -> None:

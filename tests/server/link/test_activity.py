@@ -1,4 +1,4 @@
-"""Pages of a tenant that lends: what each side writes, the other reads, and nobody else can write."""
+"""Pages of a tenant that lends: what each side writes, the other reads, and no other process can write."""
 
 import ctypes
 import os

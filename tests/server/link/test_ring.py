@@ -295,7 +295,7 @@ def test_a_long_failure_text_of_any_characters_fits(link: Link, letter: str) -> 
     (done,) = link.completions.take()
     assert done.failure
     assert done.failure.kind == "lost"
-    assert set(done.failure.text) == {letter}
+    assert set(done.failure.text) == {"?" if letter == "\ud800" else letter}  # Half of a pair has no UTF-8.
 
 
 def test_take_without_completions_returns_none(link: Link) -> None:

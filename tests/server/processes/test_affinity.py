@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.processes.affinity import MAX_CORES, Affinity, conflicts, describe, share_cores
+from server.processes.supervision.affinity import MAX_CORES, Affinity, conflicts, describe, share_cores
 
 
 def tenants(count: int) -> dict[str, Sequence[int] | None]:

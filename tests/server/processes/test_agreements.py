@@ -1,12 +1,13 @@
 """Loads of a model by several devices: what they publish, and when."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from server.errors import BadRequest
-from server.processes.agreements import Agreements, Published
+from server.processes.remote.agreements import Agreements, Published
+from server.tenants.catalog import ServedModel
 
 
 class Site:
@@ -14,7 +15,9 @@ class Site:
 
     def __init__(self) -> None:
         self.published: list[list[str]] = []
-        self.agreements = Agreements(self._publish)
+        self.agreements = Agreements(self._publish, self._check)
+        self.why = ""
+        self.checked: list[str] = []
         for device in ("a", "b"):
             self.agreements.begin("m", device)
 
@@ -23,8 +26,12 @@ class Site:
         self.published.append(sorted(published))
         return True
 
+    async def _check(self, name: str, served: Sequence[ServedModel]) -> str:
+        self.checked.append(name)
+        return self.why
+
     def agree(self, device: str, name: str = "m") -> "asyncio.Task[str]":
-        return asyncio.create_task(self.agreements.agree(name, device))
+        return asyncio.create_task(self.agreements.agree(name, device, []))
 
     async def publish(self, device: str) -> bool:
         """A device that has agreed publishes it, and its load ends."""
@@ -91,3 +98,21 @@ async def test_a_load_whose_caller_has_gone_decides_nothing_for_the_others(site:
     await asyncio.sleep(0)
     assert not first.done(), "c has not loaded it yet"
     assert await site.agree("c") == await first == ""
+
+
+async def test_what_all_have_loaded_is_checked_once_and_refused_for_all(site: Site) -> None:
+    site.why = "m/1/model.py, line 1: NameError"
+    first = site.agree("a")
+    await asyncio.sleep(0)
+    assert site.checked == []
+    assert await site.agree("b") == await first == site.why
+    for device in ("a", "b"):
+        assert site.agreements.published("m", device, ([], [])) is None
+        site.agreements.end("m", device, BadRequest(site.why))
+    assert (site.checked, site.published) == (["m"], [])
+    assert repr(site.agreements) == "<Agreements on nothing>"
+
+
+async def test_what_is_not_loaded_on_request_is_checked_too(site: Site) -> None:
+    site.why = "n/1/model.py, line 1: NameError"
+    assert await site.agree("a", "n") == site.why

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.processes.crashes import MOST, LoadCrashes
+from server.processes.remote.crashes import MOST, LoadCrashes
 
 
 def end(crashes: LoadCrashes, times: int = 1, **loading: str) -> None:
@@ -24,7 +24,7 @@ def test_a_model_is_left_out_when_processes_ended_often_enough_while_they_loaded
     assert caplog.messages[-1].endswith("; it is left out until it is loaded on request")
 
 
-def test_a_model_that_was_loaded_once_counts_anew() -> None:
+def test_a_load_that_succeeds_resets_the_count_of_crashes() -> None:
     crashes = LoadCrashes()
     end(crashes, MOST, acme="m", globex="other")
     crashes.on_loading("acme", "m")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from server.errors import Unavailable
-from server.processes import descriptors
-from server.processes.descriptors import MOST, DescriptorReceiver, DescriptorSender
+from server.processes.channels import descriptors
+from server.processes.channels.descriptors import MOST, DescriptorReceiver, DescriptorSender
 
 Ends = tuple[DescriptorSender, DescriptorReceiver]
 

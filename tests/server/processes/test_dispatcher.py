@@ -15,8 +15,10 @@ import msgspec
 import pytest
 
 from server.config.tenant import TenantConfig
-from server.processes import handoff
-from server.processes.dispatcher import (
+from server.processes.channels import handoff
+from server.processes.channels.handoff import Handoff
+from server.processes.channels.routing import SHARED, UNAUTHENTICATED
+from server.processes.dispatching.dispatcher import (
     MAX_PIECES,
     RECONFIGURE,
     RECONFIGURED,
@@ -24,9 +26,7 @@ from server.processes.dispatcher import (
     Dispatcher,
     Keys,
 )
-from server.processes.handoff import Handoff
-from server.processes.handoff_queue import MAX_QUEUED, HandoffQueue
-from server.processes.routing import SHARED, UNAUTHENTICATED
+from server.processes.dispatching.handoff_queue import MAX_QUEUED, HandoffQueue
 from server.tenants.auth import Tenancy, digest
 
 TENANTS = [TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")]
@@ -108,6 +108,10 @@ class Bench:
     def end(self, name: str, end: socket.socket) -> None:
         """Let this process end, as its supervisor sees it."""
         end.close()
+        self.withdraw(name)
+
+    def withdraw(self, name: str) -> None:
+        """Let the supervisor say that the process of this name has ended."""
         self._control.send(WITHDRAWN + name.encode())
 
     def reports(self) -> bytes:
@@ -300,9 +304,9 @@ def test_connections_of_a_process_that_died_wait_for_the_next(bench: Bench) -> N
 def test_connections_that_a_killed_process_has_not_taken_go_to_the_next_in_order(bench: Bench, count: int) -> None:
     """600 are more than its socket has room for."""
     died, heads = bench.process("acme"), [ACME + b"%d" % number for number in range(count)]
-    for head in heads:
+    for number, head in enumerate(heads):
         bench.connect(head)
-    until(lambda: bench.dispatcher.looks >= count)
+        until(lambda looked=number: bench.dispatcher.looks > looked)  # type: ignore[misc]  # One after the other.
     died.close()
     second = bench.process("acme")
     assert taken(second)[1] == heads[0]
@@ -330,6 +334,30 @@ def test_connections_that_the_process_of_a_tenant_that_has_gone_did_not_take_sho
     bench.reconfigure(Keys({"globex": ()}, None))
     bench.end("acme", acme)
     assert taken(unauthenticated)[1] == ACME
+
+
+def test_a_tenant_that_has_not_come_after_all_is_unknown_here(bench: Bench) -> None:
+    """Its process is ended before any dispatcher was sent the configuration with it."""
+    bench.withdraw("initech")
+    bench.withdraw("initech (2)")
+    acme = bench.process("acme")
+    bench.connect(ACME)
+    assert taken(acme)[1] == ACME
+
+
+def test_connections_that_a_process_gave_back_before_it_was_killed_are_passed_on() -> None:
+    bench, count = Bench(), 20
+    acme, globex = bench.process("acme"), bench.process("globex")
+    pairs = [socket.socketpair() for _ in range(count)]
+    for number, (ours, theirs) in enumerate(pairs):
+        theirs.sendall(b"%d" % number)
+        handoff.send(acme, Handoff("globex", ours))
+        ours.close()
+    bench.end("acme", acme)
+    with bench:  # It begins only now, so that it learns of the end before it has read all of them.
+        assert [taken(globex)[1] for _ in pairs] == [b"%d" % number for number in range(count)]
+    for _, theirs in pairs:
+        theirs.close()
 
 
 def test_a_process_cannot_make_the_dispatcher_wait_for_what_it_has_left(bench: Bench) -> None:

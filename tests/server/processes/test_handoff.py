@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.processes import handoff
-from server.processes.handoff import Handoff
+from server.processes.channels import handoff
+from server.processes.channels.handoff import Handoff
 
 
 @pytest.fixture

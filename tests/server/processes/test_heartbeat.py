@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from server.processes.heartbeat import INTERVAL, MAX_SILENCE, Activity, Heartbeat, StoppedTime, observe
+from server.processes.children.heartbeat import INTERVAL, MAX_SILENCE, Activity, Heartbeat, StoppedTime, observe
 
 
 def looks(heartbeat: Heartbeat, *activities: Activity, begin: float = 100.0, step: float = INTERVAL) -> int:

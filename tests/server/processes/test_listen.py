@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.processes.listen import CannotListen, listen, reserve, url
+from server.processes.supervision.listen import CannotListen, listen, reserve, url
 
 LOOPBACK = "127.0.0.1"
 

@@ -9,8 +9,9 @@ import pytest
 from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from engines.signature import Default, Form
-from server.processes import messages
-from server.processes.messages import Publish, ReportFields, decode_hook, encode_hook
+from server.processes.channels import message_fields
+from server.processes.channels.message_fields import ReportFields, decode_hook, encode_hook
+from server.processes.channels.messages import Publish
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
 from server.scheduling.lane_statistics import LaneStatistics
@@ -66,20 +67,20 @@ def test_a_report_arrives_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("mirror", "mirrored"),
     [
-        (messages.BatchingFields, names(Batching)),
-        (messages.QueueLimitsFields, QueueLimits._fields),
-        (messages.QueuePolicyFields, names(QueuePolicy)),
-        (messages.SizeFields, names(Size)),
-        (messages.StatisticsFields, names(ModelStatistics)),
-        (messages.ModelReportFields, names(ModelReport)),
+        (message_fields.BatchingFields, names(Batching)),
+        (message_fields.QueueLimitsFields, QueueLimits._fields),
+        (message_fields.QueuePolicyFields, names(QueuePolicy)),
+        (message_fields.SizeFields, names(Size)),
+        (message_fields.StatisticsFields, names(ModelStatistics)),
+        (message_fields.ModelReportFields, names(ModelReport)),
         (
-            messages.ServedModelFields,
+            message_fields.ServedModelFields,
             names(ServedModel, "running", "text", "statistics", "request_cache"),
         ),
-        (messages.ReportFields, names(Report, "age")),
+        (message_fields.ReportFields, names(Report, "age")),
     ],
 )
-def test_no_field_of_a_mirrored_class_is_forgotten(mirror: type[messages.Fields], mirrored: Any) -> None:
+def test_no_field_of_a_mirrored_class_is_forgotten(mirror: type[message_fields.Fields], mirrored: Any) -> None:
     assert mirror.__struct_fields__ == tuple(mirrored)
 
 

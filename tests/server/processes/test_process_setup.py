@@ -3,7 +3,7 @@
 import logging
 import resource
 
-from server.processes.process_setup import ProcessName, raise_descriptor_limit
+from server.processes.children.process_setup import ProcessName, raise_descriptor_limit
 
 
 def record(**extra: str) -> logging.LogRecord:

@@ -15,8 +15,8 @@ from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.errors import Unavailable
 from server.http.exchange import Reply
-from server.processes import proxy
-from server.processes.proxy import ForwardedRequest, answer
+from server.processes.http_side import proxy
+from server.processes.http_side.proxy import ForwardedRequest, answer
 from server.tenants.service import Service, Tenant, open_tenant
 from tests.memory import linked
 

@@ -13,9 +13,10 @@ from server.errors import Conflict, Failed
 from server.link import ring as links
 from server.link.messages import Ticket
 from server.link.ring import Descriptors
-from server.processes import descriptors
-from server.processes.descriptors import DescriptorReceiver, DescriptorSender
-from server.processes.messages import (
+from server.processes.channels import descriptors
+from server.processes.channels.descriptors import DescriptorReceiver, DescriptorSender
+from server.processes.channels.message_fields import ReportFields
+from server.processes.channels.messages import (
     Announce,
     CancelTicket,
     FailInFlight,
@@ -24,14 +25,13 @@ from server.processes.messages import (
     Publish,
     Refuse,
     Relink,
-    ReportFields,
     SetAffinity,
     SetState,
     Suspend,
     WaitUntilIdle,
 )
-from server.processes.remote_frontend import RemoteFrontend, open_remote
-from server.processes.rpc import Channel
+from server.processes.channels.rpc import Channel
+from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.catalog import IndexEntry
@@ -150,7 +150,7 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
     process.answers[GetReport] = ReportFields.of(counted)
     assert (await frontend.report()).age == 0
-    monkeypatch.setattr("server.processes.report_source.REPORT_TIMEOUT", 0.01)
+    monkeypatch.setattr("server.processes.channels.report_source.REPORT_TIMEOUT", 0.01)
     process.answers[GetReport] = never = asyncio.sleep(600)
     stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)

@@ -12,13 +12,14 @@ from partitions import DeviceUnavailable
 from server.config.tenant import TenantConfig
 from server.control.descriptions import Pause
 from server.errors import Conflict, Failed, RequestError, Unavailable
-from server.processes import descriptors
-from server.processes import device_messages as messages
-from server.processes.device_messages import DeviceInfoFields
-from server.processes.messages import Message, ServedModelFields
-from server.processes.remote_frontend import RemoteFrontend, open_remote
-from server.processes.remote_runtime import RemoteRuntime
-from server.processes.rpc import Channel
+from server.processes.channels import descriptors
+from server.processes.channels import device_messages as messages
+from server.processes.channels.device_fields import DeviceInfoFields
+from server.processes.channels.message_fields import ServedModelFields
+from server.processes.channels.messages import Message
+from server.processes.channels.rpc import Channel
+from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
+from server.processes.remote.remote_runtime import RemoteRuntime
 
 INFO = DeviceInfoFields("cpu", "cores", "core", (1, 1, 1))
 ANSWERS: dict[type[Message], Any] = {
@@ -27,11 +28,12 @@ ANSWERS: dict[type[Message], Any] = {
     messages.PrepareMove: {},
     messages.ProbePartitions: {},
     messages.GetExecutions: [],
+    messages.HaltMove: True,
 }
 CALLS = (
     *ANSWERS,
     messages.WaitUntilLoaded,
-    messages.HaltMove,
+    messages.SettleMove,
     messages.CommitMove,
     messages.SwitchMove,
     messages.DiscardMove,
@@ -313,7 +315,7 @@ async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: R
     second.channel.notify(messages.SuspendTenant("acme", "its worker failed"))
     second.channel.notify(messages.SuspendTenant("acme", ""))
     second.channel.notify(messages.SuspendTenant("acme", "its worker failed again"))
-    while runtime._reasons.get("acme") != "its worker failed again":
+    while runtime.tenants._reasons.get("acme") != "its worker failed again":
         await asyncio.sleep(0)
     assert frontend._suspended == GONE, "no request may name the models of before"
     second.gates["WaitUntilLoaded"].set()
@@ -390,7 +392,7 @@ async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRu
 
 
 async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.processes.remote_runtime.REPORT_TIMEOUT", 0.01)
+    monkeypatch.setattr("server.processes.remote.device_reports.REPORT_TIMEOUT", 0.01)
     process = await served(runtime)
     process.gates["GetExecutions"] = asyncio.Event()
     assert await asyncio.wait_for(runtime.executions(), 10) == []

@@ -8,14 +8,15 @@ import pytest
 
 from server.config.tenant import TenantConfig
 from server.errors import Unavailable
-from server.processes import descriptors
-from server.processes import device_messages as messages
-from server.processes.descriptors import DescriptorSender
-from server.processes.remote_frontend import RemoteFrontend, open_remote
-from server.processes.remote_runtime import RemoteRuntime
-from server.processes.rpc import Channel
+from server.processes.channels import descriptors
+from server.processes.channels import device_messages as messages
+from server.processes.channels.descriptors import DescriptorSender
+from server.processes.channels.device_fields import DeviceInfoFields
+from server.processes.channels.rpc import Channel
+from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
+from server.processes.remote.remote_runtime import RemoteRuntime
 
-INFO = messages.DeviceInfoFields("fake", "a device", "core", (1, 1))
+INFO = DeviceInfoFields("fake", "a device", "core", (1, 1))
 
 
 class Process:
@@ -126,9 +127,9 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed()
         messages.LoadModel("acme", "b", None),
     ]
     assert runtime.leave("acme")[0] == (1,)
-    assert runtime.lists.of("acme") == ["b", "c"], "for the device that it moves to"
+    assert runtime.kept.lists.of("acme") == ["b", "c"], "for the device that it moves to"
     await runtime.release("acme")
-    assert runtime.lists.of("acme") is None
+    assert runtime.kept.lists.of("acme") is None
     second.close()
     acme.close()
 

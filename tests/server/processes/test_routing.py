@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.config.tenant import TenantConfig
-from server.processes.routing import MAX_HEAD, SHARED, UNAUTHENTICATED, destination, process_for
+from server.processes.channels.routing import MAX_HEAD, SHARED, UNAUTHENTICATED, destination, process_for
 from server.tenants.auth import Tenancy, digest
 
 OPEN = TenantConfig(name="acme", granules=1, models=("*",))

@@ -8,8 +8,8 @@ import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.config.tenant import TenantConfig
-from server.processes.messages import FailInFlight, Publish, Relink, SetState, Suspend
-from server.processes.spread_frontend import DeviceSides, SpreadFrontend, open_spread
+from server.processes.channels.messages import FailInFlight, Publish, Relink, SetState, Suspend
+from server.processes.remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from server.tenants.catalog import ServedModel
 
 from .test_remote_frontend import Device, Process
@@ -48,7 +48,7 @@ async def test_its_links_lead_to_one_memory(frontend: SpreadFrontend) -> None:
             os.fstat(each.arena)
 
 
-async def test_a_device_that_ends_is_told_to_the_process_and_to_its_replacement(frontend: SpreadFrontend) -> None:
+async def test_the_process_and_its_replacement_are_notified_of_a_device_that_ends(frontend: SpreadFrontend) -> None:
     zero, one = frontend.members.values()
     process = Process()
     channel = await process.meet(frontend)
@@ -108,7 +108,7 @@ async def test_what_both_load_on_request_is_published_once(frontend: SpreadFront
     members = list(frontend.members.values())
     for member in members:
         member.begin_load("m")
-    assert await asyncio.gather(*(member.agree("m") for member in members)) == ["", ""]
+    assert await asyncio.gather(*(member.agree("m", []) for member in members)) == ["", ""]
     await asyncio.gather(*(member.publish("m", [model("m", at)], []) for at, member in enumerate(members, 4)))
     for member in members:
         member.end_load("m", None)

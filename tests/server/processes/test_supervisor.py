@@ -1,4 +1,4 @@
-"""How long what dies is left alone, and what comes before what takes its place.
+"""How long what ends is left alone, and what is done before its replacement starts.
 
 What the supervisor does with real processes is in tests/end_to_end/test_http_processes.py.
 """
@@ -17,8 +17,13 @@ from server.control.controller import Controller
 from server.errors import Failed
 from server.host.backoff import Backoff
 from server.processes import serve
-from server.processes.remote_frontend import open_remote
-from server.processes.supervisor import SupervisedProcess, Supervisor
+from server.processes.channels.routing import SHARED
+from server.processes.remote.remote_frontend import open_remote
+from server.processes.supervision.restarts import Restarts, WatchTasks
+from server.processes.supervision.supervised import Current, SupervisedProcess
+from server.processes.supervision.supervised_dispatcher import SupervisedDispatcher
+from server.processes.supervision.supervised_http import SupervisedHttp
+from server.processes.supervision.supervisor import Supervisor
 
 
 def test_backoff_is_zero_after_a_long_run() -> None:
@@ -36,127 +41,155 @@ def test_backoff_doubles_up_to_a_bound() -> None:
     assert pauses[-2:] == [10.0, 10.0]
     backoff.started(100.0)
     assert backoff.delay(200.0) == 0.0
-    assert backoff.delay(100.1) == 0.1, "it begins anew once it was stable"
+    assert backoff.delay(100.1) == 0.1, "it starts at the first delay again once a process was stable"
 
 
-class Staged(Supervisor):
-    """A supervisor whose processes end and begin when they are told to, without any; it writes down what happens."""
+class RecordedRestarts(Restarts):
+    """Waits for no process; writes down that it was asked to."""
 
-    def __init__(self, tenant: TenantConfig) -> None:
-        self.told: list[Any] = []
+    def __init__(self, events: list[Any]) -> None:
+        super().__init__()
+        self._events = events
+
+    async def wait_for_end(self, *_: Any) -> None:
+        self._events.append("ended")
+
+
+class Staged(SupervisedHttp):
+    """The HTTP process of acme, which is replaced once, by none. `events` is what happened."""
+
+    def __init__(self) -> None:
+        tenant = TenantConfig(name="acme", granules=1, models=("*",))
+        config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": tenant}, source="test")
+        self.events: list[Any] = []
         self.frontend = open_remote(tenant)
-        config = Config(models=ModelsConfig(repository=Path()), tenants={tenant.name: tenant}, source="test")
-        super().__init__(config, {tenant.name: self.frontend}, [], {}, None, self._tell)
+        self.acme = SupervisedProcess("acme", self.frontend)
+        self.shared = SupervisedProcess(SHARED, None)
+        self.restarts = RecordedRestarts(self.events)
+        processes = {each.name: each for each in (self.acme, self.shared)}
+        current = Current(config)
+        self.dispatcher = SupervisedDispatcher([], processes, current, self.restarts)
+        super().__init__(processes, self.dispatcher, None, self.replace_link, {}, current, self.restarts, WatchTasks())
 
-    async def _tell(self, name: str, free: Callable[[], None]) -> None:
+    async def replace_link(self, name: str, free: Callable[[], None]) -> None:
         free()
-        self.told.append(("reopened", self.frontend.descriptors))
-
-    async def _wait_for_end(self, *_: Any) -> None:
-        self.told.append("buried")
+        self.events.append(("relinked", self.frontend.descriptors))
 
     async def _start(self, each: SupervisedProcess) -> None:
-        assert each.frontend
-        self.told.append(("started", each.frontend.descriptors))
-        self._closing.set()
+        self.events.append(("started", self.frontend.descriptors))
+        self.restarts.closing.set()
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The processes that were killed."""
+    found: list[object] = []
+    monkeypatch.setattr("server.processes.children.spawn.kill", found.append)
+    return found
 
 
 async def test_a_replacement_starts_after_the_worker_has_left_the_old_link() -> None:
-    supervisor = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
-    front, before = supervisor._http["acme"], supervisor.frontend.descriptors
-    front.channel.closed.set()
-    await supervisor._keep(front)
-    now = supervisor.frontend.descriptors
-    assert supervisor.told == ["buried", ("reopened", now), ("started", now)]
+    http = Staged()
+    before = http.frontend.descriptors
+    http.acme.channel.closed.set()
+    await http._keep(http.acme)
+    now = http.frontend.descriptors
+    assert http.events == ["ended", ("relinked", now), ("started", now)]
     assert now != before
-    supervisor.frontend.close()
+    http.frontend.close()
 
 
-class Unlucky(Staged):
-    """Its processes can be started the second time only."""
+async def test_the_process_of_a_tenant_that_goes_while_it_is_to_be_replaced_is_not_started_again() -> None:
+    """A tenant of the same name may have come by then, whose process this is not."""
+    http = Staged()
 
-    async def _start(self, each: SupervisedProcess) -> None:
-        if "failed" not in self.told:
-            self.told.append("failed")
-            raise EOFError("unexpected EOF")
-        await super()._start(each)
+    async def go(*_: Any) -> None:
+        http.retire("acme")
 
-    async def _sleep(self, seconds: float) -> None:
-        self.told.append(("rest", seconds))
+    http.restarts.wait_for_end = go  # type: ignore[method-assign]
+    http.acme.channel.closed.set()
+    await http._keep(http.acme)
+    assert http.events == []
+    await SupervisedHttp._start(http, http.acme)
+    assert http.acme.process is None
+    http.frontend.close()
 
 
 async def test_the_second_attempt_to_start_a_process_is_made_at_once() -> None:
-    """What it was to be forked off ended at that moment, and the next try begins with another."""
-    supervisor = Unlucky(TenantConfig(name="acme", granules=1, models=("*",)))
-    await supervisor._retry(lambda: supervisor._start(supervisor._http["acme"]))
-    assert supervisor.told == ["failed", ("rest", 0.0), ("started", supervisor.frontend.descriptors)]
-    supervisor.frontend.close()
+    """The forkserver ended at that moment, and the next attempt begins with another one."""
+    events: list[Any] = []
+
+    class Restless(Restarts):
+        async def sleep(self, seconds: float) -> None:
+            events.append(("slept", seconds))
+
+    async def start() -> None:
+        if not events:
+            raise EOFError("unexpected EOF")
+        events.append("started")
+
+    await Restless().retry(start)
+    assert events == [("slept", 0.0), "started"]
 
 
 async def test_a_server_ends_in_order_though_its_dispatcher_has_just_died() -> None:
-    supervisor = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
-    supervisor._control, theirs = socket.socketpair()
-    for end in (supervisor._control, theirs):  # As `_keep_dispatcher` leaves it until there is another.
+    tenant = TenantConfig(name="acme", granules=1, models=("*",))
+    config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": tenant}, source="test")
+    supervisor = Supervisor(config, {}, [], {}, None, _nothing)
+    dispatcher = supervisor._dispatcher
+    dispatcher._control, theirs = socket.socketpair()
+    for end in (dispatcher._control, theirs):  # As `keep` leaves it until there is another.
         end.close()
     await supervisor.close()
-    await asyncio.wait_for(supervisor._keep_dispatcher(), 10)
-    supervisor.frontend.close()
+    await asyncio.wait_for(dispatcher.keep(), 10)
 
 
-def test_a_process_that_sent_the_dispatcher_a_malformed_handoff_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
-    killed: list[object] = []
-    monkeypatch.setattr("server.processes.spawn.kill", killed.append)
+async def _nothing(name: str, free: Callable[[], None]) -> None:
+    """Nothing uses the old link."""
+
+
+def test_a_process_that_sent_the_dispatcher_a_malformed_handoff_is_killed(killed: list[object]) -> None:
+    http = Staged()
     process: Any = object()
-    supervisor._http["acme"].process = process
+    http.acme.process = process
     for message in (b"!", b"nobody", b"\xff", b"(shared)"):  # The last one has not started.
-        supervisor._on_dispatcher(message)
+        http.dispatcher._on_message(message)
     assert killed == []
-    supervisor._on_dispatcher(b"acme")
+    http.dispatcher._on_message(b"acme")
     assert killed == [process]
-    supervisor.frontend.close()
+    http.frontend.close()
 
 
 async def test_a_process_that_cannot_change_its_link_is_killed_and_the_device_is_started_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    killed: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
-    killed: list[object] = []
-    monkeypatch.setattr("server.processes.spawn.kill", killed.append)
+    http = Staged()
 
     async def relink() -> None:
         raise Failed("OSError: 0 descriptors came with number 1; expected 4 with 1")
 
-    monkeypatch.setattr(supervisor.frontend, "relink", relink)
+    monkeypatch.setattr(http.frontend, "relink", relink)
     process: Any = object()
-    supervisor._http["acme"].process = process
-    await supervisor._relink(supervisor._http["acme"], supervisor.frontend)
+    http.acme.process = process
+    await http.relink("acme", http.frontend)
     assert killed == [process]
-    supervisor.frontend.close()
-
-
-class Short(Staged):
-    """There is no memory for a new link at first."""
-
-    async def _tell(self, name: str, free: Callable[[], None]) -> None:
-        if "failed" not in self.told:
-            self.told.append("failed")
-            free()
-            raise OSError("no memory")
-        await super()._tell(name, free)
+    http.frontend.close()
 
 
 async def test_a_process_for_which_there_was_no_memory_is_started_later() -> None:
-    supervisor = Short(TenantConfig(name="acme", granules=1, models=("*",)))
-    supervisor._http["acme"].channel.closed.set()
-    await supervisor._keep(supervisor._http["acme"])
-    assert [each if isinstance(each, str) else each[0] for each in supervisor.told] == [
-        "buried",
-        "failed",
-        "reopened",
-        "started",
-    ]
-    supervisor.frontend.close()
+    class Short(Staged):
+        """There is no memory for a new link at first."""
+
+        async def replace_link(self, name: str, free: Callable[[], None]) -> None:
+            await super().replace_link(name, free)
+            if len(self.events) == 2:
+                raise OSError("no memory")
+
+    http = Short()
+    http.acme.channel.closed.set()
+    await http._keep(http.acme)
+    assert [each if isinstance(each, str) else each[0] for each in http.events] == ["ended", "relinked", "relinked", "started"]
+    http.frontend.close()
 
 
 async def test_a_server_whose_processes_cannot_be_started_waits_for_none() -> None:

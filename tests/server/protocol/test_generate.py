@@ -68,6 +68,10 @@ def test_members_that_are_no_inputs_are_parameters() -> None:
     assert (request.timeout, request.id, request.priority) == (2.0, "7", 3)
 
 
+def test_an_empty_id_is_none() -> None:
+    assert decoded({"x": 1, "id": ""}, spec("x", "FP32", 1))[0].id is None
+
+
 def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
     request, tensors = decoded({"id": 5, "parameters": [1]}, spec("id", "INT32", 1), spec("parameters", "INT32", "n"))
     assert request.id is None
@@ -87,6 +91,11 @@ def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
 def test_what_is_wrong_is_named(document: Any, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         decoded(document, spec("x", "FP32", 1))
+
+
+def test_a_member_given_twice_is_refused() -> None:
+    with pytest.raises(BadRequest, match='the request body has the key "x" twice in one object'):
+        decode(b'{"x": 1, "y": true, "x": 2}', Signature((spec("x", "FP32", 1),), OUTPUTS), slot_of(), LIMITS)
 
 
 def test_an_output_without_a_form_in_json_is_refused_before_the_model_runs() -> None:

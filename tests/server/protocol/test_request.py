@@ -242,6 +242,10 @@ def test_an_id_is_a_string() -> None:
     assert refusal(request(tensor([1]), id=7)) == "id: 7 is an integer; expected a string"
 
 
+def test_an_empty_id_is_none() -> None:
+    assert take(request(tensor([1]), id=""), model()).request.id is None
+
+
 def test_shared_memory_is_refused_for_inputs_and_outputs() -> None:
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
     entry = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": region}

@@ -51,3 +51,13 @@ def test_a_change_that_is_undone_is_not_acted_on() -> None:
     one, two = frozenset({("1/", 0, 0, 0)}), frozenset({("2/", 0, 0, 0)})
     settling = Settling({"double": one})
     assert [settling.settled({"double": each}) for each in (two, one, one)] == [[], [], []]
+
+
+def test_links_to_the_directories_above_are_not_followed(tmp_path: Path) -> None:
+    """With two of them there are 2^40 paths, of which the kernel refuses only longer ones."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    for name in ("latest", "current"):
+        (tmp_path / "m" / name).symlink_to(".")
+    (tmp_path / "m" / "1" / "root").symlink_to(tmp_path)
+    assert len(stamps(tmp_path, ["m"])["m"]) < 50

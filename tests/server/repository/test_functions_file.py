@@ -66,6 +66,10 @@ def test_a_file_without_functions_is_something_else(tmp_path: Path, text: str) -
             'def preprocess(o): ...\nINPUTS = [{"name": "x", "datatype": "FP32", "shape": [-2]}]',
             r"shape is \[-2\]; expected sizes",
         ),
+        ('def preprocess(o): ...\nINPUTS = [{"name": "x", "datatype": [], "shape": []}]', r"datatype is \[\]; expected one of"),
+        ('def preprocess(o): ...\nINPUTS = [{"name": "\\udc80", "datatype": "FP32", "shape": []}]', "name is .*; expected te"),
+        (f'def preprocess(o): ...\nINPUTS = [{{"name": "x", "datatype": "FP32", "shape": [{1 << 70}]}}]', "expected sizes"),
+        ("async def preprocess(o): ...", "m/model.py: async def preprocess; expected def"),
         ('def preprocess(o): ...\nINPUTS = 2 * [{"name": "x", "datatype": "FP32", "shape": [1]}]', "not a literal"),
     ],
 )

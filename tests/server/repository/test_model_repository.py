@@ -285,6 +285,12 @@ def test_links_are_followed(repository, tmp_path, add):
     assert versions(repository.read("linked")) == [1]
 
 
+def test_a_tokenizer_that_cannot_be_looked_at_is_none(repository, tmp_path, add):
+    add("a/1/model.onnx")
+    (tmp_path / "a" / "tokenizer.json").symlink_to("x" * 300)
+    assert [file.tokenizer for file in repository.read("a").files] == [""]
+
+
 def test_a_model_that_cannot_be_opened_is_a_problem_with_the_systems_reason(repository, tmp_path, add):
     add("m/1/model.onnx", "m/2/notes")
     (tmp_path / "m/2/model.onnx").symlink_to("model.onnx")

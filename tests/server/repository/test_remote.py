@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from server.repository import remote
 from server.repository.model_repository import Repository
 from server.repository.remote import COPIES, Outcome, copy
 
@@ -160,3 +161,34 @@ def test_a_directory_of_this_machine_can_be_copied(tmp_path: Path) -> None:
     assert copy(url, root) == Outcome()
     shutil.rmtree(tmp_path / "there" / "whole")
     assert copy(url, root) == Outcome(removed=["whole"])
+
+
+def test_what_went_away_goes_also_if_it_is_not_known_what_was_copied(bucket: Bucket) -> None:
+    bucket.copy()
+    (bucket.root / ".state.json").unlink()
+    bucket.remove("b")
+    assert bucket.copy().removed == ["b"]
+    assert set(bucket.read()) == {"a/1/model.onnx", "a/config.pbtxt"}
+
+
+def test_a_model_that_changed_back_after_an_interrupted_copy_is_the_old_one_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "there" / "a" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+
+    def put(content: str, changed: int) -> Outcome:
+        file.write_text(content)
+        os.utime(file, (changed, changed))
+        return copy(f"file://{tmp_path}/there", tmp_path / "copy")
+
+    def end(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    put("a1", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(remote._Copy, "_save", end)  # The process is killed when the new model is there, and not written down.
+        with pytest.raises(KeyboardInterrupt):
+            put("a2", 2)
+    assert put("a1", 1).changed == ["a"]
+    assert (tmp_path / "copy" / "a" / "1" / "model.onnx").read_text() == "a1"

@@ -62,6 +62,23 @@ def test_a_loading_model_is_known_but_not_ready() -> None:
         made.find("m", "1")
 
 
+def test_before_the_models_are_known_only_names_that_the_tenant_may_call_are_unavailable() -> None:
+    made = Catalog()
+    made.expected = {"m", "n"}.__contains__
+    made.announce("n")
+    with pytest.raises(Unavailable, match=r"^model 'm': which models there are is not known yet, as the server is starting;"):
+        made.route("m", "1")
+    with pytest.raises(NotFound):
+        made.find("other")
+    with pytest.raises(Unavailable, match=r"^model 'n' is loading"):
+        made.find("n")
+    assert made.index(["m", "n"]) == [IndexEntry("m", "", "LOADING"), IndexEntry("n", "", "LOADING")]
+    made.expected = None
+    with pytest.raises(NotFound):
+        made.find("m")
+    assert made.index(["m"])[0] == IndexEntry("m", "", "UNAVAILABLE", "not loaded")
+
+
 def test_a_served_model_stays_ready_during_a_reload() -> None:
     made = catalog(served("m", "1"))
     made.announce("m")

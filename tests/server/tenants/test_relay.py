@@ -236,7 +236,7 @@ async def test_what_a_dead_helper_asked_is_given_up_and_its_memory_freed_when_it
     assert (await answer).outputs == OUT
 
 
-async def test_the_end_of_the_device_side_is_told_to_helpers(tenant: Tenant) -> None:
+async def test_helpers_are_notified_of_the_end_of_the_device_side(tenant: Tenant) -> None:
     helper = tenant.help().lane
     asked = [ask(helper), ask(helper)]
     await settle()
@@ -338,3 +338,14 @@ async def test_whatever_happens_every_request_ends_once_and_all_memory_is_free_i
     tenant.idle()
     assert all(not each.relay._running for each in helpers.values())
     assert all(each.lane.statistics()[:3] == (0, 0, 0) for each in helpers.values())
+
+
+async def test_a_helper_that_sends_a_malformed_ticket_is_cut_off_and_others_are_served(tenant: Tenant) -> None:
+    wrong, right = tenant.help(2), tenant.help(3)
+    os.eventfd_write(wrong.relay._link.tickets.event, 1 << 20)
+    await asyncio.wait_for(wrong.relay.ended.wait(), 30)
+    assert wrong.to_lead.socket.recv(1) == b"", "which ends the helper"
+    slot, answer = ask(right.lane)
+    await settle()
+    await tenant.hand.end(outputs=OUT)
+    assert await answer == Done(slot.index, OUT, None, 1, 2)

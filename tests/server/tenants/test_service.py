@@ -17,10 +17,11 @@ from server.errors import Conflict, Misdirected, QueueFull, Unauthorized, Unavai
 from server.http.infer import Infer
 from server.link.messages import Done, Extent, Failure
 from server.link.slots import Slot
-from server.tenants import service as tenants_service
+from server.tenants import publishing as tenants_publishing
 from server.tenants.auth import digest
 from server.tenants.catalog import IndexEntry, ServedModel
-from server.tenants.service import SPARE_SLOTS, LocalFrontend, Service, open_local, open_tenant, slots
+from server.tenants.local_frontend import LocalFrontend, open_local
+from server.tenants.service import SPARE_SLOTS, Service, open_tenant, slots
 from tests.lanes import submit
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -235,7 +236,7 @@ async def test_publish_serves_new_models_and_waits_for_requests_of_replaced_ones
 async def test_answers_in_parts_of_a_replaced_model_end_after_a_while(
     frontend: LocalFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenants_service, "FINISH_SECONDS", 0.01)
+    monkeypatch.setattr(tenants_publishing, "FINISH_SECONDS", 0.01)
     frontend.open(Device())
     lane, ends = frontend.tenant.lane, []
     await frontend.publish("m", [served("m")], [])
@@ -319,8 +320,8 @@ async def test_a_closed_frontend_has_no_reader_and_no_descriptors() -> None:
         os.fstat(event)
 
 
-def test_a_service_without_heartbeats_of_its_device_process_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a quarter of `server.watchdog`; where device and HTTP are one process, no heartbeat is expected."""
+def test_a_service_without_heartbeats_of_the_supervisor_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a quarter of `server.watchdog`; where all is one process, no heartbeat is expected."""
     now = 100.0
     monkeypatch.setattr("server.tenants.service.time.monotonic", lambda: now)
     config = CONFIG.model_copy(update={"server": ServerConfig(watchdog=20.0)})
@@ -332,7 +333,7 @@ def test_a_service_without_heartbeats_of_its_device_process_is_not_ready(monkeyp
     now = 105.0
     assert [service.unready for service in (*services, alone)] == [None, None, None]
     now = 106.0
-    assert [service.unready for service in (*services, alone)] == ["the device's process has been silent for 6 s", None, None]
+    assert [service.unready for service in (*services, alone)] == ["the supervisor has been silent for 6 s", None, None]
     services[0].heartbeat()
     assert services[0].unready is None
     services[0].set_state("incomplete")

@@ -14,7 +14,7 @@ WEIGHTS = st.dictionaries(
 
 
 @given(WEIGHTS, st.integers(1, 300))
-def test_nobody_is_ever_a_turn_above_its_share_and_after_each_period_all_have_theirs(
+def test_no_name_is_ever_a_turn_above_its_share_and_after_each_period_all_have_theirs(
     weights: dict[str, float], turns: int
 ) -> None:
     found, whole = Turns(weights), sum(Fraction(repr(weight)) for weight in weights.values())

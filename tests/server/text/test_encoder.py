@@ -6,7 +6,8 @@ import pytest
 from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from server.config.text import TextOptions
-from server.text.encoder import Encoder, NoEncoder
+from server.errors import Failed
+from server.text.encoder import Encoder, NoEncoder, cosines
 from server.text.tokenizer import Tokens
 
 IDS = TensorSpec("input_ids", DATATYPES["INT32"], ("b", "n"))
@@ -65,6 +66,31 @@ def test_an_output_may_be_named_and_pooled_already() -> None:
     assert found.result([Tokens([1])], outputs)[0].tolist() == pytest.approx([0.6, 0, 0.8, 0])
 
 
+def scores(*logits: float) -> list[float]:
+    spec = TensorSpec("logits", DATATYPES["FP32"], ("b", 1))
+    given = np.array(logits, np.float32).reshape(-1, 1)
+    outputs = [((len(logits), 4), memoryview(bytes(8))), (given.shape, memoryview(given.tobytes()))]
+    found = encoder(IDS, options=TextOptions(task="rerank"), output=spec).result([Tokens([1])] * len(logits), outputs)
+    assert found.dtype == np.float32
+    return [float(each) for each in found[:, 0]]
+
+
+def test_scores_are_sigmoids_however_far_from_zero() -> None:
+    with np.errstate(over="raise"):
+        assert scores(-80, -1, 0, 1, 200) == pytest.approx([0, 0.26894, 0.5, 0.73106, 1], abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_the_models_fault(value: float) -> None:
+    values = np.full((1, 8, 4), value, np.float32)
+    outputs = [((1, 4), memoryview(bytes(8))), (values.shape, memoryview(values.tobytes()))]
+    for normalize in (True, False):
+        with pytest.raises(Failed, match="output 'last_hidden_state' of the model has values that are no finite numbers"):
+            encoder(IDS, options=TextOptions(normalize=normalize)).result([Tokens([1])], outputs)
+    with pytest.raises(Failed, match="no finite numbers"):
+        scores(1, float("nan"), 2)
+
+
 @pytest.mark.parametrize(
     ("inputs", "options", "text"),
     [
@@ -81,3 +107,9 @@ def test_an_output_may_be_named_and_pooled_already() -> None:
 def test_other_models_are_none(inputs: list[TensorSpec], options: TextOptions, text: str) -> None:
     with pytest.raises(NoEncoder, match=text):
         encoder(*inputs, options=options)
+
+
+def test_a_cosine_is_never_above_1() -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32)
+    for row in rows:
+        assert 0.99999 < max(cosines(row, rows)) <= 1

@@ -14,7 +14,7 @@ import pytest
 
 from engines import DATATYPES, ExecutionFailed, Signature, TensorSpec
 from partitions import DeviceLost
-from server.link.messages import Done, Ticket
+from server.link.messages import Done, Malformed, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
 from server.workers.bundling import BUNDLE
@@ -66,6 +66,8 @@ class Bench:
         self.tickets = tickets
         self.endpoint = Endpoint(link, self.device.pin(0, 0))
         self.lost: list[DeviceLost] = []
+        self.errors: list[Exception] = []
+        self._failed = threading.Event()
         self.naps: list[float] = []
         self.priorities = priorities or GilPriorities(self.naps.append)
         self.worker = self.another(0)
@@ -76,7 +78,15 @@ class Bench:
     def another(self, granule: int) -> Worker:
         """One more worker, on a partition of its own."""
         partition = self.device.carve([granule])
-        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.priorities)
+        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.priorities, self._on_error)
+
+    def _on_error(self, error: Exception) -> None:
+        self.errors.append(error)
+        self._failed.set()
+
+    def wait_for_error(self) -> None:
+        """Block until a thread of a worker has failed."""
+        assert self._failed.wait(PATIENCE), "no thread failed"
 
     @property
     def partition(self) -> FakePartition:
@@ -314,6 +324,31 @@ def test_a_block_outside_the_tenants_memory_fails_and_the_next_ticket_is_served(
     assert failure.kind == "raised"
     assert "are not in" in failure.text
     assert bench.answer(bench.next()) == [2]
+
+
+def test_shapes_larger_than_their_block_fail_and_nothing_beyond_it_is_read(either: Bench) -> None:
+    """An HTTP process that another program has taken over could read the device process's memory by them."""
+    bench = either
+    bench.put(bench.ticket(0, 1)._replace(shapes=((1 << 40,),)), bench.ticket(1, 2))
+    failure = bench.next().failure
+    assert failure
+    assert (failure.kind, failure.text) == ("raised", f"slot 0: input 'x' ends at byte {1 << 42} of {SMALLEST}")
+    assert bench.answer(bench.next()) == [2]
+
+
+def test_a_second_ticket_in_a_slot_in_flight_ends_the_worker_as_malformed(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    ticket = bench.ticket(0, 1)
+    bench.put(ticket)
+    gate.wait_for_arrival()
+    bench.put(ticket)
+    bench.put(bench.ticket(1, 1))
+    gate.open()
+    bench.wait_for_error()
+    assert [str(error) for error in bench.errors if isinstance(error, Malformed)] == [
+        "a ticket in slot 0, in which a work is in flight"
+    ]
+    bench.worker.halt()
 
 
 def test_outputs_that_do_not_fit_fail_as_outgrown_with_the_bytes_needed(either: Bench) -> None:

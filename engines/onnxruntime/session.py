@@ -1,0 +1,35 @@
+"""Sessions of the library, with the settings of a model."""
+
+from pathlib import Path
+
+import onnxruntime as ort
+
+from ..errors import ModelRefused
+from ..model_files.onnx_file import blame
+from ..settings import RuntimeSettings
+from .errors import clean_message
+from .model_copy import ModelCopy
+
+_LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "none": "ORT_DISABLE_ALL"}
+
+
+def open_session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    """A session of this copy of the file at `path`, whose folder may have its weights. Raises ModelRefused."""
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    try:
+        return ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), clean_message(error, path.parent))}") from error
+
+
+def session_options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = settings.threads(cores)
+    if settings.execution_mode == "parallel":
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.graph_optimization])
+    options.enable_cpu_mem_arena, options.enable_mem_pattern = settings.memory_arena, settings.memory_pattern
+    options.log_severity_level = 4  # Errors are raised; do not print them as well.
+    for pool in ("intra", "inter"):
+        options.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
+    return options

@@ -1,0 +1,5 @@
+"""The routes that every form of the server has, of tenants and of everybody. Those of administration are in `server.admin`."""
+
+from . import docs, metadata, model_control, status_page, text, trace_settings
+
+ROUTERS = (metadata.router, model_control.router, docs.router, status_page.router, text.router, trace_settings.router)

@@ -1,0 +1,41 @@
+"""The reports of one HTTP process as the supervisor gets them, the last one where it does not answer."""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from ...errors import Unavailable
+from ...scheduling.lane_statistics import LaneStatistics
+from ...scheduling.slot_pool import SlotStatistics
+from ...tenants.frontend import Report
+from .message_fields import ReportFields
+from .messages import GetReport
+from .rpc import Channel
+
+REPORT_TIMEOUT = 1.0
+"""Seconds to wait for a report, which is asked of every tenant's process."""
+_NO_REPORT = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
+
+
+class ReportSource:
+    """Belongs to the event loop. `last` is the last report."""
+
+    def __init__(self) -> None:
+        self.last = _NO_REPORT
+        self._at = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<ReportSource, {self.last}>"
+
+    async def ask(self, channel: Channel | None) -> Report:
+        """The process's report; the last one if it hangs, is busy, or is being replaced (None)."""
+        found = None
+        with suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(REPORT_TIMEOUT):
+                found = await channel.call(GetReport(), ReportFields) if channel else None
+        now = time.monotonic()
+        if found is None:
+            return replace(self.last, age=now - self._at)
+        self.last, self._at = found.report(), now
+        return self.last

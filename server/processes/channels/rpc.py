@@ -1,0 +1,215 @@
+"""Calls and notifications between the supervisor and one other process, as typed messages over a socket.
+
+HTTP processes parse bytes of untrusted clients. So what they send is decoded into the message types of the channel's handlers
+and nothing else: no pickles. Whatever does not decode is logged and closes the channel; the process is replaced then.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial, reduce
+from itertools import count
+from operator import or_
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...errors import Failed, Unavailable
+from .message_fields import decode_hook, encode_hook
+from .messages import Message
+from .remote_errors import describe, rebuild
+
+log = logging.getLogger("greenlane.processes")
+
+MAX_MESSAGE = 64 << 20
+"""Bytes of one message. The largest are label files of a model, and requests and answers of the admin API, some MiB."""
+_LENGTH = 4
+"""Bytes before each message, little-endian: its length."""
+_GONE = "the other process is gone"
+
+
+class Malformed(Exception):
+    """The other process sent something that it may not send. Handlers may raise it."""
+
+
+class _Notification(Message, tag="notify"):
+    message: msgspec.Raw
+
+
+class _Call(Message, tag="call"):
+    number: int
+    message: msgspec.Raw
+
+
+class _Result(Message, tag="result"):
+    number: int
+    value: msgspec.Raw
+
+
+class _Failure(Message, tag="failure"):
+    number: int
+    kind: str
+    text: str
+
+
+class _Cancellation(Message, tag="cancel"):
+    number: int
+
+
+_Frame = _Notification | _Call | _Result | _Failure | _Cancellation
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
+_frames: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
+
+
+class _PendingCall(NamedTuple):
+    answer: "asyncio.Future[Any]"
+    result: Any
+
+
+class Channel:
+    """One end. `handlers` are called, and awaited if they return a coroutine, with the messages of their type.
+
+    Belongs to the event loop. Messages are handled in the order in which they were sent: a notification is done before the
+    next message is looked at, a call is begun. Cancelling the future of a call cancels its handler at the other end. `peer`
+    is what the log calls the other process.
+    """
+
+    def __init__(self, peer: str, handlers: Mapping[type[Message], Callable[[Any], Any]]) -> None:
+        self.closed = asyncio.Event()
+        self.distrusted = False
+        """It was closed because the other process sent what it may not send: that process is to be killed."""
+        self._peer = peer
+        self._handlers = handlers
+        types: Any = reduce(or_, handlers) if handlers else msgspec.UnsetType  # Without handlers, no message is valid.
+        self._messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(types, dec_hook=decode_hook)
+        self._numbers = count(1)
+        self._calls: dict[int, _PendingCall] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = ", closed" * self.closed.is_set()
+        return f"<Channel to {self._peer}, {len(self._calls)} calls, {len(self._answering)} to answer{state}>"
+
+    async def open(self, end: socket.socket) -> None:
+        """Use this socket, which belongs to the channel from here on."""
+        reader, self._writer = await asyncio.open_connection(sock=end)
+        self._running = asyncio.create_task(self._run(reader))
+
+    def notify(self, message: Message) -> None:
+        """Send a message that has no answer. It is lost if the other process is gone. Raises ValueError over MAX_MESSAGE."""
+        self._write(_pack(_Notification(_raw(message))))
+
+    def call(self, message: Message, result: Any = None) -> "asyncio.Future[Any]":
+        """Send a message, at once, and return the future of its answer, which is decoded as a `result`.
+
+        The future raises Unavailable if the other process ends before it answers, and what its handler raised (see
+        `remote_errors`).
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.closed.is_set() or self._writer is None:
+            answer.set_exception(Unavailable(_GONE))
+            return answer
+        number = next(self._numbers)
+        try:
+            data = _pack(_Call(number, _raw(message)))
+        except ValueError as error:
+            answer.set_exception(Failed(str(error)))
+            return answer
+        self._write(data)
+        self._calls[number] = _PendingCall(answer, result)
+        answer.add_done_callback(partial(self._on_answer, number))
+        return answer
+
+    def close(self) -> None:
+        """Close the socket. Calls that are not answered raise Unavailable."""
+        if self._running:
+            self._running.cancel()
+        self._end()
+
+    def distrust(self) -> None:
+        """Close the socket, as what the other process did elsewhere shows that it is not what it should be."""
+        self.distrusted = True
+        self.close()
+
+    def _on_answer(self, number: int, answer: "asyncio.Future[Any]") -> None:
+        self._calls.pop(number, None)
+        if answer.cancelled():
+            self._write(_pack(_Cancellation(number)))
+
+    def _write(self, data: bytes) -> None:
+        if self._writer and not self._writer.is_closing():  # It is, before `closed` is set, when a write has failed.
+            self._writer.write(data)
+
+    async def _run(self, reader: asyncio.StreamReader) -> None:
+        try:
+            with suppress(asyncio.IncompleteReadError, OSError):
+                while True:
+                    length = int.from_bytes(await reader.readexactly(_LENGTH), "little")
+                    if length > MAX_MESSAGE:
+                        raise Malformed(f"a message of {length} bytes; at most {MAX_MESSAGE}")
+                    self._handle(_frames.decode(await reader.readexactly(length)))
+        except (msgspec.MsgspecError, Malformed, RecursionError) as error:
+            self.distrusted = True
+            log.error("malformed message from %s; closing its channel: %s", self._peer, error)
+        except Exception:
+            log.exception("unexpected error on the channel to %s; closing it", self._peer)
+        finally:
+            self._end()
+
+    def _handle(self, frame: _Frame) -> None:
+        """Raises MsgspecError or Malformed."""
+        if isinstance(frame, _Notification):
+            self._handle_notification(self._messages.decode(frame.message))
+        elif isinstance(frame, _Call):
+            message = self._messages.decode(frame.message)
+            self._answering[frame.number] = task = asyncio.ensure_future(self._answer(frame.number, message))
+            task.add_done_callback(lambda _: self._answering.pop(frame.number, None))
+        elif isinstance(frame, _Cancellation):
+            if answering := self._answering.get(frame.number):
+                answering.cancel()
+        elif (pending := self._calls.get(frame.number)) and not pending.answer.done():
+            if isinstance(frame, _Result):
+                pending.answer.set_result(msgspec.msgpack.decode(frame.value, type=pending.result, dec_hook=decode_hook))
+            else:
+                pending.answer.set_exception(rebuild(frame.kind, frame.text))
+
+    def _handle_notification(self, message: Message) -> None:
+        try:
+            self._handlers[type(message)](message)
+        except Malformed:
+            raise
+        except Exception:
+            log.exception("a notification from %s failed", self._peer)
+
+    async def _answer(self, number: int, message: Message) -> None:
+        try:
+            found = self._handlers[type(message)](message)
+            data = _pack(_Result(number, _raw(await found if asyncio.iscoroutine(found) else found)))
+        except Exception as error:
+            data = _pack(_Failure(number, *describe(error)))
+        self._write(data)
+
+    def _end(self) -> None:
+        self.closed.set()
+        if self._writer:
+            self._writer.close()
+        for pending in list(self._calls.values()):
+            if not pending.answer.done():
+                pending.answer.set_exception(Unavailable(_GONE))
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(value))
+
+
+def _pack(frame: _Frame) -> bytes:
+    """A frame and its length. Raises ValueError over MAX_MESSAGE."""
+    data = _encoder.encode(frame)
+    if len(data) > MAX_MESSAGE:
+        raise ValueError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE}")
+    return len(data).to_bytes(_LENGTH, "little") + data

@@ -1,0 +1,1 @@
+"""A device process, and the messages that a runtime answers."""

@@ -1,0 +1,258 @@
+"""A device process: opens one device, and has the partitions, workers and models of the tenants on it.
+
+The supervisor decides what it does and starts it again when it ends. It parses nothing that a client wrote but configurations
+of models.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from ...config.schema import Config
+from ...errors import RequestError, Unavailable
+from ...host import logs
+from ...host.exit_codes import NEEDS_RESTART
+from ...host.malloc import keep_large_blocks
+from ...host.watchdog import Watchdog
+from ...link import ring as links
+from ...link.messages import ModelKey
+from ...link.ring import Descriptors
+from ...single_process import SWITCH_INTERVAL
+from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.frontend import DeviceSide
+from ..channels import device_messages as messages
+from ..channels.config_fields import tenant_of
+from ..channels.descriptors import DescriptorReceiver
+from ..channels.message_fields import ServedModelFields
+from ..channels.messages import Message, SetLogLevel
+from ..channels.rpc import Channel
+from ..children import spawn
+from ..children.process_setup import set_up
+from .runtime_server import Opener, RuntimeServer
+
+log = logging.getLogger("greenlane.runtime")
+
+_EXIT_DELAY = 0.2
+"""Seconds between the loss of the device and the exit, in which works in flight fail and their requests are answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArguments:
+    """The arguments of a new device process.
+
+    `name` is the device's in the configuration; `channel` the socket of the messages to and from the supervisor, and
+    `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` those of all that lend. `opener`
+    opens the device.
+    """
+
+    name: str
+    config: Config
+    opener: Opener
+    channel: socket.socket
+    descriptors: socket.socket
+    links: Mapping[str, Descriptors]
+    pages: Mapping[str, int]
+
+
+class ChannelFrontend:
+    """A tenant's HTTP side, which the supervisor forwards to; see `server.tenants.frontend`."""
+
+    def __init__(self, tenant: str, descriptors: Descriptors, channel: Channel) -> None:
+        self.link = links.attach(descriptors)
+        self._descriptors = descriptors
+        self._tenant = tenant
+        self._channel = channel
+        self.held: dict[str, messages.PublishModel] | None = None
+        """What is not published yet, by model, of a tenant that another device still serves; None for all others."""
+
+    def __repr__(self) -> str:
+        return f"<ChannelFrontend {self._tenant}>"
+
+    def use(self, descriptors: Descriptors) -> Descriptors:
+        """Change to a new link to the same memory. Returns the old link's descriptors, to be closed once the worker left it."""
+        old, self._descriptors = self._descriptors, descriptors
+        self.link = links.attach(descriptors, self.link.arena.memory)
+        return old
+
+    def open(self, device: DeviceSide) -> None:
+        """Nothing to do: cancellations come from the supervisor."""
+
+    def announce(self, name: str) -> None:
+        if self.held is None:
+            self._channel.notify(messages.AnnounceModel(self._tenant, name))
+
+    def listed(self) -> None:
+        if self.held is None:
+            self._channel.notify(messages.ModelsListed(self._tenant))
+
+    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+        if self.held is None:
+            message = messages.AgreeOnModel(self._tenant, name, [ServedModelFields.of(each) for each in served])
+            with suppress(Unavailable):
+                return str(await self._channel.call(message, str))
+        return ""
+
+    def withdraw(self, name: str) -> None:
+        if self.held is None:
+            self._channel.notify(messages.WithdrawModel(self._tenant, name))
+
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+        message = messages.PublishModel(self._tenant, name, [ServedModelFields.of(each) for each in served], problems)
+        if self.held is not None:
+            self.held[name] = message
+            return True
+        with suppress(Unavailable):  # Then this process ends as well.
+            return bool(await self._channel.call(message, bool))
+        return False
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        if self.held is None:
+            with suppress(Unavailable):
+                return dict(await self._channel.call(messages.GetTenantUses(self._tenant), dict[str, int]))
+        return {}
+
+    async def page_out(self, model: ModelKey) -> bool:
+        if self.held is not None:  # No request has come to its models here.
+            return True
+        with suppress(Unavailable):
+            return bool(await self._channel.call(messages.PageOutModel(self._tenant, model), bool))
+        return False
+
+    def page_in(self, model: ModelKey) -> None:
+        if self.held is None:
+            self._channel.notify(messages.PageInModel(self._tenant, model))
+
+    def set_cores(self, cores: frozenset[int] | None) -> None:
+        if self.held is None:
+            self._channel.notify(messages.SetTenantCores(self._tenant, cores))
+
+    def suspend(self, reason: str) -> None:
+        if self.held is None:
+            self._channel.notify(messages.SuspendTenant(self._tenant, reason))
+
+    def distrust(self, reason: str) -> None:
+        self._channel.notify(messages.DistrustTenant(self._tenant, reason))
+
+    def close(self) -> None:
+        self._descriptors.close()
+
+
+class DeviceProcess:
+    """One device process at work. Belongs to its event loop."""
+
+    def __init__(self, arguments: DeviceArguments) -> None:
+        self._arguments = arguments
+        self._receiver = DescriptorReceiver(arguments.descriptors)
+        self._closed = asyncio.Event()
+        self._frontends: dict[str, ChannelFrontend] = {}
+        self._server = RuntimeServer(
+            arguments.config,
+            arguments.opener,
+            self._frontends,
+            lambda message: self._channel.notify(message),
+            self._on_lost,
+            arguments.pages,
+        )
+        handlers: dict[type[Message], Callable[[Any], Any]] = {
+            **self._server.handlers(),
+            SetLogLevel: lambda message: logs.set_level(message.level),
+            messages.CancelTenantTicket: self._cancel,
+            messages.ReplaceLink: self._replace_link,
+            messages.AdoptTenant: self._adopt,
+            messages.NameModels: self._name_models,
+            messages.ForgetKeys: lambda message: self._server.opened.forget_keys(message.tenant, message.keys),
+            messages.ReleaseTenant: lambda message: self._release(message.tenant),
+            messages.SetDeviceAffinity: self._set_affinity,
+            messages.WaitUntilLoaded: self._loaded,
+            messages.CloseDevice: self._close,
+        }
+        self._channel = Channel("the supervisor", handlers)
+
+    def __repr__(self) -> str:
+        return f"<DeviceProcess {self._arguments.name}, {self._server!r}>"
+
+    async def run(self) -> None:
+        """Serve until the supervisor has closed the device. Ends the process if the supervisor has ended."""
+        arguments = self._arguments
+        async with Watchdog(arguments.config.server):
+            for name, descriptors in arguments.links.items():
+                self._frontends[name] = ChannelFrontend(name, descriptors, self._channel)
+            await self._channel.open(arguments.channel)
+            await self._channel.closed.wait()
+            if not self._closed.is_set():
+                os._exit(1)  # The supervisor has ended. Works in flight may take for ever, so nothing is closed in order.
+
+    def _cancel(self, message: messages.CancelTenantTicket) -> None:
+        if runtime := self._server.runtime:
+            runtime.cancel(message.tenant, message.slot, message.serial)
+
+    async def _replace_link(self, message: messages.ReplaceLink) -> None:
+        arena, memory, tickets, completions = self._receiver.take(message.number, 4)
+        new = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        old = self._frontends[message.tenant].use(new)
+        await self._server.opened.replace_link(message.tenant, old.close)
+
+    async def _adopt(self, message: messages.AdoptTenant) -> list[messages.PublishModel]:
+        arena, memory, tickets, completions = self._receiver.take(message.number, 4)
+        link = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        runtime, frontend = self._server.opened, ChannelFrontend(message.tenant, link, self._channel)
+        frontend.held = {}
+        self._frontends[message.tenant] = frontend
+        try:
+            config = message.config and tenant_of(message.config)
+            await runtime.adopt(message.tenant, message.granules, message.beyond, message.models, config or None)
+            for change in message.changes:
+                with suppress(RequestError):  # The model is not served then, which the supervisor sees.
+                    if isinstance(change, messages.LoadModel):
+                        await runtime.load(change.tenant, change.name, change.override)
+                    else:
+                        await runtime.unload(change.tenant, change.name)
+        except BaseException:
+            await asyncio.shield(self._release(message.tenant))
+            raise
+        return list(frontend.held.values())
+
+    async def _release(self, tenant: str) -> None:
+        await self._server.opened.release(tenant)
+        self._frontends.pop(tenant, None)
+
+    def _name_models(self, message: messages.NameModels) -> None:
+        self._server.opened.name_models(message.tenant, message.keys)
+        self._frontends[message.tenant].held = None
+
+    def _set_affinity(self, message: messages.SetDeviceAffinity) -> None:
+        spawn.set_own_affinity(message.cores)
+        self._server.opened.builds.set_affinity(message.builds)
+
+    async def _loaded(self, _: messages.WaitUntilLoaded) -> None:
+        await self._server.opened.loaded()
+        gc.collect()
+        gc.freeze()  # A full collection of what is there now would stop all tenants for some 35 ms.
+
+    async def _close(self, _: messages.CloseDevice) -> None:
+        if self._server.runtime:
+            await self._server.runtime.close()
+        self._closed.set()
+
+    def _on_lost(self, reason: str) -> None:
+        log.critical("the device is lost, this process exits: %s", reason)
+        asyncio.get_running_loop().call_later(_EXIT_DELAY, os._exit, NEEDS_RESTART)
+
+
+def main(arguments: DeviceArguments) -> None:
+    """The process."""
+    server = arguments.config.server
+    set_up(f"dev {arguments.name}", server.log_format, server.log_level, device=True)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    keep_large_blocks()
+    uvloop.run(DeviceProcess(arguments).run())
+    sys.exit(0)

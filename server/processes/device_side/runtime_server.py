@@ -1,0 +1,130 @@
+"""Answers the supervisor's messages with a runtime of this process; the other end is `remote_runtime`."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from partitions import Device
+
+from ...config.schema import Config
+from ...device.runtime import Runtime
+from ...tenants.frontend import Frontend, State
+from ..channels import device_messages as messages
+from ..channels.config_fields import options_of
+from ..channels.device_fields import DeviceInfoFields, ExecutionFields, TenantMemoryFields, UsageReportFields, WideStateFields
+from ..channels.messages import Message
+
+Opener = Callable[[Config], Device]
+"""Opens the device of a configuration. Blocks. Raises DeviceUnavailable."""
+
+
+class RuntimeServer:
+    """The device side of the tenants that have a frontend here. Belongs to the event loop.
+
+    `pages` are those of tenants that lend, as for `Runtime`. `notify` sends the supervisor a message. `on_lost` is called with
+    the reason when the device is lost, after that was sent.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        opener: Opener,
+        frontends: Mapping[str, Frontend],
+        notify: Callable[[Message], None],
+        on_lost: Callable[[str], None] = lambda _: None,
+        pages: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.runtime: Runtime | None = None
+        self._config = config
+        self._opener = opener
+        self._frontends = frontends
+        self._notify = notify
+        self._on_lost = on_lost
+        self._pages = pages
+
+    def __repr__(self) -> str:
+        return f"<RuntimeServer {self.runtime!r}>"
+
+    def handlers(self) -> dict[type[Message], Callable[[Any], Any]]:
+        """The handlers of the messages that a runtime answers."""
+        return {
+            messages.OpenDevice: self._open,
+            messages.StartTenants: lambda message: self.opened.start(message.granules, message.left_out, message.models),
+            messages.WaitUntilLoaded: lambda _: self.opened.loaded(),
+            messages.PrepareMove: lambda message: self.opened.prepare(message.granules),
+            messages.SettleMove: lambda _: self.opened.settle(),
+            messages.HaltMove: lambda _: self.opened.halt(),
+            messages.CommitMove: lambda _: self.opened.commit(),
+            messages.SwitchMove: lambda _: self.opened.switch(),
+            messages.DiscardMove: lambda _: self.opened.discard(),
+            messages.NarrowTenants: lambda message: self.opened.narrow(message.tenants),
+            messages.StretchTenants: self._stretch,
+            messages.HoldRungs: lambda message: self.opened.hold(message.rungs),
+            messages.GetStretches: self._stretches,
+            messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
+            messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
+            messages.RefreshModel: lambda message: self.opened.refresh(message.tenant, message.name),
+            messages.PrepareModels: lambda message: self.opened.prepare_models(message.lists, options_of(message.options)),
+            messages.UseModels: lambda message: self.opened.use_models(message.lists, options_of(message.options)),
+            messages.DiscardModels: lambda _: self.opened.discard_models(),
+            messages.GetExecutions: self._executions,
+            messages.GetMemory: self._memory,
+            messages.GetUsage: self._usage,
+            messages.ProbePartitions: lambda _: self.opened.probe(),
+            messages.StopLoading: self._stop_loading,
+            messages.Abandon: self._abandon,
+            messages.CloseDevice: lambda _: self.opened.close(),
+        }
+
+    @property
+    def opened(self) -> Runtime:
+        """The runtime. The supervisor opens the device first."""
+        assert self.runtime, "OpenDevice comes first"
+        return self.runtime
+
+    async def _open(self, _: messages.OpenDevice) -> DeviceInfoFields:
+        device = await asyncio.to_thread(self._opener, self._config)
+        self.runtime = Runtime(
+            self._config,
+            device,
+            self._frontends,
+            self._set_state,
+            self._lose,
+            on_loading=self._on_loading,
+            pages=self._pages,
+        )
+        return DeviceInfoFields.of(await self.runtime.open())
+
+    async def _executions(self, _: messages.GetExecutions) -> list[ExecutionFields]:
+        return [ExecutionFields.of(each) for each in await self.opened.executions()]
+
+    async def _memory(self, _: messages.GetMemory) -> list[TenantMemoryFields]:
+        return [TenantMemoryFields.of(each) for each in await self.opened.memory()]
+
+    async def _usage(self, _: messages.GetUsage) -> UsageReportFields:
+        return UsageReportFields.of(await self.opened.usage())
+
+    async def _stretch(self, message: messages.StretchTenants) -> None:
+        await self.opened.stretch({name: plan.wide() for name, plan in message.plans.items()})
+
+    async def _stretches(self, _: messages.GetStretches) -> list[WideStateFields]:
+        return [WideStateFields.of(each) for each in await self.opened.stretches()]
+
+    def _stop_loading(self, _: messages.StopLoading) -> None:
+        if self.runtime:
+            self.runtime.stop_loading()
+
+    def _abandon(self, message: messages.Abandon) -> None:
+        if self.runtime:
+            self.runtime.abandon(message.reason)
+
+    def _on_loading(self, tenant: str, name: str) -> None:
+        self._notify(messages.LoadingModel(tenant, name))
+
+    def _set_state(self, state: State) -> None:
+        self._notify(messages.DeviceState(state))
+
+    def _lose(self, reason: str) -> None:
+        self._notify(messages.ReportDeviceLost(reason))
+        self._on_lost(reason)

@@ -1,0 +1,134 @@
+"""Takes connections from the dispatcher, and gives back those whose next request is for another process."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from ...http.head import Head
+from ...tenants.service import Service
+from ..channels import handoff
+from ..channels.handoff import Handoff
+from ..channels.routing import process_for
+from .uvicorn_server import Server
+
+_MAX_ACCEPTS = 16
+"""Connections taken from the dispatcher in one iteration of the event loop."""
+
+
+class ReplayProtocol(asyncio.Protocol):
+    """Gives the real protocol the bytes that another process read from its connection, before any that come later."""
+
+    def __init__(self, protocol: asyncio.Protocol, data: bytes) -> None:
+        self._protocol = protocol
+        self._data = data
+
+    def connection_made(self, transport: Any) -> None:
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+        self._protocol.data_received(self._data)
+
+
+class ConnectionHandoff:
+    """The connections of one HTTP process. Belongs to the event loop.
+
+    `end` is this process's end of the socket to the dispatcher, `name` that of the process; `own_port` is its tenant's, None if
+    it has none. `service` returns what says whose a request is. `server` serves the connections; `spawn` runs a task.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        name: str,
+        own_port: int | None,
+        service: Callable[[], Service],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.server: Server
+        self._end = end
+        self._name = name
+        self._own_port = own_port
+        self._service = service
+        self._spawn = spawn
+
+    def __repr__(self) -> str:
+        return f"<ConnectionHandoff of {self._name}>"
+
+    def open(self, server: Server) -> None:
+        """Take connections from now on; this server serves them."""
+        self.server = server
+        self._end.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_handoff)
+
+    def take_all(self) -> None:
+        """Take all connections that were already handed over."""
+        with suppress(BlockingIOError):
+            while self._receive_next():
+                pass
+
+    def give_back(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
+        """Give a connection back to the dispatcher if its next request is for another process; whether it was given back.
+
+        `data` is what was read of that request. Headers that this process answered before need no second look.
+        """
+        if head.target is not None or transport.get_write_buffer_size():
+            return False
+        service = self._service()
+        name = head.tenant = process_for(head.path, head.headers, service.tenancy)
+        if name == self._name or (service.tenants and not self._may_pass_to(name, transport)):
+            return False
+        try:
+            self._send(name, transport, data)
+        except OSError:
+            return False
+        return True
+
+    def _on_handoff(self) -> None:
+        """Connections have arrived, or the dispatcher has ended."""
+        with suppress(BlockingIOError):
+            for _ in range(_MAX_ACCEPTS):
+                if not self._receive_next():
+                    asyncio.get_running_loop().remove_reader(self._end.fileno())
+                    return
+
+    def _receive_next(self) -> bool:
+        """Take one connection; False once the dispatcher is gone. Raises BlockingIOError if there is none now."""
+        received = handoff.receive(self._end)
+        if received:
+            self._spawn(self._serve(received))
+        return received is not None
+
+    async def _serve(self, received: Handoff) -> None:
+        try:
+            await self._serve_connection(received)
+        finally:
+            if received.read_ahead is not None:
+                os.close(received.read_ahead)
+
+    async def _serve_connection(self, received: Handoff) -> None:
+        """Have uvicorn serve this connection; returns once it is set up."""
+        data, server = received.data(), self.server
+
+        def make() -> asyncio.Protocol:
+            kind: Any = server.config.http_protocol_class
+            protocol: asyncio.Protocol = kind(config=server.config, server_state=server.server_state, app_state={})
+            return ReplayProtocol(protocol, data) if data else protocol
+
+        with suppress(OSError):  # The client has disconnected.
+            await asyncio.get_running_loop().connect_accepted_socket(make, received.connection)
+
+    def _may_pass_to(self, name: str, transport: Any) -> bool:
+        """Whether a tenant's connection may move to this process: to another tenant's, unless it came by the tenant's own port.
+
+        A client that can reach one tenant's port may not be permitted to reach the other tenants.
+        """
+        return name in self._service().tenancy.tenants and transport.get_extra_info("sockname")[1] != self._own_port
+
+    def _send(self, name: str, transport: Any, data: bytes | bytearray) -> None:
+        read_ahead = handoff.memory_file(bytes(data))
+        try:
+            handoff.send(self._end, Handoff(name, transport.get_extra_info("socket"), read_ahead))
+        finally:
+            os.close(read_ahead)

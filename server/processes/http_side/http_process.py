@@ -1,0 +1,261 @@
+"""One HTTP process: takes connections from the dispatcher, sends tickets over its tenant's link, and answers."""
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any, Protocol
+
+import uvicorn
+import uvloop
+
+from ...api import cors, framework
+from ...api.in_process import ask
+from ...api.routers import ROUTERS
+from ...config.schema import Config
+from ...host import logs
+from ...host.malloc import QUIET, Tidy, keep_large_blocks
+from ...http.connection import HttpConnection, forget_heads
+from ...http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
+from ...http.infer import Infer
+from ...http.paths import is_infer
+from ...link.occupancy import LEAD
+from ...tenants.frontend import Report
+from ...tenants.limits import limit, too_many_connections
+from ...tenants.service import Service, Tenant
+from ..channels import messages
+from ..channels.message_fields import ReportFields
+from ..channels.routing import SHARED, UNAUTHENTICATED
+from ..channels.rpc import Channel
+from ..children import spawn
+from ..children.process_arguments import ProcessArguments
+from ..children.process_setup import set_up
+from . import proxy
+from .connection_handoff import ConnectionHandoff
+from .tenant_side import TenantSide
+from .uvicorn_server import Server
+
+if TYPE_CHECKING:
+    from ...grpc.server import GrpcServer
+    from ...tenants.spans import Spans
+
+log = logging.getLogger("greenlane.processes")
+
+_NICE = 10
+"""Added to the niceness of the shared and the unauthenticated HTTP process, so that tenants' processes go first."""
+_SHORT_KEEP_ALIVE = 5
+"""Seconds for which an idle connection without a tenant is kept, at most."""
+
+
+class HostedSide(Protocol):
+    """The device side of an HTTP process's own tenant, in the same process."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant, whose link is in this process."""
+
+    def handlers(self, channel: Callable[[], Channel]) -> dict[type[messages.Message], Callable[[Any], Any]]:
+        """The handlers of the supervisor's messages to a device side; `channel` returns the channel to the supervisor."""
+
+
+class HttpProcess:
+    """One HTTP process at work: its event loop, its server, and what concerns the process, not its tenant (`TenantSide`).
+
+    `hosted` is the device side of its tenant, if that is in this process.
+    """
+
+    def __init__(self, arguments: ProcessArguments, hosted: HostedSide | None = None) -> None:
+        self._arguments = arguments
+        self._hosted = hosted
+        self._side = TenantSide(arguments, self._spawn)
+        handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
+            **self._side.handlers(),
+            messages.SetAffinity: self._set_affinity,
+            messages.SetState: self._set_state,
+            messages.Reconfigure: self._reconfigure,
+            messages.SetLogLevel: lambda message: logs.set_level(message.level),
+            messages.Heartbeat: self._on_heartbeat,
+            messages.Exit: self._exit,
+        }
+        if hosted:
+            handlers |= hosted.handlers(lambda: self._channel)
+        self._channel = Channel("the supervisor", handlers)
+        self._service = Service(arguments.config, [])
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._grpc: GrpcServer | None = None
+        tenant = arguments.config.tenants.get(arguments.name)
+        own_port, service = tenant.port if tenant else None, lambda: self._service
+        self._handoff = ConnectionHandoff(arguments.handoff, arguments.name, own_port, service, self._spawn)
+        self._server = Server(self._uvicorn())
+        if arguments.name in (SHARED, UNAUTHENTICATED):
+            self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<HttpProcess {self._arguments.name}, {self._service!r}>"
+
+    async def run(self) -> None:
+        """Serve until the supervisor asks this process to exit. Ends it if the supervisor has ended."""
+        arguments = self._arguments
+        self._side.open(self, self._hosted.tenant if self._hosted else None)
+        if tenant := self._side.tenant:
+            self._service = Service(arguments.config, [tenant])
+            self._limit(tenant, arguments.config)
+            if self._side.occupancy:
+                self._service.totals = self._totals
+            self._spawn(self._trim_memory(tenant))
+        await self._channel.open(arguments.channel)
+        self._server.config.load()  # `serve` would do so, but connections may arrive before that.
+        self._handoff.open(self._server)
+        self._spawn(self._exit_with_supervisor())
+        if lead := arguments.to_lead:  # Where the lead ends, its queue ends with it.
+            asyncio.get_running_loop().add_reader(lead.fileno(), os._exit, 1)
+        self._grpc = await self._serve_grpc()
+        spans = self._trace()
+        await self._server.serve(arguments.listeners)
+        await self._stop_grpc()
+        if spans:
+            await asyncio.to_thread(spans.close)
+        await self._side.relays_ended()
+
+    def _limit(self, tenant: Tenant, config: Config) -> None:
+        """Set the tenant's limits, those of its connections too: all connections of this process are its."""
+        own, occupancy = config.tenants[tenant.name], self._side.occupancy
+        limit(tenant, own, config.server.max_body, occupancy)
+        connections(self._server.server_state).allow(own.max_connections, partial(too_many_connections, tenant), occupancy)
+
+    def _trace(self) -> "Spans | None":
+        """Send spans of the tenant's requests, if that is configured. The thread that does belongs to this process."""
+        if not self._side.tenant or self._arguments.config.server.tracing_endpoint is None:
+            return None
+        from ...tenants.spans import Spans  # It takes a third of a second and 25 MB, and need not be installed.
+
+        spans = Spans(self._arguments.config.server)
+        spans.trace([self._side.tenant.tracing])
+        return spans
+
+    def cancel(self, slot: int, serial: int) -> None:
+        """Ask the worker to stop a ticket; see `Canceller`."""
+        self._channel.notify(messages.CancelTicket(slot, serial))
+
+    async def _serve_grpc(self) -> "GrpcServer | None":
+        """Listen on the tenant's gRPC port, if it has one."""
+        if not self._side.tenant or self._side.tenant.config.grpc_port is None or self._arguments.number != LEAD:
+            return None
+        from ...grpc.server import GrpcServer  # It takes a tenth of a second and 20 MB, and need not be installed.
+
+        grpc = GrpcServer(self._service, self._side.tenant.name, partial(ask, self._application), shares_port=True)
+        await grpc.start()
+        return grpc
+
+    async def _stop_grpc(self) -> None:
+        """Stop it, or wait until it has stopped."""
+        if self._grpc:
+            await self._grpc.stop()
+
+    def _uvicorn(self) -> uvicorn.Config:
+        infer = Infer(lambda: self._service)
+        application = self._application = framework.build(
+            (*ROUTERS, proxy.router),
+            service=lambda: self._service,
+            forward=self._forward,
+            model_control=proxy.RemoteModelControl(self._forward),
+        )
+
+        async def everything(scope: Any, receive: Any, send: Any) -> None:
+            await (infer if is_infer(scope["path"]) else application)(scope, receive, send)
+
+        shared = self._shared = cors.Shared(everything, self._arguments.config.server.cors_origins)
+        return uvicorn.Config(
+            shared,
+            loop="uvloop",
+            lifespan="off",
+            ws="none",
+            http=partial(HttpConnection, infer, shared, self._handoff.give_back),  # type: ignore[arg-type]
+            timeout_keep_alive=self._keep_alive(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+
+    def _keep_alive(self) -> int:
+        seconds = ceil(self._arguments.config.server.keep_alive)
+        return min(seconds, _SHORT_KEEP_ALIVE) if self._arguments.name in (SHARED, UNAUTHENTICATED) else seconds
+
+    async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
+        answer: messages.ForwardedAnswer = await self._channel.call(request, messages.ForwardedAnswer)
+        return answer
+
+    async def _exit_with_supervisor(self) -> None:
+        await self._channel.closed.wait()
+        os._exit(1)
+
+    async def _trim_memory(self, tenant: Tenant) -> None:
+        """While the tenant is idle, return the memory that large bodies and answers took to the system."""
+        tidy = Tidy(lambda: (tenant.uploads.counted, *(served.statistics.last for served in tenant.catalog.served())))
+        while True:
+            await asyncio.sleep(QUIET)
+            tidy.look()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a connection could not be taken: %s", error, exc_info=error)
+
+    def _set_affinity(self, message: messages.SetAffinity) -> None:
+        try:
+            os.sched_setaffinity(0, message.cores)
+        except OSError as error:
+            log.warning("the HTTP process cannot run on cores %s: %s", sorted(message.cores), error.strerror)
+        else:
+            spawn.set_own_affinity(message.cores)  # gRPC's threads as well.
+
+    def _set_state(self, message: messages.SetState) -> None:
+        loaded = self._service.state == "starting" and message.state in ("serving", "incomplete")
+        self._service.set_state(message.state)
+        if loaded:
+            gc.collect()
+            gc.freeze()
+
+    def _reconfigure(self, message: messages.Reconfigure) -> bool:
+        config = message.config(self._service.config)
+        self._service.reconfigure(config)
+        self._shared.set(config.server.cors_origins)
+        if self._side.tenant and self._side.tenant.name in config.tenants:
+            self._limit(self._side.tenant, config)
+        forget_heads(connections(self._server.server_state))
+        return True
+
+    def _on_heartbeat(self, _: messages.Heartbeat) -> None:
+        self._service.heartbeat()
+        self._channel.notify(messages.HeartbeatAnswer())
+
+    async def _totals(self) -> Report:
+        """The report of all processes of the tenant."""
+        found: ReportFields = await self._channel.call(messages.GetTotals(), ReportFields)
+        return found.report()
+
+    def _exit(self, _: messages.Exit) -> None:
+        """Exit once all requests are answered, those on connections that were already handed over as well."""
+        self._handoff.take_all()
+        self._server.should_exit = True
+        self._spawn(self._stop_grpc())
+
+
+def main(arguments: ProcessArguments) -> None:
+    """The process."""
+    server = arguments.config.server
+    set_up(arguments.name, server.log_format, server.log_level, number=arguments.number, audit=server.audit)
+    keep_large_blocks()
+    if arguments.name in (SHARED, UNAUTHENTICATED):
+        os.nice(_NICE)
+    uvloop.run(HttpProcess(arguments).run())
+    sys.exit(0)

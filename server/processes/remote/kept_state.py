@@ -1,0 +1,86 @@
+"""What a process with a device side was sent last, so that its replacement starts as it was: the same tenants on the same
+granules, with the same models. Pure: nothing here awaits or blocks.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from partitions.plan import Granules
+
+from ...control.stretch import Wide
+from ..channels.device_messages import LoadModel, SetDeviceAffinity, StartTenants, UnloadModel
+from .crashes import LoadCrashes
+from .kept_lists import KeptLists
+
+Changes = dict[str, LoadModel | UnloadModel]
+"""The models of a tenant that were loaded and unloaded on request, by name, as the last request says."""
+
+
+class KeptState:
+    """Of one device side. `plans` are wide partitions, `rungs` the granules on which models are ready too, by tenant."""
+
+    def __init__(self) -> None:
+        self.lists = KeptLists()
+        self.crashes = LoadCrashes()
+        self.affinity: SetDeviceAffinity | None = None
+        self.plans: Mapping[str, Wide] = {}
+        self.rungs: dict[str, list[Granules]] = {}
+        self._granules: dict[str, Granules] = {}
+        self._changes: dict[tuple[str, str], LoadModel | UnloadModel] = {}
+
+    def __repr__(self) -> str:
+        return f"<KeptState of {', '.join(self._granules) or 'no tenant'}>"
+
+    def on_started(self, granules: Mapping[str, Granules]) -> None:
+        """The first process has these tenants on these granules."""
+        self._granules = dict(granules)
+
+    def on_moved(self, granules: Mapping[str, Granules]) -> None:
+        """These tenants have these granules now. Wide partitions are planned again after a move."""
+        self._granules |= granules
+        self.plans = {}
+
+    def on_narrowed(self, tenants: Collection[str]) -> None:
+        """These tenants have no wide partition for now."""
+        self.plans = {name: plan for name, plan in self.plans.items() if name not in tenants}
+
+    def on_changed(self, message: LoadModel | UnloadModel) -> None:
+        """A model was loaded or unloaded on request."""
+        self._changes[message.tenant, message.name] = message
+
+    def use_lists(self, lists: Mapping[str, Sequence[str]]) -> None:
+        """These tenants may call these models from now on; what was loaded on request stays if they still may."""
+        self.lists.use(lists)
+        for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
+            del self._changes[tenant, name]
+
+    def start(self) -> StartTenants:
+        """What a replacement is started with."""
+        return StartTenants(dict(self._granules), dict(self.crashes.left_out()), self.lists.at_start())
+
+    def requested(self) -> list[LoadModel | UnloadModel]:
+        """What a replacement is to load and unload after its start, without models that end their process."""
+        return [each for key, each in self._changes.items() if not self.crashes.crashes(*key)]
+
+    def changes(self, tenant: str) -> Changes:
+        return {name: change for (of, name), change in self._changes.items() if of == tenant}
+
+    def join(self, tenant: str, granules: Granules, changes: Changes, models: list[str] | None) -> None:
+        """The tenant has come. `models` is its list of models if that was changed since the start."""
+        if models is not None:
+            self.lists.use({tenant: models})
+            self.lists.on_used({tenant: models})
+        self._granules[tenant] = granules
+        self._changes |= {(tenant, name): change for name, change in changes.items()}
+
+    def leave(self, tenant: str) -> Granules:
+        """The tenant goes; returns its granules, with which `stay` undoes this."""
+        return self._granules.pop(tenant)
+
+    def stay(self, tenant: str, granules: Granules) -> None:
+        self._granules[tenant] = granules
+
+    def release(self, tenant: str) -> None:
+        """The tenant has gone."""
+        self.lists.remove(tenant)
+        for key in [key for key in self._changes if key[0] == tenant]:
+            del self._changes[key]

@@ -1,0 +1,239 @@
+"""The HTTP process of a tenant on several devices, as the supervisor sees it: one process, and a link to each device.
+
+To the rest of the supervisor each device's part of it is a frontend of its own (`MemberFrontend`), so a device process ends, is
+started again and loads models as for a tenant that is on it alone.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from ...config.tenant import TenantConfig
+from ...link import ring as links
+from ...link.messages import ModelKey
+from ...link.ring import Descriptors
+from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.frontend import DeviceSide
+from ...tenants.merged_models import Merged, MergedModels
+from ...tenants.service import slots
+from ..channels import messages
+from ..channels.rpc import Channel
+from .agreements import Agreements, Published
+from .remote_frontend import RemoteFrontend
+
+log = logging.getLogger("greenlane.processes")
+
+
+class SpreadFrontend(RemoteFrontend):
+    """Belongs to the event loop. `members` has a frontend for each device, in the order of the configuration."""
+
+    def __init__(self, config: TenantConfig, descriptors: Mapping[str, Descriptors]) -> None:
+        first = next(iter(descriptors.values()))
+        super().__init__(config, first, links.attach(first))
+        self.members = {name: MemberFrontend(self, name, each) for name, each in descriptors.items()}
+        self._merged = MergedModels(list(descriptors))
+        self.agreements = Agreements(self._publish_together, self.agree)
+        self._keys: dict[str, dict[ModelKey, dict[str, ModelKey]]] = {}
+        self._publishing: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<SpreadFrontend {self._config.name} on {', '.join(self.members)}, {self._channel!r}>"
+
+    @property
+    def spread(self) -> Mapping[str, Descriptors]:
+        return {name: member.descriptors for name, member in self.members.items()}
+
+    def renew(self) -> Callable[[], None]:
+        self._forget_processes()
+        old = [member.use(links.renew(member.descriptors)) for member in self.members.values()]
+
+        def free() -> None:
+            for each in old:
+                each.close()
+
+        return free
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.descriptors.close()
+
+    def served_by(self, device: str) -> list[ServedModel]:
+        """What this device has published last."""
+        return self._merged.of(device)
+
+    async def publish_of(self, device: str, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+        """This device serves these versions; returns when no request is left for those that they replace.
+
+        What was loaded on request is published once all devices have it.
+        """
+        if (settled := self.agreements.published(name, device, (served, problems))) is not None:
+            return await settled
+        return await self._publish_together(name, {device: (served, problems)})
+
+    async def _publish_together(self, name: str, published: Mapping[str, Published]) -> bool:
+        """One model's publications wait for each other: what one replaces is drained before the next one is sent."""
+        async with self._publishing.setdefault(name, asyncio.Lock()):
+            return await self._publish_merged(name, self._merged.put(published, name))
+
+    async def _publish_merged(self, name: str, merged: Merged) -> bool:
+        self._keys[name] = merged.keys
+        return await self.publish(name, merged.served, merged.problems)
+
+    def _publication(self, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> messages.Publish:
+        return messages.Publish.of(name, served, problems, self._keys.get(name, {}))
+
+    def stop(self, device: str, reason: str) -> None:
+        """The process of this device has ended: what was launched there fails, and all else runs on the others."""
+        member = self.members[device]
+        member.refusing = reason
+        self._send(messages.FailInFlight(reason, True, device))
+        for keys in self._keys.values():
+            for of_devices in keys.values():
+                of_devices.pop(device, None)
+        for name in self._merged.drop(device):
+            self._spawn(self._publish_again(name, reason))
+
+    async def _publish_again(self, name: str, reason: str) -> None:
+        """Versions that only a device has served whose process has ended are unavailable until it serves again."""
+        async with self._publishing.setdefault(name, asyncio.Lock()):
+            merged = self._merged.merged(name)
+            lost = {each.version for each in self.served() if each.name == name} - {each.version for each in merged.served}
+            problems = [IndexEntry(name, version, "UNAVAILABLE", reason) for version in sorted(lost)]
+            await self._publish_merged(name, merged._replace(problems=[*merged.problems, *problems]))
+
+    def refuse_of(self, device: str, reason: str) -> None:
+        """Send this device nothing for this reason, and fail what runs there; with "" send it something again."""
+        self.members[device].refusing = reason
+        self._send(messages.Suspend(reason, device))
+
+    def _send(self, message: messages.Message) -> None:
+        """Send the lead what concerns one device; helpers only learn whether the tenant is served at all."""
+        for channel in self._channels:
+            channel.notify(message if channel is self._channel else messages.Suspend(self._refusing_all))
+
+    @property
+    def _refusing_all(self) -> str:
+        """Why no device serves the tenant; "" if one does."""
+        reasons = [member.refusing for member in self.members.values()]
+        return reasons[0] if all(reasons) else ""
+
+    def _repeat_devices(self, channel: Channel) -> None:
+        if channel is not self._channel:
+            channel.notify(messages.Suspend(self._refusing_all))
+            return
+        for name, member in self.members.items():
+            if member.refusing:
+                channel.notify(messages.Suspend(member.refusing, name))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def relink_of(self, member: "MemberFrontend", limit: float) -> Callable[[], None]:
+        """As `RemoteFrontend.relink`, of the link to one device, whose process has ended."""
+        await self._connected.wait()
+        channel, unused = self._channel, links.renew(member.descriptors)
+        try:
+            await self._send_link(unused, limit, member.device)
+            if channel is self._channel:  # Else `renew` was called, and its links are those in use.
+                unused = member.use(unused)
+            return unused.close
+        except BaseException:
+            unused.close()
+            raise
+
+
+class MemberFrontend:
+    """One device's part of it. `refusing` is why that gets nothing now, "" if it gets some."""
+
+    def __init__(self, whole: SpreadFrontend, device: str, descriptors: Descriptors) -> None:
+        self.device = device
+        self.descriptors = descriptors
+        self.refusing = ""
+        self._whole = whole
+
+    def __repr__(self) -> str:
+        return f"<MemberFrontend {self.device} of {self._whole!r}>"
+
+    def use(self, new: Descriptors) -> Descriptors:
+        """Change links; returns the old one."""
+        old, self.descriptors = self.descriptors, new
+        if self._whole.descriptors is old:  # Helpers' links are made like it.
+            self._whole.descriptors = new
+        return old
+
+    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
+        return await asyncio.shield(self._whole.relink_of(self, limit))
+
+    def served(self) -> list[ServedModel]:
+        return self._whole.served_by(self.device)
+
+    def announce(self, name: str) -> None:
+        self._whole.announce(name)
+
+    def listed(self) -> None:
+        """Each device reads the same repository."""
+        self._whole.listed()
+
+    def begin_load(self, name: str) -> None:
+        self._whole.agreements.begin(name, self.device)
+
+    def end_load(self, name: str, error: Exception | None) -> None:
+        self._whole.agreements.end(name, self.device, error)
+
+    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+        return await self._whole.agreements.agree(name, self.device, served)
+
+    def withdraw(self, name: str) -> None:
+        self._whole.withdraw(name)
+
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+        return await self._whole.publish_of(self.device, name, served, problems)
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        """Paging needs them, which no tenant on several devices has."""
+        return {}
+
+    async def page_out(self, model: ModelKey) -> bool:
+        return False
+
+    def page_in(self, model: ModelKey) -> None:
+        """Nothing is paged out."""
+
+    def set_cores(self, cores: frozenset[int] | None) -> None:
+        """Nothing to do: the process runs beside several devices."""
+
+    def suspend(self, reason: str) -> None:
+        self._whole.refuse_of(self.device, reason)
+
+    def distrust(self, reason: str) -> None:
+        self._whole.distrust(reason)
+
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        self._whole.stop(self.device, reason)
+
+
+class DeviceSides:
+    """The runtimes of a tenant on several devices, as its frontend sees them."""
+
+    def __init__(self, sides: Sequence[DeviceSide]) -> None:
+        self._sides = sides
+
+    def __repr__(self) -> str:
+        return f"<DeviceSides {self._sides!r}>"
+
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        """Cancel a ticket where it is: it has a serial that no other ticket of the tenant has."""
+        for side in self._sides:
+            side.cancel(tenant, slot, serial)
+
+
+def open_spread(config: TenantConfig, devices: Sequence[str]) -> SpreadFrontend:
+    """A frontend that has links but no process yet. Its `close` frees them."""
+    first = links.create(slots(config), config.memory)
+    others = {name: links.renew(first) for name in devices[1:]}
+    return SpreadFrontend(config, {devices[0]: first, **others})

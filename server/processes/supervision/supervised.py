@@ -1,0 +1,205 @@
+"""The processes that the supervisor starts and watches: what it knows of each, and what it does alike for all."""
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from partitions import PartitionError
+
+from ...config.changes import loaded_again
+from ...config.schema import Config
+from ...config.section import ConfigError
+from ...errors import RequestError
+from ...host.backoff import Backoff
+from ...link.occupancy import LEAD
+from ...link.ring import Descriptors
+from ...tenants.frontend import State
+from ..channels import messages
+from ..channels.descriptors import DescriptorSender
+from ..channels.handoff import Ends
+from ..channels.routing import SHARED, UNAUTHENTICATED, process_name
+from ..channels.rpc import Channel
+from ..children import spawn
+from ..children.heartbeat import Heartbeat, StoppedTime, observe
+from ..children.process_arguments import ProcessArguments
+from ..remote.remote_frontend import RemoteFrontend
+from ..remote.remote_runtime import RemoteRuntime
+
+log = logging.getLogger("greenlane.processes")
+
+
+@dataclass(slots=True)
+class Current:
+    """What all processes are to have now, and those that start later: the supervisor changes it while they run.
+
+    `log_level` is "" as long as it is the configuration's; `cores` are those of processes without a tenant, none if any may be
+    used.
+    """
+
+    config: Config
+    state: State = "starting"
+    log_level: str = ""
+    cores: frozenset[int] = frozenset()
+
+    def restrict(self, process: BaseProcess) -> None:
+        """Restrict a process without a tenant to the cores of such processes, once those are known."""
+        if self.cores:
+            spawn.set_affinity(process, self.cores)
+
+    def send_log_level(self, channel: Channel) -> None:
+        """Have a process that was just started log as the others do, if that was changed."""
+        if self.log_level:
+            channel.notify(messages.SetLogLevel(self.log_level))
+
+
+class HostedRuntime(NamedTuple):
+    """The device side of a tenant that is in the tenant's own process.
+
+    `target` is the function that such a process runs; `make_arguments` returns its argument, given that of an HTTP process.
+    """
+
+    runtime: RemoteRuntime
+    target: Callable[[Any], None]
+    make_arguments: Callable[[ProcessArguments], Any]
+
+
+class SupervisedProcess:
+    """One HTTP process: its name, the process, its channel, and the socket over which it is handed connections.
+
+    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process, and for a helper. `listeners` are the
+    sockets of a tenant's own port. `hosted` is the tenant's device side if that is in the same process. `helpers` are those of
+    a lead, and `number` says which of the tenant's processes it is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frontend: RemoteFrontend | None,
+        listeners: Sequence[socket.socket] = (),
+        hosted: HostedRuntime | None = None,
+        number: int = LEAD,
+    ) -> None:
+        self.name = process_name(name, number)
+        self.tenant = name
+        self.number = number
+        self.helpers: list[SupervisedProcess] = []
+        self.occupancy: int | None = None
+        """The descriptor of the page that the processes of a tenant with several share."""
+        self.frontend = frontend
+        self.hosted = hosted
+        self.listeners = list(listeners)
+        self.channel = Channel(self.label, {})
+        self.process: BaseProcess | None = None
+        self.handoff: Ends | None = None
+        self.takes_connections = False
+        """Whether the dispatcher may hand it connections: not before it has its models."""
+        self.retired = False
+        """Whether its tenant has gone, so that it is not started again."""
+        self.descriptors: DescriptorSender | None = None
+        self.backoff = Backoff()
+        self.heartbeat = Heartbeat()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedProcess {self.name}, {self.process!r}>"
+
+    @property
+    def label(self) -> str:
+        """Its name in the log."""
+        if self.name in (SHARED, UNAUTHENTICATED):
+            return f"the {self.name.strip('()')} HTTP process"
+        return f"the HTTP process of {self.name}"
+
+    def kill(self) -> None:
+        """Kill the process, if there is one. Its channel closes then, so another one is started."""
+        if self.process:
+            spawn.kill(self.process)
+
+    def disconnect(self) -> None:
+        """Close the channel, and the sockets for connections and descriptors."""
+        self.takes_connections = False
+        self.channel.close()
+        if self.handoff:
+            self.handoff.close()
+            self.handoff = None
+        if self.descriptors:
+            self.descriptors.close()
+            self.descriptors = None
+
+
+class SupervisedDevice:
+    """One device process: its name, that of the device in the configuration, and the device side that it has.
+
+    `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
+    ends of the channel and of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and
+    the pages of all that lend.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runtime: RemoteRuntime,
+        target: Callable[[Any], None],
+        make_arguments: Callable[[Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
+    ) -> None:
+        self.name = name
+        self.runtime = runtime
+        self.target = target
+        self.make_arguments = make_arguments
+        self.channel = Channel(self.label, {})
+        self.process: BaseProcess | None = None
+        self.descriptors: DescriptorSender | None = None
+        self.backoff = Backoff()
+        self._stopped = StoppedTime()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedDevice {self.name}, {self.process!r}>"
+
+    @property
+    def label(self) -> str:
+        """Its name in the log."""
+        return self.runtime.label
+
+    def stopped_for(self, now: float) -> float:
+        """For how many seconds the process has been stopped, by SIGSTOP or a debugger; 0 if it runs. Call it regularly."""
+        return self._stopped.after(now, observe(self.process.pid)) if self.process and self.process.pid else 0.0
+
+    def kill(self) -> None:
+        """Kill the process, if there is one. Its channel closes then, so another one is started."""
+        if self.process:
+            spawn.kill(self.process)
+
+    def disconnect(self) -> None:
+        """Close the channel and the socket for descriptors."""
+        self.channel.close()
+        if self.descriptors:
+            self.descriptors.close()
+            self.descriptors = None
+
+
+async def connect(runtime: RemoteRuntime, each: SupervisedProcess | SupervisedDevice) -> None:
+    """Have a runtime use this process. Where it replaces another that was serving, that is done again first."""
+    assert each.descriptors
+    try:
+        await runtime.connect(each.channel, each.descriptors)
+    except (PartitionError, ConfigError, RequestError) as error:
+        log.error("%s cannot be started again: %s", each.label, error)
+        each.kill()
+
+
+def kill_if_outdated(each: SupervisedProcess | SupervisedDevice, started_with: Config, now: Config) -> None:
+    """Kill a process with models that was started with one configuration, if models have other options in that of now."""
+    if each.process and loaded_again(started_with, now):
+        log.error("models have other options since %s was started; starting it again", each.label)
+        each.kill()
+
+
+def kill_if_hung(label: str, process: BaseProcess, heartbeat: Heartbeat, now: float, starting: bool = False) -> None:
+    """Kill this process, which was just sent a heartbeat, if it has not answered for too long."""
+    if heartbeat.answered:
+        heartbeat.on_sent(now)
+    elif process.pid and heartbeat.hangs(now, activity := observe(process.pid), starting) and activity.state not in "XZ":
+        log.error("%s has not answered for %.1f s: %s; killing it", label, heartbeat.silent, activity)
+        spawn.kill(process)

@@ -1,0 +1,110 @@
+"""The device processes as the supervisor has them: started with the links of their tenants, and replaced when they end."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+
+from ..channels import descriptors
+from ..channels.rpc import Channel
+from ..children import spawn
+from ..remote.linked_frontend import LinkedFrontend
+from .restarts import Restarts, WatchTasks
+from .supervised import Current, SupervisedDevice, connect, kill_if_outdated
+
+log = logging.getLogger("greenlane.processes")
+
+
+class SupervisedDevices:
+    """Belongs to the event loop. `pages` are the descriptors of those of tenants that lend.
+
+    `relink` is awaited with a tenant's name and frontend while no process has its device: the tenant has a new link then.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[SupervisedDevice],
+        pages: Mapping[str, int],
+        relink: Callable[[str, LinkedFrontend], Awaitable[None]],
+        current: Current,
+        restarts: Restarts,
+    ) -> None:
+        self.all = list(devices)
+        self._pages = pages
+        self._relink = relink
+        self._current = current
+        self._restarts = restarts
+        self._watching = WatchTasks()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedDevices {self.all}>"
+
+    def processes(self) -> list[BaseProcess | None]:
+        return [each.process for each in self.all]
+
+    async def start(self) -> None:
+        await asyncio.gather(*map(self._start, self.all))
+
+    def keep(self) -> None:
+        """Start each device process again whenever it ends, until the server closes."""
+        for each in self.all:
+            self._watching.start(self._keep(each))
+
+    def kill_if_stopped(self, now: float, limit: float) -> None:
+        """Kill each that has been stopped for longer than so many seconds; it is then replaced. Call it regularly."""
+        for each in self.all:
+            if each.process and (seconds := each.stopped_for(now)) >= limit:
+                log.error("%s has been stopped for %.1f s (SIGSTOP or a debugger); killing it", each.label, seconds)
+                spawn.kill(each.process)
+
+    def disconnect(self) -> None:
+        """Watch them no more, and close their channels."""
+        self._watching.cancel()
+        for each in self.all:
+            each.disconnect()
+
+    async def _start(self, each: SupervisedDevice) -> None:
+        """Start a device process. One that replaces another has also opened the device again when this returns."""
+        frontends = each.runtime.frontends
+        ours, theirs = socket.socketpair()
+        each.descriptors, their_descriptors = descriptors.pair()
+        each.channel = Channel(each.label, each.runtime.handlers())
+        each.backoff.started(time.monotonic())
+        links, config = {name: frontend.descriptors for name, frontend in frontends.items()}, self._current.config
+        try:
+            inherited = {name: spawn.inherited(link) for name, link in links.items()}
+            pages = spawn.inherited_all(self._pages)
+            arguments = each.make_arguments(config, theirs, their_descriptors, inherited, pages)
+            each.process = await spawn.start(each.target, arguments)
+        finally:
+            their_descriptors.close()
+            theirs.close()
+        await each.channel.open(ours)
+        self._current.send_log_level(each.channel)
+        await connect(each.runtime, each)
+        for name, link in links.items():
+            if name in frontends and frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
+                await each.runtime.replace_link(name)
+        if links.keys() != frontends.keys():
+            log.error("a tenant moved while %s was started; starting it again", each.label)
+            each.kill()
+        kill_if_outdated(each, config, self._current.config)
+
+    async def _restart(self, each: SupervisedDevice) -> None:
+        """Start a device process again, with new links: the old ones have what the process before was about to do."""
+        each.disconnect()
+        for name, frontend in list(each.runtime.frontends.items()):
+            await self._relink(name, frontend)
+        await self._start(each)
+
+    async def _keep(self, each: SupervisedDevice) -> None:
+        """Start this device process again whenever it ends, until the server closes. Other devices' tenants are not touched."""
+        while True:
+            await each.channel.closed.wait()
+            if self._restarts.closing.is_set():
+                return
+            each.runtime.disconnect(f"{each.label} has ended and is being started again")
+            await self._restarts.wait_for_end(each.process, each.label, each.backoff)
+            await self._restarts.retry(lambda: self._restart(each))

@@ -1,0 +1,149 @@
+"""The dispatcher as the supervisor has it: started, sent keys and sockets, asked for heartbeats, and replaced when it ends."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+
+import msgspec
+
+from ...host.backoff import Backoff
+from ..channels import handoff
+from ..children import spawn
+from ..children.heartbeat import Heartbeat
+from ..dispatching import dispatcher
+from .restarts import EXIT_TIMEOUT, Restarts
+from .supervised import Current, SupervisedProcess, kill_if_hung
+
+log = logging.getLogger("greenlane.processes")
+
+LABEL = "the dispatcher"
+"""Its name in the log."""
+
+
+class SupervisedDispatcher:
+    """Belongs to the event loop. It accepts connections on `listeners`, for the HTTP processes in `processes`, by name."""
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        processes: Mapping[str, SupervisedProcess],
+        current: Current,
+        restarts: Restarts,
+    ) -> None:
+        self.process: BaseProcess | None = None
+        self._listeners = list(listeners)
+        self._processes = processes
+        self._current = current
+        self._restarts = restarts
+        self._control: socket.socket | None = None
+        self._reconfigured = asyncio.Event()
+        self._backoff = Backoff()
+        self._heartbeat = Heartbeat()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedDispatcher {self.process!r}>"
+
+    async def start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._heartbeat = Heartbeat()
+        self._backoff.started(time.monotonic())
+        try:
+            config, server = self._current.config, self._current.config.server
+            arguments = dispatcher.keys_of(config), server.log_format, server.log_level, self._listeners, theirs
+            self.process = await spawn.start(dispatcher.main, *arguments)
+        finally:
+            theirs.close()
+        if config is self._current.config:
+            self._reconfigured.set()
+        else:  # It has changed meanwhile.
+            self._send_keys()
+        self.restrict()
+        for each in self._processes.values():
+            self.announce(each)
+
+    async def keep(self) -> None:
+        """Replace it whenever it ends, until the server closes."""
+        while not self._restarts.closing.is_set():
+            assert self._control
+            with suppress(OSError):
+                while message := await asyncio.get_running_loop().sock_recv(self._control, dispatcher.MAX_NAME):
+                    self._on_message(message)
+            if self._restarts.closing.is_set():
+                return
+            self._control.close()
+            await self._restarts.wait_for_end(self.process, LABEL, self._backoff)
+            await self._restarts.retry(self.start)
+
+    def announce(self, each: SupervisedProcess) -> None:
+        """Send it the sockets over which this process takes connections. A new dispatcher is sent those of all processes."""
+        if self._control and each.handoff and each.takes_connections:
+            with suppress(OSError):
+                socket.send_fds(self._control, [each.name.encode()], [end.fileno() for end in each.handoff])
+
+    def withdraw(self, each: SupervisedProcess) -> None:
+        """Close the sockets to this process, which has ended, and have the dispatcher hand what it did not take to the next."""
+        each.disconnect()
+        if self._control:
+            with suppress(OSError):
+                self._control.send(dispatcher.WITHDRAWN + each.name.encode())
+
+    async def reconfigure(self) -> None:
+        """Have it use the keys of the current configuration, and return when it does."""
+        self._send_keys()
+        with suppress(TimeoutError):  # It hangs, and is killed soon.
+            await asyncio.wait_for(self._reconfigured.wait(), EXIT_TIMEOUT)
+
+    def restrict(self) -> None:
+        """Restrict it to the cores of processes without a tenant, once those are known."""
+        if self.process:
+            self._current.restrict(self.process)
+
+    def check_heartbeat(self, now: float) -> None:
+        """Send it a heartbeat, and kill it if it has not answered one for too long; it is then replaced."""
+        if self.process:
+            if self._heartbeat.answered and self._control:
+                with suppress(OSError):
+                    self._control.send(dispatcher.HEARTBEAT)
+            kill_if_hung(LABEL, self.process, self._heartbeat, now)
+
+    async def close(self) -> None:
+        """Have it end, and wait until it has: connections that it has handed over are still to be answered."""
+        if self._control:
+            with suppress(OSError):  # It has just died, and this socket is closed already.
+                self._control.shutdown(socket.SHUT_RDWR)
+        for listener in self._listeners:
+            listener.close()
+        if self.process:
+            await asyncio.to_thread(spawn.join, self.process, EXIT_TIMEOUT)
+
+    def disconnect(self) -> None:
+        """Close the socket to it."""
+        if self._control:
+            self._control.close()
+
+    def _send_keys(self) -> None:
+        """Send it the keys; one that has ended is replaced by one that has them."""
+        self._reconfigured.clear()
+        file = handoff.memory_file(msgspec.json.encode(dispatcher.keys_of(self._current.config)))
+        try:
+            assert self._control
+            socket.send_fds(self._control, [dispatcher.RECONFIGURE], [file])
+        except OSError:
+            self._reconfigured.set()
+        finally:
+            os.close(file)
+
+    def _on_message(self, message: bytes) -> None:
+        if message == dispatcher.HEARTBEAT_ANSWER:
+            self._heartbeat.on_answer()
+        elif message == dispatcher.RECONFIGURED:
+            self._reconfigured.set()
+        elif (each := self._processes.get(message.decode(errors="replace"))) and each.process:
+            log.error("%s sent the dispatcher a malformed handoff; killing it", each.label)
+            spawn.kill(each.process)

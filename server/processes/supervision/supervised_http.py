@@ -1,0 +1,351 @@
+"""The HTTP processes as the supervisor has them: started, sent changes, asked for heartbeats, and replaced when they end."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ...config.schema import Config
+from ...errors import RequestError
+from ...link import activity
+from ...link.occupancy import LEAD
+from ...link.ring import Descriptors
+from ...tenants.frontend import State
+from ..channels import descriptors, handoff, messages
+from ..channels.rpc import Channel
+from ..children import spawn
+from ..children.heartbeat import Heartbeat
+from ..children.process_arguments import ProcessArguments
+from ..http_side import http_process
+from ..http_side.proxy import answer
+from ..remote.linked_frontend import LinkedFrontend
+from ..remote.remote_frontend import RemoteFrontend
+from .affinity import Affinity
+from .helper_processes import HelperProcesses
+from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
+from .supervised import Current, HostedRuntime, SupervisedProcess, connect, kill_if_hung, kill_if_outdated
+from .supervised_dispatcher import SupervisedDispatcher
+
+log = logging.getLogger("greenlane.processes")
+
+_MAX_HOLD = 20.0
+"""Seconds for which a tenant's connections wait at most until its replaced process has loaded its models."""
+
+
+class SupervisedHttp:
+    """Those of all tenants, the shared and the unauthenticated one. Belongs to the event loop.
+
+    `processes` are all of them by name, changed here. `application` answers the requests that they forward. `on_relinked` is
+    awaited when a tenant's process has ended, before the next one starts, with the tenant's name and a function that frees the
+    old link: the tenant has a new link then. `pages` are the descriptors of those of tenants that lend.
+    """
+
+    def __init__(
+        self,
+        processes: dict[str, SupervisedProcess],
+        dispatcher: SupervisedDispatcher,
+        application: Any,
+        on_relinked: Callable[[str, Callable[[], None]], Awaitable[None]],
+        pages: Mapping[str, int],
+        current: Current,
+        restarts: Restarts,
+        watching: WatchTasks,
+    ) -> None:
+        self._processes = processes
+        self._dispatcher = dispatcher
+        self._application = application
+        self._on_relinked = on_relinked
+        self._pages = pages
+        self._current = current
+        self._restarts = restarts
+        self._watching = watching
+        self._helpers: dict[str, HelperProcesses] = {}
+
+    def __repr__(self) -> str:
+        return f"<SupervisedHttp {', '.join(self._processes)}>"
+
+    def add(self, each: SupervisedProcess, count: int = LEAD) -> None:
+        """Add a process, with so many of its tenant in all. None is started yet."""
+        self._processes[each.name] = each
+        if count > LEAD:
+            numbers = range(LEAD + 1, count + LEAD)
+            each.helpers = [SupervisedProcess(each.tenant, None, each.listeners, number=number) for number in numbers]
+            self._processes |= {one.name: one for one in each.helpers}
+            self._helpers[each.name] = HelperProcesses(each, self._start_process, self._dispatcher, self._restarts)
+
+    def processes(self) -> list[BaseProcess | None]:
+        return [each.process for each in self._processes.values()]
+
+    async def start(self) -> None:
+        """Start all of them."""
+        await asyncio.gather(*map(self._start, self._leads()))
+
+    def keep(self) -> None:
+        """Replace each whenever it ends, until the server closes."""
+        for each in self._leads():
+            self._watching.start(self._keep(each))
+
+    def set_state(self, state: State) -> None:
+        """Notify them of the server's state."""
+        for each in self._processes.values():
+            if each.frontend:
+                each.frontend.set_state(state)
+            elif each.number == LEAD:
+                each.channel.notify(messages.SetState(state))
+
+    def set_affinity(self, affinity: Affinity) -> None:
+        """Restrict them, and their later replacements, to these cores."""
+        for each in self._processes.values():
+            if each.frontend:
+                if cores := affinity.tenants.get(each.name):  # None for one that runs on its partition's.
+                    each.frontend.assign_cores(cores)
+            elif each.number == LEAD and each.process:
+                self._current.restrict(each.process)
+
+    async def reconfigure(self) -> None:
+        """Have all of them use the current configuration; returns when they do."""
+        message, channels = messages.Reconfigure.of(self._current.config), [each.channel for each in self._processes.values()]
+        calls = [channel.call(message, bool) for channel in channels if not channel.closed.is_set()]
+        await asyncio.gather(*calls, return_exceptions=True)  # One that has ended is replaced by one with this configuration.
+
+    async def begin(
+        self,
+        config: Config,
+        name: str,
+        frontend: RemoteFrontend,
+        listeners: Sequence[socket.socket] = (),
+        hosted: HostedRuntime | None = None,
+        count: int = LEAD,
+    ) -> None:
+        """As `Supervisor.begin`."""
+        each = SupervisedProcess(name, frontend, listeners, hosted)
+        self.add(each, count)
+        if helpers := self._helpers.get(name):
+            helpers.prepare(config.tenants[name].memory)
+        await self._start_process(each, None if hosted else spawn.inherited(frontend.descriptors), config=config)
+        assert each.descriptors
+        await frontend.connect(each.channel, each.descriptors)
+        if hosted:
+            await hosted.runtime.connect(each.channel, each.descriptors)
+
+    async def admit(self, name: str) -> None:
+        """As `Supervisor.admit`."""
+        each = self._processes[name]
+        assert each.frontend
+        each.frontend.set_state(self._current.state)
+        each.takes_connections = True
+        self._dispatcher.announce(each)
+        self._restarts.counts[each.label] = 0
+        await self._start_helpers(each)
+        self._watching.start(self._keep(each))
+
+    def retire(self, name: str) -> None:
+        """As `Supervisor.retire`."""
+        for each in (self._processes[name], *self._processes[name].helpers):
+            each.retired, each.takes_connections = True, False
+
+    async def end(self, name: str) -> None:
+        """As `Supervisor.end`."""
+        if (each := self._processes.get(name)) is None:
+            return
+        self.retire(name)
+        everyone = [each, *each.helpers]
+        for one in everyone:
+            one.channel.notify(messages.Exit())
+        for one in everyone:
+            if one.process:
+                await asyncio.to_thread(spawn.join, one.process, EXIT_TIMEOUT)
+            self._dispatcher.withdraw(one)
+        if helpers := self._helpers.pop(name, None):
+            await helpers.end()
+            helpers.close()
+        for listener in each.listeners:
+            listener.close()
+        for one in everyone:
+            del self._processes[one.name]
+            self._restarts.counts.pop(one.label, None)
+
+    async def relink(self, name: str, frontend: LinkedFrontend) -> None:
+        """Give a tenant's process a new link to its memory; one that cannot take it is killed: the next one starts with one."""
+        try:
+            (await frontend.relink())()
+        except RequestError as error:
+            each = self._processes[name]
+            log.error("%s cannot change its link; killing it: %s", each.label, error)
+            each.kill()
+
+    def check_heartbeats(self, now: float) -> None:
+        """Send each a heartbeat, and kill one that has not answered for too long; it is then replaced.
+
+        One that gets no heartbeats answers that the server is not ready.
+        """
+        for each in list(self._processes.values()):
+            each.channel.notify(messages.Heartbeat())
+            if each.process and not each.channel.closed.is_set():
+                away = not each.takes_connections or self._current.state == "starting"
+                loading = each.hosted is not None and (away or each.hosted.runtime.away)
+                kill_if_hung(each.label, each.process, each.heartbeat, now, loading)
+
+    def exit(self) -> None:
+        """Have all of them answer the requests that they have, and end."""
+        for each in self._processes.values():
+            each.channel.notify(messages.Exit())
+
+    def disconnect(self) -> None:
+        """Close the channels and sockets to all, and what the processes of one tenant share."""
+        for each in self._processes.values():
+            each.disconnect()
+        for helpers in self._helpers.values():
+            helpers.close()
+
+    def _leads(self) -> list[SupervisedProcess]:
+        """All but the helpers, which start and end with their lead."""
+        return [each for each in self._processes.values() if each.number == LEAD]
+
+    async def _start(self, each: SupervisedProcess) -> None:
+        if each.retired:
+            return
+        helpers, config = self._helpers.get(each.name), self._current.config
+        if helpers:
+            helpers.prepare(config.tenants[each.name].memory)
+        await self._start_process(
+            each, spawn.inherited(each.frontend.descriptors) if each.frontend and not each.hosted else None
+        )
+        if each.retired:  # While it was started, so `end` has not seen it.
+            each.kill()
+            each.disconnect()
+            return
+        if each.frontend:
+            assert each.descriptors
+            await each.frontend.connect(each.channel, each.descriptors)
+            if each.hosted:
+                await connect(each.hosted.runtime, each)
+                kill_if_outdated(each, config, self._current.config)
+                await each.hosted.runtime.resumed(_MAX_HOLD)  # Connections wait meanwhile, which is better than a 503.
+        else:
+            if each.process:
+                self._current.restrict(each.process)
+            each.channel.notify(messages.SetState(self._current.state))
+        each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
+        self._dispatcher.announce(each)
+        await self._start_helpers(each)
+        if self._restarts.closing.is_set():
+            each.channel.notify(messages.Exit())
+
+    async def _start_helpers(self, each: SupervisedProcess) -> None:
+        if helpers := self._helpers.get(each.name):
+            for task in await helpers.start():
+                self._watching.add(task)
+
+    async def _start_process(
+        self,
+        each: SupervisedProcess,
+        link: Descriptors | None,
+        to_lead: socket.socket | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Start one HTTP process, which has this link; a helper is the lead's, and has the socket for its cancellations.
+
+        With a `config` it is that one, and not the current one.
+        """
+        used = config or self._current.config
+        self._reset_pages(each)
+        if each.handoff:  # It could not be started before.
+            each.handoff.close()
+        each.handoff = handoff.pair()
+        ours, theirs = socket.socketpair()
+        each.descriptors, their_descriptors = descriptors.pair()
+        ends = each.handoff.theirs, theirs, their_descriptors
+        arguments = self._arguments(each, used, ends, link, to_lead)
+        each.channel = Channel(each.label, self._handlers(each))
+        each.backoff.started(time.monotonic())
+        try:
+            if each.hosted:
+                each.process = await spawn.start(each.hosted.target, each.hosted.make_arguments(arguments))
+            else:
+                each.process = await spawn.start(http_process.main, arguments)
+        finally:
+            their_descriptors.close()
+            theirs.close()
+        await each.channel.open(ours)
+        if used is not (config or self._current.config):  # It has changed meanwhile.
+            each.channel.notify(messages.Reconfigure.of(self._current.config))
+        self._current.send_log_level(each.channel)
+
+    def _arguments(
+        self,
+        each: SupervisedProcess,
+        config: Config,
+        ends: tuple[socket.socket, socket.socket, socket.socket],
+        link: Descriptors | None,
+        to_lead: socket.socket | None,
+    ) -> ProcessArguments:
+        """What a process is started with. `ends` are those for connections, for messages and for descriptors."""
+        for_connections, for_messages, for_descriptors = ends
+        has_all_pages = each.hosted and each.frontend  # Its device side lends to its own tenant.
+        pages = {name: page for name, page in self._pages.items() if has_all_pages or name == each.tenant}
+        occupancy = self._processes[each.tenant].occupancy
+        spread = {name: spawn.inherited(of) for name, of in each.frontend.spread.items()} if each.frontend else {}
+        return ProcessArguments(
+            name=each.tenant,
+            config=config,
+            handoff=for_connections,
+            channel=for_messages,
+            descriptors=for_descriptors,
+            link=None if spread else link,
+            listeners=each.listeners,
+            pages=spawn.inherited_all(pages),
+            number=each.number,
+            occupancy=None if occupancy is None else spawn.Inherited(occupancy),
+            to_lead=to_lead,
+            spread=spread,
+        )
+
+    def _handlers(self, each: SupervisedProcess) -> dict[type[messages.Message], Callable[[Any], Any]]:
+        """The handlers of what a process that starts now may send."""
+        heartbeat = each.heartbeat = Heartbeat()
+        handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
+            messages.ForwardedRequest: self._forward,
+            messages.HeartbeatAnswer: lambda _: heartbeat.on_answer(),
+        }
+        if each.frontend:
+            handlers |= each.frontend.handlers()
+        elif frontend := self._processes[each.tenant].frontend:
+            handlers |= frontend.handlers_of_helpers()
+        if each.hosted:
+            handlers |= each.hosted.runtime.handlers()
+        return handlers
+
+    async def _keep(self, each: SupervisedProcess) -> None:
+        """Replace this process whenever it ends, until the server closes."""
+        while True:
+            await each.channel.closed.wait()
+            if self._restarts.closing.is_set() or each.retired:
+                return
+            self._dispatcher.withdraw(each)
+            if each.channel.distrusted:
+                each.kill()
+            if each.name in self._helpers:
+                await self._helpers[each.name].end()
+            if each.hosted:
+                each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
+            await self._restarts.wait_for_end(each.process, each.label, each.backoff)
+            if each.retired:  # Its tenant has gone meanwhile, and another one of its name may have come.
+                return
+            self._reset_pages(each, *each.helpers)
+            if (frontend := each.frontend) and not each.hosted:
+                # The worker frees the old link before another process may write to the memory that it reads from.
+                await self._restarts.retry(lambda: self._on_relinked(each.name, frontend.renew()))
+            await self._restarts.retry(lambda: self._start(each))
+
+    def _reset_pages(self, *ended: SupervisedProcess) -> None:
+        """These processes of a tenant have ended: if it lends, they have no request open any more."""
+        for each in ended:
+            if (page := self._pages.get(each.tenant)) is not None:
+                activity.reset(page, each.number)
+
+    async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
+        return await answer(self._application, request)

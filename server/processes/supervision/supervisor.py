@@ -1,0 +1,189 @@
+"""Starts the dispatcher, the HTTP processes and the device processes, watches them, and replaces those that end or hang."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from itertools import chain
+from multiprocessing.process import BaseProcess
+from types import MappingProxyType
+from typing import Any
+
+from ...config.schema import Config
+from ...host import logs
+from ...host.watch import interval
+from ...link.occupancy import LEAD
+from ...tenants.frontend import State
+from ..channels import messages
+from ..channels.routing import SHARED, UNAUTHENTICATED
+from ..children import spawn
+from ..children.heartbeat import INTERVAL
+from ..remote.remote_frontend import RemoteFrontend
+from .affinity import Affinity
+from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
+from .supervised import Current, HostedRuntime, SupervisedDevice, SupervisedProcess
+from .supervised_devices import SupervisedDevices
+from .supervised_dispatcher import LABEL as DISPATCHER
+from .supervised_dispatcher import SupervisedDispatcher
+from .supervised_http import SupervisedHttp
+
+
+class Supervisor:
+    """All processes but the one in which this runs. Belongs to the event loop.
+
+    `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
+    before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
+    `pages` are the descriptors of those of tenants that lend, `counts` the tenants with several HTTP processes. `restarts` is
+    where processes that ended are counted, by their names in the log.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        frontends: Mapping[str, RemoteFrontend],
+        listeners: Sequence[socket.socket],
+        own: Mapping[str, Sequence[socket.socket]],
+        application: Any,
+        on_relinked: Callable[[str, Callable[[], None]], Awaitable[None]],
+        devices: Sequence[SupervisedDevice] = (),
+        hosted: Mapping[str, HostedRuntime] = MappingProxyType({}),
+        pages: Mapping[str, int] = MappingProxyType({}),
+        counts: Mapping[str, int] = MappingProxyType({}),
+        restarts: MutableMapping[str, int] | None = None,
+    ) -> None:
+        self._own = list(chain(*own.values()))
+        self._current = current = Current(config)
+        self._restarts = Restarts(restarts)
+        self._watching = WatchTasks()
+        self._processes: dict[str, SupervisedProcess] = {}
+        self._dispatcher = SupervisedDispatcher(listeners, self._processes, current, self._restarts)
+        self._http = SupervisedHttp(
+            self._processes,
+            self._dispatcher,
+            application,
+            on_relinked,
+            pages,
+            current,
+            self._restarts,
+            self._watching,
+        )
+        for name, frontend in frontends.items():
+            process = SupervisedProcess(name, frontend, own.get(name, ()), hosted.get(name))
+            self._http.add(process, counts.get(name, LEAD))
+        for name in (SHARED, UNAUTHENTICATED):
+            self._http.add(SupervisedProcess(name, None))
+        self._devices = SupervisedDevices(devices, pages, self._http.relink, current, self._restarts)
+        labels = [each.label for each in self._processes.values()] + [each.label for each in devices]
+        self._restarts.counts.update(dict.fromkeys((DISPATCHER, *labels), 0))
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._current.state}, {', '.join(self._processes)}>"
+
+    async def start(self) -> None:
+        """Start every process. They serve from now on. After an error some may run; `kill` ends them."""
+        await asyncio.gather(self._devices.start(), self._dispatcher.start(), self._http.start())
+        self._watching.start(self._dispatcher.keep())
+        self._watching.start(self._check_heartbeats())
+        self._http.keep()
+        self._devices.keep()
+
+    def set_state(self, state: State) -> None:
+        """Notify every process of the server's state."""
+        self._current.state = state
+        self._http.set_state(state)
+
+    def set_log_level(self, level: str) -> None:
+        """Have every process log at this level, this one and later replacements too; the dispatcher keeps its own."""
+        self._current.log_level = level
+        logs.set_level(level)
+        processes: list[SupervisedProcess | SupervisedDevice] = [*self._processes.values(), *self._devices.all]
+        for each in processes:
+            each.channel.notify(messages.SetLogLevel(level))
+
+    def set_affinity(self, affinity: Affinity) -> None:
+        """Restrict HTTP processes and dispatcher, and their later replacements, to these cores."""
+        self._current.cores = affinity.others
+        self._http.set_affinity(affinity)
+        self._dispatcher.restrict()
+
+    async def reconfigure(self, config: Config) -> None:
+        """Have every process use this configuration, and those that start from now on; returns when all of them do."""
+        self._current.config = config
+        await self._dispatcher.reconfigure()
+        await self._http.reconfigure()  # After the dispatcher, to which they may give back connections of tenants that come.
+
+    async def begin(
+        self,
+        config: Config,
+        name: str,
+        frontend: RemoteFrontend,
+        listeners: Sequence[socket.socket] = (),
+        hosted: HostedRuntime | None = None,
+        count: int = LEAD,
+    ) -> None:
+        """Start the process of a tenant that comes by this configuration. Before `admit` no connection is handed to it, and it
+        is not replaced; `end` ends it. Raises OSError, EOFError, or what connecting to it does.
+        """
+        await self._http.begin(config, name, frontend, listeners, hosted, count)
+
+    async def admit(self, name: str) -> None:
+        """Hand connections to the process of a tenant that has come, and replace it if it ends. Helpers are started as well."""
+        await self._http.admit(name)
+
+    def retire(self, name: str) -> None:
+        """Start no process of this tenant again. A new dispatcher hands it no connections."""
+        self._http.retire(name)
+
+    async def end(self, name: str) -> None:
+        """End the processes of a tenant that has gone, or that has not come after all. Does nothing if there are none."""
+        await self._http.end(name)
+
+    async def close(self) -> None:
+        """Accept no more connections, and let every process but the device processes answer its requests and end."""
+        self._restarts.closing.set()
+        for listener in self._own:
+            listener.close()
+        await self._dispatcher.close()  # Before the others: connections that it has handed over are still to be answered.
+        self._http.exit()
+        await self._watching.wait(EXIT_TIMEOUT)
+        self._kill_http()
+
+    def kill(self) -> None:
+        """Kill every process that is left, and wait until it is gone. Blocks for a moment."""
+        self._restarts.closing.set()
+        self._devices.disconnect()
+        self._kill_http()
+        _kill(self._devices.processes())
+
+    def kill_from_any_thread(self) -> None:
+        """Send SIGKILL to every process that is left, and to the forkserver, and wait for none. Any thread."""
+        for child in (*self._devices.processes(), *self._http.processes(), self._dispatcher.process):
+            if child:
+                spawn.kill(child)
+        spawn.Forkserver.kill()
+
+    def _kill_http(self) -> None:
+        """Kill the dispatcher and the HTTP processes, and wait until they are gone."""
+        self._watching.cancel()
+        self._http.disconnect()
+        self._dispatcher.disconnect()
+        _kill((self._dispatcher.process, *self._http.processes()))
+
+    async def _check_heartbeats(self) -> None:
+        """Check regularly that every process answers or runs, and kill one that does not; it is then replaced."""
+        forkserver = spawn.Forkserver()
+        while not self._restarts.closing.is_set() and (watchdog := self._current.config.server.watchdog):
+            now = time.monotonic()
+            self._http.check_heartbeats(now)
+            forkserver.check(now)
+            self._devices.kill_if_stopped(now, watchdog)
+            self._dispatcher.check_heartbeat(now)
+            await self._restarts.sleep(min(INTERVAL, interval(watchdog)))
+
+
+def _kill(processes: Iterable[BaseProcess | None]) -> None:
+    """Kill these, and wait until they are gone. Blocks for a moment."""
+    for process in processes:
+        if process:
+            spawn.kill(process)
+            process.join()

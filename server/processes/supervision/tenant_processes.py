@@ -1,0 +1,169 @@
+"""Starts and ends the processes of tenants that come and go while others are served; see `server.control.tenant_host`.
+
+On cores of this host a tenant's own process has its device side as well. On a GPU the tenant is adopted by the device process,
+as one is that moves there from another device.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from partitions.plan import Granules
+
+from ...config.schema import Config
+from ...config.section import ConfigError
+from ...control.tenant_host import Arrival
+from ...errors import Conflict, Unavailable
+from ...tenants.frontend import State
+from ..remote.remote_frontend import RemoteFrontend, open_remote
+from ..remote.remote_runtime import RemoteRuntime
+from . import listen, process_counts
+from .listen import CannotListen
+from .supervised import HostedRuntime
+from .supervisor import Supervisor
+
+log = logging.getLogger("greenlane.processes")
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A tenant that is being prepared. `adopted_by` is its device's process then, if that has one of its own."""
+
+    config: Config
+    device: str
+    granules: Granules
+    frontend: RemoteFrontend
+    listeners: list[socket.socket] = field(default_factory=list)
+    runtime: RemoteRuntime | None = None
+    adopted_by: object | None = None
+
+
+class TenantProcesses:
+    """Belongs to the supervisor's event loop.
+
+    `frontends`, `runtimes` and `locks` are by tenant, and changed here: the HTTP sides, the device sides, and what is held
+    while a link is replaced. `devices` are the runtimes of devices with a process of their own. `hosted` are the devices that
+    are cores of this host; `host` makes what starts a process with a device side there. `on_state` is called with states of
+    tenants' device sides, and the device's name. `cores` is how many the server may use.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        frontends: dict[str, RemoteFrontend],
+        runtimes: dict[str, RemoteRuntime],
+        locks: dict[str, asyncio.Lock],
+        devices: Mapping[str, RemoteRuntime],
+        hosted: Collection[str],
+        host: Callable[[RemoteRuntime, str], HostedRuntime],
+        on_state: Callable[[Iterable[str], State, str], None],
+        cores: int,
+    ) -> None:
+        self._supervisor = supervisor
+        self._frontends = frontends
+        self._runtimes = runtimes
+        self._locks = locks
+        self._devices = devices
+        self._hosted = hosted
+        self._host = host
+        self._on_state = on_state
+        self._cores = cores
+        self._coming: dict[str, _Coming] = {}
+
+    def __repr__(self) -> str:
+        return f"<TenantProcesses of {', '.join(self._frontends)}, {len(self._coming)} on their way>"
+
+    async def prepare(self, config: Config, name: str, device: str, granules: Granules) -> Arrival:
+        """As `TenantHost.prepare`."""
+        try:
+            count = process_counts.count(config, self._hosted, self._cores)[name]
+            frontend = open_remote(config.tenants[name], linked=device not in self._hosted)
+        except ConfigError as error:
+            raise Conflict(str(error)) from error
+        except OSError as error:
+            raise Unavailable(f"there is no memory for its link: {error.strerror}") from error
+        coming = self._coming[name] = _Coming(config, device, granules, frontend)
+        try:
+            if (port := config.tenants[name].port) is not None:
+                coming.listeners = listen.listen_for(config.server.host, name, port)
+            arrival = await (self._start_hosted(name, coming) if device in self._hosted else self._adopt(name, coming, count))
+            if problems := await frontend.problems():
+                raise Conflict("; ".join(f"failed to load {each.name!r}: {each.reason}" for each in problems))
+            return arrival
+        except (OSError, EOFError) as error:
+            await asyncio.shield(self.discard(name))
+            raise Unavailable(f"its process cannot be started: {error}") from error
+        except CannotListen as error:
+            await asyncio.shield(self.discard(name))
+            raise Conflict(str(error)) from error
+        except BaseException:
+            await asyncio.shield(self.discard(name))
+            raise
+
+    async def discard(self, name: str) -> None:
+        """As `TenantHost.discard`."""
+        if coming := self._coming.pop(name, None):
+            await self._end(name, coming.frontend, coming.runtime if coming.device not in self._hosted else None)
+            for listener in coming.listeners:  # Where there is no process yet.
+                listener.close()
+
+    async def admit(self, name: str) -> None:
+        """As `TenantHost.admit`."""
+        coming = self._coming.pop(name)
+        runtime, frontend = coming.runtime, coming.frontend
+        assert runtime
+        self._frontends[name], self._runtimes[name], self._locks[name] = frontend, runtime, asyncio.Lock()
+        frontend.open(runtime)
+        if coming.device not in self._hosted:
+            runtime.join(name, frontend, coming.granules, {})
+            if runtime.process() is coming.adopted_by:
+                await runtime.serve_adopted(name, {})
+            else:
+                runtime.restart(f"tenant {name} has come while it was started")
+        await self._supervisor.admit(name)
+
+    def leave(self, name: str) -> None:
+        """As `TenantHost.leave`."""
+        self._supervisor.retire(name)
+        runtime = self._runtimes[name]
+        if runtime in self._devices.values():
+            runtime.leave(name)
+
+    async def end(self, name: str) -> None:
+        """As `TenantHost.end`."""
+        runtime = self._runtimes.pop(name)
+        del self._locks[name]
+        await self._end(name, self._frontends.pop(name), runtime if runtime in self._devices.values() else None)
+
+    async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
+        """End a tenant's processes, have its device process free it if there is one, and free its memory."""
+        await self._supervisor.end(name)
+        if runtime:
+            await runtime.release(name)
+        frontend.close()
+
+    async def _start_hosted(self, name: str, coming: _Coming) -> Arrival:
+        """Start the process that has the tenant's device side."""
+        on_state = partial(self._on_state, device=coming.device)  # type: ignore[call-arg]
+        side = coming.runtime = RemoteRuntime(f"the process of {name}", {name: coming.frontend}, on_state)
+        hosted = self._host(side, coming.device)
+        await self._supervisor.begin(coming.config, name, coming.frontend, coming.listeners, hosted)
+        await side.open()
+        cores = await side.start({name: coming.granules})
+        await side.loaded()
+        return Arrival(coming.frontend, side, cores)
+
+    async def _adopt(self, name: str, coming: _Coming, count: int) -> Arrival:
+        """Have the process of its device make the tenant ready, and start its HTTP process."""
+        runtime = coming.runtime = self._devices[coming.device]
+        coming.adopted_by = runtime.process()
+        config = coming.config.tenants[name]
+        models = await runtime.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)
+        await self._supervisor.begin(coming.config, name, coming.frontend, coming.listeners, count=count)
+        for each in models:
+            await coming.frontend.publish(each.name, [model.served() for model in each.served], each.problems)
+        coming.frontend.listed()
+        return Arrival(coming.frontend, runtime, {name: None})

@@ -1,0 +1,109 @@
+"""Moves a tenant from one device process to another while it is served. Its HTTP process, queue and memory stay."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from partitions.plan import Granules
+
+from ...control.device_runtime import DeviceRuntime
+from ...errors import Conflict, Unavailable
+from ...link import ring as links
+from ...link.messages import load_of
+from ...tenants.catalog import ServedModel
+from ..channels.device_messages import PublishModel
+from ..remote.remote_frontend import RemoteFrontend
+from ..remote.remote_runtime import RemoteRuntime
+
+log = logging.getLogger("greenlane.processes")
+
+
+class TenantTransfers:
+    """Belongs to the supervisor's event loop. `runtimes` are the current ones, by tenant, and changed here.
+
+    1. The new device process makes a partition, page-locks the tenant's memory, and loads its models; the old one serves.
+    2. The HTTP process gets a new link, once what is in flight has ended; what it launches from then on waits in that link.
+    3. The old device process frees the tenant, and the new one serves the new link, so the waiting inferences run.
+    4. The new models are published. Requests that were queued before name the old ones, so both names are known until then.
+
+    The lock of a tenant is held from 2 on. Whoever replaces its link takes it too.
+    """
+
+    def __init__(self, runtimes: dict[str, RemoteRuntime], frontends: Mapping[str, RemoteFrontend], max_pause: float) -> None:
+        self.locks = {name: asyncio.Lock() for name in frontends}
+        self._runtimes = runtimes
+        self._frontends = frontends
+        self._max_pause = max_pause
+
+    def __repr__(self) -> str:
+        moving = [name for name, lock in self.locks.items() if lock.locked()]
+        return f"<TenantTransfers, moving: {', '.join(moving) or 'none'}>"
+
+    async def transfer(self, tenant: str, source: DeviceRuntime, target: DeviceRuntime, granules: Granules) -> None:
+        """See `Controller.transfer`. After an error the tenant is served as before."""
+        assert isinstance(source, RemoteRuntime)
+        assert isinstance(target, RemoteRuntime)
+        frontend, process = self._frontends[tenant], target.process()
+        unused = links.renew(frontend.descriptors)
+        try:
+            beyond = max((load_of(each.key) for each in frontend.served()), default=0)
+            changes, lists = source.kept.changes(tenant), source.kept.lists.of(tenant)
+            models = await target.adopt(tenant, unused, granules, changes, beyond, lists)
+        finally:
+            unused.close()
+        async with self.locks[tenant]:
+            try:
+                keys = _keys(tenant, frontend.served(), models)
+                await self._switch(tenant, source, target, granules, keys)
+            except BaseException:
+                if self._runtimes[tenant] is source:
+                    await asyncio.shield(target.release(tenant))
+                raise
+        for each in models:
+            if target.process() is not process:  # It has ended, and the next one publishes its own.
+                return
+            await frontend.publish(each.name, [model.served() for model in each.served], each.problems)
+        await target.forget_keys(tenant, keys)
+
+    async def _switch(
+        self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules, keys: Mapping[str, str]
+    ) -> None:
+        if source.away:
+            raise Unavailable(f"tenant {tenant}: {source.label} has ended and is being started again; move it then")
+        frontend = self._frontends[tenant]
+        before, changes = source.leave(tenant)
+        try:
+            free = await frontend.relink(self._max_pause)
+        except BaseException:
+            source.stay(tenant, before)
+            raise
+        self._runtimes[tenant] = target
+        frontend.open(target)
+        target.join(tenant, frontend, granules, changes, source.kept.lists.of(tenant))
+        await source.release(tenant)
+        free()
+        await target.serve_adopted(tenant, keys)
+
+
+def _keys(tenant: str, served: Iterable[ServedModel], models: Iterable[PublishModel]) -> dict[str, str]:
+    """The keys of the models that are served, each with the key of the same version of the same model in `models`.
+
+    Raises Conflict if one of them is missing or has other tensors.
+    """
+    there = {(each.name, each.version): each for message in models for each in (one.served() for one in message.served)}
+    keys: dict[str, str] = {}
+    for each in served:
+        if (found := there.get((each.name, each.version))) is None:
+            reasons = [problem.reason for message in models if message.name == each.name for problem in message.problems]
+            why = f": {'; '.join(reasons)}" if reasons else ""
+            raise Conflict(
+                f"tenant {tenant}: model {each.name} {each.version} cannot be served on that device{why}{_UNCHANGED}"
+            )
+        if (found.signature, found.functions) != (each.signature, each.functions):
+            why = "its file has changed since it was loaded; load it again first"
+            raise Conflict(f"tenant {tenant}: model {each.name} {each.version}: {why}{_UNCHANGED}")
+        keys[each.key] = found.key
+    return keys
+
+
+_UNCHANGED = "; nothing was changed, and the tenant is served as before"

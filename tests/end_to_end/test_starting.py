@@ -1,0 +1,85 @@
+"""Requests between the start of the listening and the loading of the models, in every form of the server."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from greenlane.load.server_process import free_port
+from server.device.model_loader import ModelLoader
+
+from . import repository
+from .gated_server import gated
+from .harness import PATIENCE, configuration, starting
+from .processes import configure, running_module
+from .wire import SMALL, infer, until
+
+FORMS = ("uvicorn", "cores", "device", "several")
+LOADING = "model 'identity': which models there are is not known yet, as the server is starting; try again soon"
+OPENAI = {"model": "identity", "input": "a"}
+
+
+class Starting:
+    """A server that listens; `go` has it load its models."""
+
+    def __init__(self, url: str, gate: Path, grpc: int = 0) -> None:
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE, headers={"X-Tenant": "acme"})
+        self.grpc = grpc
+        self._gate = gate
+
+    def go(self) -> None:
+        with self._gate.open("wb"):  # Once the device side waits there.
+            self._gate.unlink()
+
+
+@pytest.fixture(params=FORMS)
+def server(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
+    root, gate = tmp_path / "models", tmp_path / "gate"
+    repository.write(root, "identity", repository.IDENTITY)
+    os.mkfifo(gate)
+    if request.param == "uvicorn":
+        monkeypatch.setattr(ModelLoader, "names", gated)
+        with starting(configuration(root)) as served:
+            found = Starting(served.url, gate)
+            yield found
+            found.http.close()
+        return
+    port = free_port()
+    several = "http_processes = 2\n" if request.param == "several" else ""
+    tenants = f'[tenants.acme]\ngranules = 1\nmodels = ["*"]\ngrpc_port = {port}\n{several}'
+    path = configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"')
+    options = () if request.param == "cores" else ("--device",)
+    with running_module("tests.end_to_end.gated_server", path, *options, signs=("listening on http://",)) as running:
+        found = Starting(running.url, gate, port)
+        yield found
+        found.http.close()
+
+
+def test_what_may_be_a_model_is_503_until_it_is_known_and_404_only_then(server: Starting) -> None:
+    http = server.http
+    try:
+        for answer in (infer(http, "identity", SMALL), http.get("/v2/models/identity"), http.get("/v2/models/identity/ready")):
+            assert (answer.status_code, answer.json()) == (503, {"error": LOADING})
+            assert answer.headers["retry-after"] == "1"
+        answer = http.post("/v1/embeddings", json=OPENAI)
+        assert (answer.status_code, answer.json()["error"]["message"], answer.headers["retry-after"]) == (503, LOADING, "1")
+        assert infer(http, "gone", SMALL).status_code == 503
+        index = {"name": "identity", "state": "LOADING"}
+        assert http.post("/v2/repository/index").json() == [index]
+        if server.grpc:
+            with (
+                triton.InferenceServerClient(f"127.0.0.1:{server.grpc}") as grpc,
+                pytest.raises(InferenceServerException) as refused,
+            ):
+                grpc.get_model_metadata("identity", headers={"x-tenant": "acme"})
+            assert (refused.value.status(), refused.value.message()) == ("StatusCode.UNAVAILABLE", LOADING)
+    finally:
+        server.go()
+    until(lambda: http.get("/v2/models/identity/ready").status_code == 200)
+    assert infer(http, "identity", SMALL).status_code == 200
+    answer = infer(http, "gone", SMALL)
+    assert (answer.status_code, answer.json()) == (404, {"error": "Request for unknown model: 'gone' is not found"})

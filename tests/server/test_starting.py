@@ -1,0 +1,42 @@
+"""`greenlane init`: what it writes can be served, and it replaces nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from greenlane.__main__ import main
+from server.config.file import load
+from server.starting import CONFIGURATION
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_is_written_is_a_configuration_with_its_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new"
+    assert main(["init", str(folder)]) == 0
+    assert f"next: greenlane check {folder / 'greenlane.toml'}" in capsys.readouterr().out
+    config = load(folder / "greenlane.toml")
+    assert [tenant.name for tenant in config.tenants.values()] == ["acme", "globex"]
+    assert sorted(path.parent.parent.name for path in folder.rglob("model.onnx")) == ["identity", "stripes"]
+
+
+@pytest.mark.parametrize("there", ["greenlane.toml", "models"])
+def test_what_is_there_stays(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / there).write_text("mine")
+    assert main(["init", str(tmp_path)]) == 1
+    assert f"{tmp_path / there} exists already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["init", str(tmp_path / "file" / "new")]) == 1
+    assert "greenlane init: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_documentation_shows_what_is_written(page: str) -> None:
+    shown = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert CONFIGURATION in shown
