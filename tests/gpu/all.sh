@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
 # Runs what there is for a GPU, from the project's root, each part with its own log and limit, all within ten minutes:
 #   bash tests/gpu/all.sh OUT [PART...]        OUT is the folder for the logs; by default every part, in this order
-#   tests    pytest tests/gpu without change, isolation and confinement     tests.log, tests.xml, partitions.json
-#   felt     pytest on those three                                          felt.log, felt.xml, felt/partitions.json
+#   tests    pytest tests/gpu without those of alone and felt, SIDE (4) at a time   tests.log, tests.xml
+#   alone    pytest tests/gpu -m alone: those that measure time or memory, one at a time     alone.log, alone.xml, partitions.json
+#   felt     pytest on change, isolation and confinement                    felt.log, felt.xml, felt/partitions.json
 #   memcheck tests/gpu/sanitize.sh                                          memcheck.log, memcheck.tests.log
 #   change   python -m benchmarks.change                                    change.log, change.json
-# A part may take LIMIT_tests, LIMIT_felt, LIMIT_memcheck, LIMIT_change seconds, and all together LIMIT (590): the last one, which
-# leaves out what it has no time for, is best run by itself as well. CHANGE_OPTIONS are more options for it.
+# A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_change seconds, and all together LIMIT (590): the
+# last one, which leaves out what it has no time for, is best run by itself as well. CHANGE_OPTIONS are more options for it.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
-[ $# -gt 0 ] || set -- tests felt memcheck change
+[ $# -gt 0 ] || set -- tests alone felt memcheck change
 mkdir -p "$out/felt"
 python=${PYTHON:-python3}
 apart="tests/gpu/test_change.py tests/gpu/test_isolation.py tests/gpu/test_confinement.py"
+ignored=()
+for file in $apart; do ignored+=("--ignore=$file"); done
+others="not alone and not load and not ray"
+side="--numprocesses=${SIDE:-4}" # Where pytest-xdist is not installed, one at a time.
+"$python" -c 'import xdist' 2>/dev/null || side=
 status=0
 nvidia-smi -L > "$out/gpus.log" 2>&1 || echo "nvidia-smi finds no GPU here: without one, tests are skipped" >&2
 
@@ -48,10 +54,12 @@ run() {
 for part in "$@"; do
   case $part in
     tests)
-      ignored=()
-      for file in $apart; do ignored+=("--ignore=$file"); done
-      OUT=$out run tests "$(limit "${LIMIT_tests:-240}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" \
+      # shellcheck disable=SC2086  # Options.
+      OUT='' run tests "$(limit "${LIMIT_tests:-200}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m "$others" $side \
         -p no:cacheprovider --junitxml="$out/tests.xml" ;;
+    alone)
+      OUT=$out run alone "$(limit "${LIMIT_alone:-240}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
+        -p no:cacheprovider --junitxml="$out/alone.xml" ;;
     felt)
       # shellcheck disable=SC2086  # File names without spaces.
       OUT=$out/felt run felt "$(limit "${LIMIT_felt:-270}")" "$python" -m pytest -q $apart -p no:cacheprovider --junitxml="$out/felt.xml" ;;
@@ -63,7 +71,7 @@ for part in "$@"; do
       run change "$seconds" "$python" -m benchmarks.change --device cuda --within "$((seconds - 15))" --output "$out/change.json" \
         ${CHANGE_OPTIONS:-} ;;
     *)
-      echo "there is no part $part; there are tests, felt, memcheck, change" >&2
+      echo "there is no part $part; there are tests, alone, felt, memcheck, change" >&2
       exit 2 ;;
   esac
 done

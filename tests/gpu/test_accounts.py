@@ -14,7 +14,7 @@ from partitions import Device
 from .bench import tensors
 from .networks import NETWORKS, feed, plan
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 WORKS = 2000
 NS = 10**9
 

@@ -29,7 +29,7 @@ from .conftest import Figures
 from .networks import Network, add, encoder, mlp, plan, resnet
 from .test_partitions import MIB, free_memory
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 BESIDE = 64 * MIB
 """How much more the driver may give than the arithmetic says: graphs, kernels, events, and whole pages for small buffers."""

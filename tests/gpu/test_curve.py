@@ -9,7 +9,7 @@ import pytest
 
 from .networks import NETWORKS, plan
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 CONFIG = """
 [device]
 backend = "cuda"

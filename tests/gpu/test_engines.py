@@ -118,6 +118,7 @@ def test_outputs_are_in_the_pinned_room_if_there_is_one(
         assert_close(results(engine, inside), results(engine, outside))
 
 
+@pytest.mark.alone
 def test_times(
     network: Network,
     engine: Engine,
@@ -168,6 +169,7 @@ def test_two_partitions_bind_one_engine_at_the_same_time(turn: int, tmp_path: Pa
     engine.close()
 
 
+@pytest.mark.alone
 def test_rebinding_does_not_leak_device_memory(engine: Engine, device: Device) -> None:
     left = []
     for turn in range(16):
@@ -179,6 +181,7 @@ def test_rebinding_does_not_leak_device_memory(engine: Engine, device: Device) -
     assert left[-1] >= left[4] - 8 * MIB, left
 
 
+@pytest.mark.alone
 def test_10000_inferences_of_every_shape_do_not_leak_device_memory(
     device: Device, tmp_path: Path, partition: Partition, figures: dict[str, Any]
 ) -> None:
@@ -259,6 +262,7 @@ BIG = 200_000_000
 """FP32 numbers, so that input and output take 1.6 GB."""
 
 
+@pytest.mark.alone
 def test_a_model_without_enough_memory_is_refused_and_others_are_served(
     device: Any, tmp_path: Path, partition: Partition, figures: dict[str, Any]
 ) -> None:

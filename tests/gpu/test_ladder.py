@@ -15,7 +15,7 @@ from .networks import add, plan
 from .process import PATIENCE
 from .test_two_devices import NETWORKS, Asking, Served, serving
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 MOVES = 40
 TENANTS = """
 [tenants.acme]

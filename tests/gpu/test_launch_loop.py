@@ -137,6 +137,7 @@ def test_a_completion_needs_no_interpreter(tenant: Tenant) -> None:
     assert_close([tenant.output(tenant.next())], tenant.wanted(given))
 
 
+@pytest.mark.alone
 def test_p99_is_flat_while_a_thread_holds_the_gil(gpu: None, tmp_path: Path, figures: dict[str, Any]) -> None:
     """A process of its own plays the HTTP side, and latencies are from when each ticket was due."""
     output = tmp_path / "loop.json"

@@ -29,7 +29,7 @@ from .bench import MIB, assert_right, free_memory
 from .networks import NETWORKS, plan
 from .test_partitions import where_am_i
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 __all__ = ["where_am_i"]
 GAIN = {("conv", 64): 1.5, ("resnet", 8): 1.1}
 """The least by which a wide partition of all SMs is faster than half of them, by model and rows; of SMs there are twice."""

@@ -12,7 +12,7 @@ import pytest
 
 from partitions import PartitionError, PartitionManager, probe
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 MIB = 1 << 20
 PLANS: dict[str, Callable[[int], list[int]]] = {

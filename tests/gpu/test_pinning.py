@@ -19,7 +19,7 @@ from benchmarks.copies import Carrier, carrier
 from partitions.cuda.pages import populate
 from tests.gpu.across import MIB, fresh, register, unregister
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 SIZE = 64 * MIB
 TENANT = 512 * MIB

@@ -96,6 +96,7 @@ def compare(triton: Any, theirs: Any, headers: dict[str, str]) -> None:
             assert_close([answer.as_numpy(name) for name in names], wanted(arrays))
 
 
+@pytest.mark.alone
 def test_10000_requests_of_every_shape_do_not_leak_device_memory(client: Client, device: Any, figures: dict[str, Any]) -> None:
     """Of three models and two tenants; the numbers are right from the first to the last."""
     cases = []
@@ -137,6 +138,7 @@ device.close()
 """
 
 
+@pytest.mark.alone
 def test_compiled_kernels_are_cached_across_a_restart(gpu: None, tmp_path: Path, figures: dict[str, Any]) -> None:
     path = plan(tmp_path, resnet())
 
