@@ -20,8 +20,7 @@ apart="tests/gpu/test_change.py tests/gpu/test_isolation.py tests/gpu/test_confi
 ignored=()
 for file in $apart; do ignored+=("--ignore=$file"); done
 others="not alone and not load and not ray"
-side="--numprocesses=${SIDE:-4}" # Where pytest-xdist is not installed, one at a time.
-"$python" -c 'import xdist' 2>/dev/null || side=
+side="--numprocesses=${SIDE:-4}"
 status=0
 nvidia-smi -L > "$out/gpus.log" 2>&1 || echo "nvidia-smi finds no GPU here: without one, tests are skipped" >&2
 
