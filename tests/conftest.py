@@ -20,7 +20,7 @@ settings.load_profile("unhurried")
 def log_levels() -> Iterator[None]:
     """A server in the process of the tests may have been asked for other levels; the next test expects those of before."""
     loggers = [logging.getLogger(name) for name in ("greenlane", "uvicorn")]
-    before = [(logger, logger.level, logger.handlers, logger.propagate) for logger in loggers]
+    before = [(logger, logger.level, list(logger.handlers), logger.propagate) for logger in loggers]
     yield
     for logger, level, handlers, propagate in before:
         logger.setLevel(level)

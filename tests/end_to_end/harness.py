@@ -25,6 +25,10 @@ from server.http.uvicorn_protocol import JsonHttpToolsProtocol
 from server.tenants.service import Service
 
 T = TypeVar("T")
+LOGGERS = {
+    logger: (tuple(logger.handlers), logger.level, logger.propagate) for logger in map(logging.getLogger, ("greenlane", "uvicorn"))
+}
+"""The loggers that a server configures, with handlers, level and `propagate` of before any: servers need not end in turn."""
 PATIENCE = 60.0
 """Seconds after which a hanging test fails."""
 
@@ -107,7 +111,6 @@ def starting(
     http: Any = partial(HttpConnection, application.infer, application, None) if direct else JsonHttpToolsProtocol
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
-    before = _loggers()
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
@@ -117,17 +120,11 @@ def starting(
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        for logger, (handlers, level, propagate) in before.items():  # A server has the log to itself; pytest wants it back.
-            logger.handlers, logger.propagate = handlers, propagate
+        for logger, (handlers, level, propagate) in LOGGERS.items():  # A server has the log to itself; pytest wants it back.
+            logger.handlers, logger.propagate = list(handlers), propagate
             logger.setLevel(level)
         gc.unfreeze()  # A server freezes what is there when it is ready, for the process's life; this one lives on.
     assert not thread.is_alive(), "the server did not stop"
-
-
-def _loggers() -> dict[logging.Logger, tuple[list[logging.Handler], int, bool]]:
-    """The loggers that a server configures, each with its handlers, level and `propagate`."""
-    found = [logging.getLogger(name) for name in ("greenlane", "uvicorn")]
-    return {logger: (logger.handlers, logger.level, logger.propagate) for logger in found}
 
 
 def cores() -> list[int]:
