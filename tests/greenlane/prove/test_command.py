@@ -81,7 +81,7 @@ def test_a_run_writes_text_page_and_document_and_says_what_there_was_no_time_for
     assert {*(model["name"] for model in acme["models"]), *acme["not_asked"]} == {"identity", "stripes"}
     assert set(acme["not_asked"].values()) <= {"there was no time left to try it"}  # On a busy machine.
     assert "<svg" in page.read_text()
-    assert "acme beside globex: identity" in said.out
+    assert f"acme beside globex: {pair['model']}" in said.out
     assert "round 1 of" in said.err
     assert KEY not in file.read_text() + page.read_text()
 

@@ -343,8 +343,8 @@ def test_a_second_ticket_in_a_slot_in_flight_ends_the_worker_as_malformed(bench:
     gate.wait_for_arrival()
     bench.put(ticket)
     bench.put(bench.ticket(1, 1))
-    gate.open()
     bench.wait_for_error()
+    gate.open()
     assert [str(error) for error in bench.errors if isinstance(error, Malformed)] == [
         "a ticket in slot 0, in which a work is in flight"
     ]
