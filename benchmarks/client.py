@@ -149,4 +149,4 @@ class Connection(asyncio.Protocol):
 
 
 def _content_length(head: bytes) -> int:
-    return int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    return int(head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])  # Not Inference-Header-Content-Length.
