@@ -101,7 +101,7 @@ def test_a_small_request_gets_a_small_block_after_a_large_one(served: Served, ht
     assert http.post(PATH, **identity(5 * MIB)[0]).status_code == 200
     with busy(served, http):
         assert slots(served) == (1, slots(served).slots, SMALLEST)
-    assert slots(served).nbytes == 0
+    until(lambda: slots(served).nbytes == 0)  # A slot is given back just after its answer was written.
 
 
 @pytest.mark.parametrize("nbytes", [8 * MIB, 30 * MIB])
@@ -173,7 +173,7 @@ def test_many_large_bodies_stay_within_their_tenants_memory(served: Served, http
     for answer, (_, sent) in zip(answers, bodies, strict=True):
         if answer.status_code == 200:
             assert parts(answer)[1] == [sent]
-    assert slots(served).nbytes == 0
+    until(lambda: slots(served).nbytes == 0)  # A slot is given back just after its answer was written.
     assert taken(served, "globex") == theirs, "only its own requests write to it, and use the same memory again"
 
 
@@ -196,7 +196,7 @@ def test_a_slow_upload_holds_no_memory(served: Served, http: httpx.Client) -> No
     with Connection(served) as slow:
         slow.send(whole[:-1])
         assert http.post(PATH, **identity(5 * MIB)[0]).status_code == 200
-        assert slots(served).nbytes == 0
+        until(lambda: slots(served).nbytes == 0)  # A slot is given back just after its answer was written.
         slow.send(whole[-1:])
         assert slow.answer().body.endswith(data)
 
@@ -221,7 +221,7 @@ def test_outputs_of_unexpected_size_are_whole_and_later_ones_have_room_at_once(
     assert ask(100) == 2
     assert ask(100) == 1
     assert ask(3000) == 2
-    assert slots(served).nbytes == 0
+    until(lambda: slots(served).nbytes == 0)  # A slot is given back just after its answer was written.
 
 
 def ask_for(http: httpx.Client, times: int) -> httpx.Response:
@@ -247,4 +247,4 @@ def test_outputs_that_never_fit_are_413_with_the_numbers(served: Served, http: h
     answer = ask_for(http, 5_000)
     assert answer.status_code == 413
     assert f"the most for one is {MEMORY * 7 // 8} (tenants.acme.memory: {MEMORY}" in answer.json()["error"]
-    assert slots(served).nbytes == 0
+    until(lambda: slots(served).nbytes == 0)  # A slot is given back just after its answer was written.
