@@ -32,10 +32,11 @@ def form_of(field: FieldInfo) -> Form:
     types = [note for note in notes if isinstance(note, type)]
     if bool in types:
         return Form("true or false", "true or false")
-    if int in types:
+    if int in types or float in types:
         least, most = (next((getattr(note, key) for note in notes if hasattr(note, key)), None) for key in ("ge", "le"))
         bounds = f"from {least} to {most}" if most is not None else f"of {least} or more"
-        return Form(f"whole number {bounds}", f"a whole number {bounds}")
+        number = f"whole number {bounds}" if int in types else f"number {bounds}"
+        return Form(number, f"a {number}")
     choices = [note for note in notes if isinstance(note, str)]
     return Form(" or ".join(f'`"{choice}"`' for choice in choices), " or ".join(map(repr, choices)))
 

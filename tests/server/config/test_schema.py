@@ -288,6 +288,8 @@ def test_a_misspelt_key_is_reported_once(folder: Path, text: str, problem: str) 
         (sections(server="port = 'abc'"), "server.port: 'abc' is not a whole number from 0 to 65535"),
         (sections(server="port = 65536"), "server.port: 65536 is not a whole number from 0 to 65535"),
         (sections(server="port = true"), "server.port: true is not a whole number from 0 to 65535"),
+        (sections(server="tracing_ratio = 2"), "server.tracing_ratio: 2 is not a number from 0 to 1"),
+        (sections(server="tracing_ratio = 'all'"), "server.tracing_ratio: 'all' is not a number from 0 to 1"),
         (sections(server="max_body = '64'"), "server.max_body: '64' is not a size: "),
         (sections(server="max_json_tensor = -1"), "server.max_json_tensor: -1 is not a size: "),
         (sections(server="admin_key_sha256 = 'secret'"), "server.admin_key_sha256: <6 characters> is not a SHA-256"),
