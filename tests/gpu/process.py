@@ -2,21 +2,20 @@
 
 import http.client
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from greenlane.load.server_process import ServerProcess, server_process
+
 PATIENCE = 180.0
-"""Seconds within which the server has to be ready, or to end."""
+"""Seconds for which an answer, or a process, is waited for."""
 
 
 class Client:
@@ -62,28 +61,56 @@ def _outputs(body: bytes, length: int) -> dict[str, np.ndarray]:
     return found
 
 
+class Served:
+    """A server that is ready, and questions of an administrator to it."""
+
+    def __init__(self, process: ServerProcess) -> None:
+        self.process = process
+        self.port = process.port
+
+    @property
+    def log(self) -> str:
+        """The log of all its processes so far."""
+        return "".join(self.process.log)
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        with closing(Client(self.port)) as client:
+            status, answer, _ = client.ask(method, f"/admin/{path}", json.dumps(body).encode() if body else b"")
+        assert status == 200, f"{status}: {answer.decode()}\n{self.log}"
+        return json.loads(answer)
+
+    def device_process(self, name: str) -> int:
+        """The process of this device, once there is one."""
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends:
+            for one in self.process.family():
+                if one.name == f"greenlane dev {name}":
+                    return one.pid
+        raise AssertionError(f"device {name} has no process\n{self.log}")
+
+
 @contextmanager
-def running(folder: Path, repository: Path, *tenants: str, granules: int = 4, plain: bool = False) -> Iterator[Client]:
-    """The server with these tenants, once it is ready; it has to exit well on SIGTERM.
+def serving(command: Sequence[str], environment: Mapping[str, str] | None = None, status: int = 0) -> Iterator[Served]:
+    """A server by this command, once it is ready. After the block it has to end with this status, on SIGTERM if not before."""
+    with server_process([sys.executable, "-m", *command], environment) as process:
+        yield Served(process)
+    assert process.popen.returncode == status, "".join(process.log)
+
+
+@contextmanager
+def running(folder: Path, repository: Path, *tenants: str, granules: int = 4, plain: bool = False) -> Iterator[Served]:
+    """The server with these tenants.
 
     `plain` is whether it runs as `uvicorn server.app:app`, which ends by the signal that it was sent.
     """
-    config, log = folder / "greenlane.toml", folder / "server.log"
+    config = folder / "greenlane.toml"
     config.write_text(_config(repository, tenants, granules), encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = ["uvicorn", "server.app:app"] if plain else ["server", "--config", str(config)]
-    command = [sys.executable, "-m", *words, "--port", str(port)]
-    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    with log.open("w") as said, subprocess.Popen(command, stderr=said, stdout=said, env=environment) as process:
-        try:
-            _wait_until_ready(process, port, log)
-            with closing(Client(port)) as client:
-                yield client
-            process.terminate()
-            assert process.wait(PATIENCE) == (-signal.SIGTERM if plain else 0), log.read_text()
-        finally:
-            process.kill()
+    if plain:
+        command, status = ["uvicorn", "server.app:app"], -signal.SIGTERM
+    else:
+        command, status = ["server", "--config", str(config)], 0
+    with serving([*command, "--port", "0"], {"GREENLANE_CONFIG": str(config)}, status) as served:
+        yield served
 
 
 def _config(repository: Path, tenants: tuple[str, ...], granules: int) -> str:
@@ -92,22 +119,3 @@ def _config(repository: Path, tenants: tuple[str, ...], granules: int) -> str:
     for tenant in tenants:
         lines += [f"[tenants.{tenant}]", f"granules = {granules}", 'models = ["*"]']
     return "\n".join(lines)
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not _is_ready(port):
-        assert time.monotonic() < ends, f"it is not ready:\n{log.read_text()}"
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-        raise AssertionError(f"it ended:\n{log.read_text()}")
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with closing(Client(port)) as client:
-            return client.ask("GET", "/v2/health/ready")[0] == 200
-    except (OSError, http.client.HTTPException):
-        return False

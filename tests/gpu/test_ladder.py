@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from .networks import add, plan
-from .process import PATIENCE
-from .test_two_devices import NETWORKS, Asking, Served, serving
+from .process import PATIENCE, Served
+from .test_two_devices import NETWORKS, Asking, serving
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 MOVES = 40

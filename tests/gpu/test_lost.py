@@ -7,13 +7,10 @@ import http.client
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, NamedTuple
@@ -23,7 +20,7 @@ import pytest
 from server.host.exit_codes import NEEDS_RESTART
 
 from .networks import mlp, plan
-from .process import PATIENCE, Client, _wait_until_ready
+from .process import PATIENCE, Client, Served, serving
 
 pytestmark = pytest.mark.gpu
 TENANTS = ("acme", "globex")
@@ -38,31 +35,21 @@ ENDED = 0
 class Case(NamedTuple):
     """A server, and what a tenant asks it."""
 
-    command: Sequence[str]
+    module: str
     folder: Path
     inputs: dict[str, Any]
 
-    @property
-    def log(self) -> str:
-        """The log of all its processes."""
-        return (self.folder / "server.log").read_text()
-
     @contextmanager
-    def running(self, fronts: str, port: int) -> "Iterator[subprocess.Popen[bytes]]":
-        """The process, once it is ready."""
+    def running(self, fronts: str, port: int = 0, status: int = 0) -> Iterator[Served]:
+        """The server, once it is ready; it has to end with this status. Port 0 is a free one."""
         config = self.folder / "greenlane.toml"
         config.write_text(_config(self.folder / "models", fronts), encoding="utf-8")
-        command = [*self.command, "--config", str(config), "--port", str(port)]
-        log, lose = self.folder / "server.log", self.folder / "lose"
+        lose = self.folder / "lose"
         lose.unlink(missing_ok=True)
         os.mkfifo(lose)
-        environment = {**os.environ, "LOSE": str(lose)}
-        with log.open("a") as said, subprocess.Popen(command, stderr=said, stdout=said, env=environment) as process:
-            try:
-                _wait_until_ready(process, port, log)
-                yield process
-            finally:
-                process.kill()
+        command = [self.module, "--config", str(config), "--port", str(port)]
+        with serving(command, {"LOSE": str(lose)}, status) as served:
+            yield served
 
     def lose(self) -> None:
         """Lose the device."""
@@ -110,30 +97,6 @@ def _look_until_not_ready(port: int) -> tuple[int, str]:
     return last
 
 
-def free_port() -> int:
-    """A port on which no process listens at present."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
-def device_process(supervisor: int) -> int:
-    """The device process of this server."""
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        with suppress(OSError):
-            if path.read_text().startswith("greenlane dev") and supervisor in _parents(int(path.parent.name)):
-                return int(path.parent.name)
-    raise AssertionError("there is no device process")
-
-
-def _parents(pid: int) -> list[int]:
-    found = []
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        found.append(pid)
-    return found
-
-
 class TestLost:
     """For every server whose device a byte in a FIFO loses."""
 
@@ -141,70 +104,69 @@ class TestLost:
     def case(self, tmp_path: Path) -> Case:
         plan(version(tmp_path), mlp())
         inputs = {"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.5] * 784}
-        return Case([sys.executable, "-m", "tests.gpu.losing"], tmp_path, inputs)
+        return Case("tests.gpu.losing", tmp_path, inputs)
 
     def test_a_lost_device_answers_503_exits_with_70_and_can_be_started_again(self, case: Case) -> None:
-        fronts, port, answered = "inline", free_port(), Semaphore(0)
-        with ThreadPoolExecutor(1 + len(TENANTS) * CLIENTS) as pool, case.running(fronts, port) as process:
+        fronts, answered = "inline", Semaphore(0)
+        running = case.running(fronts, status=NEEDS_RESTART)
+        with ThreadPoolExecutor(1 + len(TENANTS) * CLIENTS) as pool, running as served:
+            port = served.port
             asking = {
                 tenant: [pool.submit(_ask_until_it_fails, case, port, tenant, answered) for _ in range(CLIENTS)]
                 for tenant in TENANTS
             }
             looking = pool.submit(_look_until_not_ready, port)
             for _ in range(10 * len(TENANTS) * CLIENTS):
-                assert answered.acquire(timeout=PATIENCE), case.log
+                assert answered.acquire(timeout=PATIENCE), served.log
             case.lose()
             answers = {tenant: [asked.result(BOUND) for asked in several] for tenant, several in asking.items()}
-            assert_lost(looking.result(BOUND), case, "lost")
-            assert process.wait(BOUND) == NEEDS_RESTART == 70, case.log
+            assert_lost(looking.result(BOUND), served, "lost")
+            assert served.process.popen.wait(BOUND) == NEEDS_RESTART == 70, served.log
         for several in answers.values():
             for answer in several:
-                assert_lost(answer, case, "the device is lost: ")
-            assert any(status == 503 for status, _ in several), f"no request was answered with 503: {several}\n{case.log}"
-        assert "the device is lost, this process will exit" in case.log
+                assert_lost(answer, served, "the device is lost: ")
+            assert any(status == 503 for status, _ in several), f"no request was answered with 503: {several}\n{served.log}"
+        assert "the device is lost, this process will exit" in served.log
         self.check_that_it_serves_again(case, fronts, port)
 
     @pytest.mark.parametrize("how", ["lost", "killed"])
     def test_a_device_process_that_ends_answers_503_and_is_replaced_while_the_others_stay(self, case: Case, how: str) -> None:
-        port, answered = free_port(), Semaphore(0)
-        with ThreadPoolExecutor(len(TENANTS) * CLIENTS) as pool, case.running("per-tenant", port) as process:
+        answered = Semaphore(0)
+        with ThreadPoolExecutor(len(TENANTS) * CLIENTS) as pool, case.running("per-tenant") as served:
+            port = served.port
             asking = [
                 pool.submit(_ask_until_it_fails, case, port, tenant, answered) for tenant in TENANTS for _ in range(CLIENTS)
             ]
             for _ in range(10 * len(TENANTS) * CLIENTS):
-                assert answered.acquire(timeout=PATIENCE), case.log
+                assert answered.acquire(timeout=PATIENCE), served.log
             if how == "lost":
                 case.lose()
             else:
-                os.kill(device_process(process.pid), signal.SIGKILL)
+                os.kill(served.device_process("0"), signal.SIGKILL)
             begun = time.monotonic()
             for asked in asking:
                 status, text = asked.result(BOUND)
-                assert status == 503, f"{status}: {text}\n{case.log}"
+                assert status == 503, f"{status}: {text}\n{served.log}"
             refused = time.monotonic() - begun
             with closing(Client(port)) as client:
                 ends = time.monotonic() + PATIENCE
                 while any(case.ask(client, tenant)[0] != 200 for tenant in TENANTS):
-                    assert time.monotonic() < ends, case.log
-            served = time.monotonic() - begun
-            print(f"{how}: every client had its 503 after {refused:.2f} s, and was served after {served:.1f} s")
+                    assert time.monotonic() < ends, served.log
+            took = time.monotonic() - begun
+            print(f"{how}: every client had its 503 after {refused:.2f} s, and was served after {took:.1f} s")
             reason = f"status {NEEDS_RESTART}" if how == "lost" else "signal 9"
-            assert f"the device process ended ({reason})" in case.log
-            process.terminate()
-            assert process.wait(BOUND) == 0, case.log
+            served.process.wait_for_log(f"the device process ended ({reason})")
 
     def check_that_it_serves_again(self, case: Case, fronts: str, port: int) -> None:
         """What a supervisor does: the same command on the same port."""
-        with case.running(fronts, port) as process, closing(Client(port)) as client:
+        with case.running(fronts, port) as served, closing(Client(port)) as client:
             for tenant in TENANTS:
                 status, body = case.ask(client, tenant)
-                assert status == 200, f"{body}\n{case.log}"
-            process.terminate()
-            assert process.wait(BOUND) == 0, case.log
+                assert status == 200, f"{body}\n{served.log}"
 
 
-def assert_lost(answer: tuple[int, str], case: Case, words: str) -> None:
+def assert_lost(answer: tuple[int, str], served: Served, words: str) -> None:
     """The answer is a 503 with these words, or the process is gone."""
     status, text = answer
-    assert status in (503, ENDED), f"{answer}\n{case.log}"
+    assert status in (503, ENDED), f"{answer}\n{served.log}"
     assert status == ENDED or words in json.loads(text)["error"], text

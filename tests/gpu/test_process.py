@@ -53,7 +53,7 @@ def client(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clie
     for name in MODELS:
         plan(add(root, name), NETWORKS[name]())
     _break(root, root / "mlp" / "1" / "model.plan")
-    with running(folder, root, *TENANTS) as client:
+    with running(folder, root, *TENANTS) as served, closing(Client(served.port)) as client:
         yield client
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,12 @@ def test_an_unknown_profile_is_reported_in_the_index(served: Served) -> None:
 def test_plain_uvicorn_serves_two_tenants_and_warns_of_ignored_settings(gpu: None, tmp_path: Path) -> None:
     plan(add(tmp_path / "models", "mlp"), mlp())
     wanted = expected(mlp())
-    with running(tmp_path, tmp_path / "models", "acme", "globex", plain=True) as client:
+    running_plain = running(tmp_path, tmp_path / "models", "acme", "globex", plain=True)
+    with running_plain as served, closing(Client(served.port)) as client:
         _ask_both(client, wanted)
-    log = (tmp_path / "server.log").read_text()
-    assert "not all of greenlane.toml is honoured by uvicorn server.app:app:\n  server.fronts: " in log
+    assert "not all of greenlane.toml is honoured by uvicorn server.app:app:\n  server.fronts: " in served.log
     if folder := os.environ.get("OUT"):
-        (Path(folder) / "uvicorn.log").write_text(log, encoding="utf-8")
+        (Path(folder) / "uvicorn.log").write_text(served.log, encoding="utf-8")
 
 
 def _ask_both(client: Client, wanted: Any) -> None:

@@ -6,23 +6,21 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from . import process
 from .bench import MIB, assert_close, expected
 from .networks import add, feed, mlp, plan, several
-from .process import PATIENCE, Client, _wait_until_ready
-from .test_lost import free_port
+from .process import PATIENCE, Client, Served
 
 pytestmark = pytest.mark.gpu
 NETWORKS = {"mlp": mlp, "several": several}
@@ -75,49 +73,13 @@ def models(two: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class Served:
-    """The server, as a process of its own."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-        self.process = process
-        self.port = port
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def admin(self, method: str, path: str, body: Any = None) -> Any:
-        with closing(Client(self.port)) as client:
-            status, answer, _ = client.ask(method, f"/admin/{path}", json.dumps(body).encode() if body else b"")
-        assert status == 200, f"{status}: {answer.decode()}\n{self.log}"
-        return json.loads(answer)
-
-    def device_process(self, name: str) -> int:
-        """The process of a device, once there is one."""
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends:
-            for path in Path("/proc").glob("[0-9]*/comm"):
-                with suppress(OSError):
-                    if path.read_text().strip() == f"greenlane dev {name}":
-                        return int(path.parent.name)
-        raise AssertionError(f"device {name} has no process\n{self.log}")
-
-
 @contextmanager
 def serving(models: Path, folder: Path, devices: str, tenants: str) -> Iterator[Served]:
-    config, log, port = folder / "greenlane.toml", folder / "server.log", free_port()
+    config = folder / "greenlane.toml"
     lines = ["[server]", 'drain_grace = "0s"', "[models]", f'repository = "{models}"', devices, tenants]
     config.write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
-    with log.open("w") as said, subprocess.Popen(command, stderr=said, stdout=said) as process:
-        try:
-            _wait_until_ready(process, port, log)
-            yield Served(process, port, log)
-            process.terminate()
-            assert process.wait(PATIENCE) == 0, log.read_text()
-        finally:
-            process.kill()
+    with process.serving(["server", "--config", str(config), "--port", "0"]) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

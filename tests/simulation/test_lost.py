@@ -1,6 +1,5 @@
 """The tests of a lost device in tests/gpu, on a simulated one."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,4 +16,4 @@ class TestLost(real.TestLost):
     def case(self, tmp_path: Path) -> real.Case:
         (real.version(tmp_path) / "model.plan").write_bytes(make_plan(model(AFFINE), ROWS))
         inputs = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0, 2.0, 3.0]}
-        return real.Case([sys.executable, "-m", "tests.simulation.losing"], tmp_path, inputs)
+        return real.Case("tests.simulation.losing", tmp_path, inputs)
