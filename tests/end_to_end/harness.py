@@ -26,7 +26,8 @@ from server.tenants.service import Service
 
 T = TypeVar("T")
 LOGGERS = {
-    logger: (tuple(logger.handlers), logger.level, logger.propagate) for logger in map(logging.getLogger, ("greenlane", "uvicorn"))
+    logger: (tuple(logger.handlers), logger.level, logger.propagate)
+    for logger in map(logging.getLogger, ("greenlane", "uvicorn"))
 }
 """The loggers that a server configures, with handlers, level and `propagate` of before any: servers need not end in turn."""
 PATIENCE = 60.0
