@@ -80,6 +80,7 @@ class Worker:
         self._borrowing = borrowing
         if runner := self._runner:
             runner.borrowing = borrowing
+            runner.session.link.tickets.wake()  # A ticket may wait for the wide partition that it had before.
 
     def stretch(self, borrowing: Borrowing | None) -> None:
         """Use this wide partition too, once `widen` was called, in place of one on which nothing is in flight. Blocks."""

@@ -61,6 +61,13 @@ class Borrower(Bench):
         for times in self.worker.borrowing._times.values():
             times.home = 10**9
 
+    def wait_for_held(self, borrowing: Borrowing) -> None:
+        """Block until a ticket waits until the works in flight at home have ended."""
+        until = time.monotonic() + PATIENCE
+        while not borrowing.held:
+            assert time.monotonic() < until, "no ticket waits"
+            time.sleep(0)
+
 
 @contextmanager
 def borrower(limit: int = LONG, owners: int = 1, hosted: bool = False) -> Iterator[tuple[Borrower, Borrowing]]:
@@ -140,10 +147,7 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
         if not hosted:  # The other thread sees them; it is parked while works are short.
             assert bench.worker._runner
             bench.worker._runner.session.roles.expect(True)
-            until = time.monotonic() + PATIENCE
-            while not borrowing.held:
-                assert time.monotonic() < until
-                time.sleep(0)
+            bench.wait_for_held(borrowing)
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (2, 3)
@@ -205,6 +209,22 @@ def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> N
         borrowing.widen()
         bench.run(2)
         assert bench.wide.stream.ran == before + 1
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_ticket_that_waits_to_go_wide_is_started_when_the_wide_partition_is_taken_away(hosted: bool) -> None:
+    with borrower(hosted=hosted) as (bench, borrowing):
+        bench.worker.executors["home/1#1"] = bench.engine.bind(bench.partition)  # It has none on the wide partition.
+        bench.run_at_home()
+        bench.run(1)
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0, model="home/1#1"), bench.ticket(1, 1))
+        gate.wait_for_arrival()
+        bench.wait_for_held(borrowing)
+        borrowing.narrow().result(PATIENCE)
+        bench.worker.borrowing = None
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
 
 
 def test_halting_waits_for_a_wide_work_and_the_next_worker_starts_what_is_left() -> None:
