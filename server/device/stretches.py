@@ -78,6 +78,8 @@ class Stretches:
         if waiting:
             await asyncio.wait(waiting.values(), timeout=self._max_pause)
         if late := [name for name, at_home in waiting.items() if not at_home.done()]:
+            for name in late:
+                waiting[name].cancel()
             text = f"tenant {late[0]}: an inference on granules of others has been running for {self._max_pause:g} s"
             raise Conflict(f"{text} (server.max_pause); nothing was changed")
 

@@ -151,9 +151,12 @@ class Borrowing:
         self._leave()
 
     def narrow(self) -> "Future[None]":
-        """Let nothing go wide any more; the future is done when nothing is in flight there."""
+        """Let nothing go wide any more; the future is done when nothing is in flight there, or cancelled by `widen`."""
         self.suspended = True
-        on_home = self._on_home = Future()
+        on_home = self._on_home
+        if on_home is None or on_home.done():
+            on_home = Future()
+        self._on_home = on_home
         if not self.wide:
             self._release()
         return on_home
@@ -161,6 +164,8 @@ class Borrowing:
     def widen(self) -> None:
         """Let works go wide from now on."""
         self.suspended = False
+        if on_home := self._on_home:
+            on_home.cancel()
 
     def close(self) -> None:
         """Close the executors and the partition; nothing is in flight there. Blocks."""

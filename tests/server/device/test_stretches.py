@@ -157,6 +157,23 @@ async def test_a_repartition_that_waits_too_long_for_a_wide_work_is_refused_with
         await go_wide(site)
 
 
+async def test_nothing_waits_for_a_wide_work_any_more_once_the_repartition_was_refused(root: Path) -> None:
+    async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
+        await settled(site)
+        await go_wide(site)
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        before = asyncio.all_tasks()
+        with pytest.raises(Conflict):
+            await site.controller.repartition({"initech": 1, "globex": 3})
+        await settled(site)
+        gate.open()
+        await asking
+        assert asyncio.all_tasks() <= before, "it would take the wide partition away later, when nothing asks for that any more"
+        await go_wide(site)
+
+
 async def test_more_than_the_burst_is_refused_with_the_numbers(site: Site) -> None:
     with pytest.raises(DoesNotFit, match=r"acme: 6 granules, but tenants.acme.burst allows 5 at most"):
         await site.controller.repartition({"acme": 6})
