@@ -1,11 +1,17 @@
 """Frees engines of unloaded models, and memory that executors have not used for a while."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
+
+from engines import EngineError
+from partitions import PartitionError
 
 from ..workers.worker import Worker
 from .model_loader import ModelLoader
 from .taken_memory import bound_executors
+
+log = logging.getLogger("greenlane.models")
 
 KEPT = 5.0
 """Seconds for which the host memory of a large inference is kept for the next one."""
@@ -35,12 +41,20 @@ async def free_engines(
 async def _trim(
     workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock], paging: Mapping[str, asyncio.Lock]
 ) -> None:
-    """Have all executors free memory that they have not used for a while, except of tenants whose models are changing."""
-    for name, lock in list(changing.items()):  # A tenant may come or go meanwhile.
-        if not lock.locked() and not paging[name].locked():
-            async with lock, paging[name]:
-                if worker := workers.get(name):
+    """Have all executors free memory that they have not used for a while, except of tenants whose models are changing.
+
+    A tenant may come or go meanwhile. Failures are logged: the memory of the others is freed all the same.
+    """
+    for name in list(workers):
+        first, then = changing.get(name), paging.get(name)
+        if first is None or then is None or first.locked() or then.locked():
+            continue
+        async with first, then:
+            if worker := workers.get(name):
+                try:
                     await asyncio.to_thread(worker.trim, KEPT)
+                except (EngineError, PartitionError) as error:
+                    log.warning("unused memory of %s was not freed: %s", name, error)
 
 
 def _release_unused(model_loader: ModelLoader, workers: Mapping[str, Worker], quiet: bool) -> None:
