@@ -166,13 +166,34 @@ class ModelReportFields(Fields):
     pending: int
 
 
+class LaneStatisticsFields(Fields):
+    """A `LaneStatistics`."""
+
+    waiting: int
+    in_flight: int
+    abandoned: int
+    rejected: int
+    expired: int
+    invalid: int
+    limited: tuple[int, int, int, int]
+    unread: int
+
+
+class SlotStatisticsFields(Fields):
+    """A `SlotStatistics`."""
+
+    used: int
+    slots: int
+    nbytes: int
+
+
 class ReportFields(Fields):
     """A `Report`."""
 
     served: list[ModelReportFields]
     index: list[IndexEntry]
-    lane: tuple[int, int, int, int, int, int, tuple[int, int, int, int], int]
-    slots: tuple[int, int, int]
+    lane: LaneStatisticsFields
+    slots: SlotStatisticsFields
     lending: tuple[bool, int] | None
 
     @classmethod
@@ -181,14 +202,13 @@ class ReportFields(Fields):
             ModelReportFields(each.name, each.version, StatisticsFields.of(each.statistics), each.pending)
             for each in report.served
         ]
-        lane: Any = tuple(report.lane)
-        slots: Any = tuple(report.slots)
+        lane, slots = mirror(LaneStatisticsFields, report.lane), mirror(SlotStatisticsFields, report.slots)
         return cls(served, list(report.index), lane, slots, report.lending)
 
     def report(self) -> Report:
         served = [ModelReport(each.name, each.version, each.statistics.statistics(), each.pending) for each in self.served]
-        statistics = LaneStatistics(*self.lane), SlotStatistics(*self.slots)
-        return Report(served, self.index, *statistics, lending=self.lending)
+        lane, slots = LaneStatistics(**asdict(self.lane)), SlotStatistics(**asdict(self.slots))
+        return Report(served, self.index, lane, slots, lending=self.lending)
 
 
 def encode_hook(value: Any) -> Any:

@@ -77,6 +77,8 @@ def test_a_report_arrives_as_it_was() -> None:
             message_fields.ServedModelFields,
             names(ServedModel, "running", "text", "statistics", "request_cache"),
         ),
+        (message_fields.LaneStatisticsFields, LaneStatistics._fields),
+        (message_fields.SlotStatisticsFields, SlotStatistics._fields),
         (message_fields.ReportFields, names(Report, "age")),
     ],
 )
