@@ -3,6 +3,9 @@
 Many clients read no answer before they have sent everything, and closing a socket with unread bytes resets the connection,
 which can destroy an answer still in flight. So a small rest is read and dropped, and the connection is kept. A large rest is
 read and dropped only for a limited time before the connection is closed.
+
+That is done twice: `Body.discard` for ASGI, which hands out no transport and cannot half-close a connection, and `Linger` for
+connections that are answered without ASGI, which have no `receive`, and would need a task each to have one.
 """
 
 import asyncio
@@ -69,10 +72,7 @@ class Body:
         return not self._complete and (unknown or int(self._headers.get(b"content-length", 0)) > MAX_DISCARDED)
 
     async def discard(self) -> None:
-        """Read and drop the rest, until it ends, the client disconnects or goes silent, or a `LINGER_...` limit is reached.
-
-        `Linger` does the same for a transport; this one works under any ASGI server.
-        """
+        """Read and drop the rest, until it ends, the client disconnects or goes silent, or a `LINGER_...` limit is reached."""
         left = LINGER_BYTES
         with suppress(ClientGone, TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
