@@ -15,7 +15,7 @@ from unittest.mock import patch
 from partitions import Device
 from server import __main__ as program
 from server.app import open_configured
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 
 from . import virtualcores
 
@@ -34,13 +34,13 @@ def request(pid: int) -> None:
         asking.sendto(b".", _name(pid))
 
 
-def opener(config: Config) -> Device:
+def opener(config: DeviceConfig) -> Device:
     """Open the device in the process that has it, and stall there on request."""
     Thread(target=_stall_on_request, name="stalling", daemon=True).start()
     return open_configured(config)
 
 
-def virtual_opener(config: Config) -> Device:
+def virtual_opener(config: DeviceConfig) -> Device:
     """The same with `--virtual`."""
     Thread(target=_stall_on_request, name="stalling", daemon=True).start()
     return virtualcores.by_turns(config)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from partitions import Device
 from server import __main__ as program
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 from tests.end_to_end.harness import cores
 from tests.end_to_end.virtual import VirtualDevice, VirtualPartition
 
@@ -26,12 +26,12 @@ class InOrder(VirtualDevice):
         return VirtualPartition(sorted(granules), sorted({there[g * len(there) // count] for g in granules}), self._attached)
 
 
-def by_turns(_: Config) -> Device:
+def by_turns(_: DeviceConfig) -> Device:
     """Open the device in a process of the server, which imports this by its name."""
     return VirtualDevice(GRANULES)
 
 
-def in_order(_: Config) -> Device:
+def in_order(_: DeviceConfig) -> Device:
     """The same with `--in-order`."""
     return InOrder(GRANULES)
 

@@ -79,7 +79,7 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
 
         logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
         if config.server.fronts == "inline":
-            device = open_configured(config)
+            device = open_configured(config.device)
             config.fit(device.unit, device.granules)
             sys.setswitchinterval(SWITCH_INTERVAL)
             listeners, _ = listen(config.server.host, config.server.port, {})  # No tenant has a port of its own here.
@@ -101,7 +101,7 @@ def _serve_processes(config: Config, read: ReadConfig) -> int:
     with ExitStack() as stack:
         for each in chain(listeners, *own.values(), reserved):
             stack.enter_context(each)
-        hosted = [name for name in config.named_devices if on_host_cores(config.on_device(name))]
+        hosted = [name for name, device in config.named_devices.items() if on_host_cores(device)]
         run = serve(
             _on_cores(config, hosted),
             open_configured,

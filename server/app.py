@@ -31,7 +31,7 @@ from .api.audited import audited
 from .api.in_process import ask
 from .api.routers import ROUTERS
 from .config.file import load
-from .config.schema import Config
+from .config.schema import Config, DeviceConfig
 from .config.section import ConfigError
 from .control.controller import Controller
 from .control.reload import ReadConfig, Reloader, without_file
@@ -65,15 +65,15 @@ OPERATOR_ERRORS = (ConfigError, PartitionError, AnotherWorker)
 Source = Callable[[], AbstractContextManager[Config]]
 
 
-def open_configured(config: Config) -> Device:
-    """Open the device of a configuration; `auto` is a GPU only if TensorRT is installed.
+def open_configured(config: DeviceConfig) -> Device:
+    """Open a device as it is configured; `auto` is a GPU only if TensorRT is installed.
 
     Raises DeviceUnavailable.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # One hardware queue for each tenant's stream.
-    backend, cores, index = config.device.backend, config.device.cores, config.device.index
-    if backend != "auto":
-        return open_device(backend, cores, index)
+    cores, index = config.cores, config.index
+    if config.backend != "auto":
+        return open_device(config.backend, cores, index)
     if not has_tensorrt():
         log.info("the device is the CPU: TensorRT is not installed")
         return open_device("cpu", cores)
@@ -84,16 +84,15 @@ def open_configured(config: Config) -> Device:
         return open_device("cpu", cores)
 
 
-def on_host_cores(config: Config) -> bool:
-    """Whether the device of a configuration is cores of this host for certain, without opening any; logs why."""
-    backend = config.device.backend
-    if backend == "auto" and not has_tensorrt():
+def on_host_cores(config: DeviceConfig) -> bool:
+    """Whether a device is cores of this host for certain, without opening it; logs why."""
+    if config.backend == "auto" and not has_tensorrt():
         log.info("the device is the CPU: TensorRT is not installed")
         return True
-    if backend == "auto" and not has_driver():
+    if config.backend == "auto" and not has_driver():
         log.warning("the device is the CPU, though TensorRT is installed: there is no NVIDIA driver (libcuda.so.1)")
         return True
-    return backend == "cpu"
+    return config.backend == "cpu"
 
 
 class Application:
@@ -109,7 +108,7 @@ class Application:
     def __init__(
         self,
         source: Source,
-        opener: Callable[[Config], Device] = open_configured,
+        opener: Callable[[DeviceConfig], Device] = open_configured,
         abandon: Callable[[int], object] = os._exit,
         prepare: Callable[[Config], object] = lambda _: None,
         read: ReadConfig = without_file,
@@ -195,7 +194,7 @@ class Application:
             logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
             async with Watchdog(config.server):
                 self._prepare(config)
-                device = self._opener(config)
+                device = self._opener(config.device)
                 service, controller = assemble(config, device)
                 self._opened = service, controller
                 self._reloader = Reloader(controller, self._read, self._reconfigure)
@@ -233,9 +232,9 @@ class Application:
 def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Controller]:
     """Everything in one process; `read` loads engines from model files."""
     frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
-    pages = open_pages(config)
+    pages = open_pages(config.tenants)
     for name, page in pages.items():
-        lend(frontends[name].tenant, config, page)
+        lend(frontends[name].tenant, config.tenants, page)
     for frontend in frontends.values():
         limit(frontend.tenant, frontend.tenant.config, config.server.max_body)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])

@@ -16,7 +16,7 @@ from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
 from .config.file import salvage
-from .config.schema import Config, ModelOptions
+from .config.schema import Config, DeviceConfig, ModelOptions
 from .config.section import ConfigError
 from .config.tables import KeyPath, dotted, nearest
 from .config.tenant import TenantConfig
@@ -59,7 +59,7 @@ class Findings:
 
 def check(
     path: str,
-    open_device: Callable[[Config], Device],
+    open_device: Callable[[DeviceConfig], Device],
     load: Callable[[str | None], AbstractContextManager[Config]],
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
 ) -> int:
@@ -104,7 +104,7 @@ class _Check:
         dropped: frozenset[KeyPath],
         found: Findings,
         allowed: frozenset[int],
-        open_device: Callable[[Config], Device],
+        open_device: Callable[[DeviceConfig], Device],
     ) -> None:
         self._config = config
         self._dropped = dropped
@@ -136,7 +136,8 @@ class _Check:
         known = self._known()
         if known is not None:
             self._check_names(known)
-            for path, text in unserved_weights(self._config, self._repository):
+            config = self._config
+            for path, text in unserved_weights(config.models.options, config.tenants.values(), self._repository):
                 self._suspicious(path, text)
         self._check_default()
         self._check_memory()
@@ -150,7 +151,7 @@ class _Check:
     def _open(self, name: str, stack: ExitStack) -> Device | None:
         config = self._config
         try:
-            return stack.enter_context(closing(self._open_device(config.on_device(name))))
+            return stack.enter_context(closing(self._open_device(config.named_devices[name])))
         except PartitionError as error:
             key = ("devices", name) if len(config.named_devices) > 1 else ("device",)
             self._wrong(key, str(error))

@@ -112,26 +112,26 @@ def opened(options: Options) -> Iterator[tuple[Config, Device, Subject]]:
     with ExitStack() as stack:
         if path.is_file():
             config = _config(options, path, stack)
-            device = stack.enter_context(closing(open_configured(config)))
+            device = stack.enter_context(closing(open_configured(config.device)))
             batch = max(options.batch, DEFAULT_BATCH)
             settings, builds = default_settings(config.device), open_builds(config.models)
             engine = stack.enter_context(closing(load_engine(path, device, settings, batch, builds)))
             found: Subject = FileSubject(device, engine, path.name, options.batch, options.shapes)
         else:
             config = stack.enter_context(configuration(options.config))
-            device = stack.enter_context(closing(open_configured(config)))
+            device = stack.enter_context(closing(open_configured(config.device)))
             loader = stack.enter_context(closing(open_model_loader(config, device, builds=open_builds(config.models))))
-            check_name(options.model, loader, config)
+            check_name(options.model, loader, config.source)
             found = RepositorySubject(device, loader, [options.model], options.batch, options.shapes)
         yield config, device, stack.enter_context(closing(found))
 
 
-def check_name(name: str, loader: ModelLoader, config: Config) -> None:
+def check_name(name: str, loader: ModelLoader, source: str) -> None:
     """Raise ModelRefused, with names near to this one, unless the repository has such a model."""
     known = loader.names()
     if name not in known:
         hint = nearest(name, known) if known else "it is empty"
-        raise ModelRefused(f"there is no model {name!r} in the repository of {config.source}; {hint}")
+        raise ModelRefused(f"there is no model {name!r} in the repository of {source}; {hint}")
 
 
 def _config(options: Options, path: Path, stack: ExitStack) -> Config:

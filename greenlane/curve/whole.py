@@ -54,9 +54,9 @@ def plan(options: Options, command: str, effort: Effort) -> tuple[int, dict[str,
         for tenant, target in goals.items():
             check_seconds(target, options.seconds, f"{tenant}: ")
         for name in config.named_devices:  # One after another: each is closed before the next is opened.
-            with closing(open_configured(config.on_device(name))) as device:
+            with closing(open_configured(config.named_devices[name])) as device:
                 print(f"device {name}: {device.describe()}")
-                with closing(open_model_loader(config, device, builds=open_builds(config.models))) as loader:
+                with closing(open_model_loader(config.on_device(name), device, builds=open_builds(config.models))) as loader:
                     tenants = [config.tenants[each] for each in config.tenants_on(name)]
                     needs = [
                         _need(tenant, goals.get(tenant.name), device, loader, config, options, effort) for tenant in tenants
@@ -107,7 +107,7 @@ def _need(
         return Need(tenant.name, own, sum(sizes[:own]), None)
     names = loader.names() if "*" in tenant.models else list(tenant.models)
     for name in (*names, *options.mix):
-        check_name(name, loader, config)
+        check_name(name, loader, config.source)
     if not names:
         raise Impossible(f"{config.source}: {dotted(('tenants', tenant.name, 'models'))}: there is no model to measure")
     print(f"{tenant.name}: {_mix(names, options.mix)}; {text.wanted(target)}", flush=True)

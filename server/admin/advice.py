@@ -52,7 +52,7 @@ async def advice(
     after = await _counted(controller)
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
-        for name in controller.config.tenants
+        for name in controller.tenants
         if (device := _device(controller, name)) is not None
     }
     return json_response({"seconds": length, "tenants": tenants})
@@ -66,7 +66,7 @@ async def _counted(controller: Controller) -> dict[str, Counted]:
 
 
 def _held(controller: Controller) -> dict[str, int]:
-    return {name: len(each.granules) for name in controller.config.tenants if (each := controller.partition(name))}
+    return {name: len(each.granules) for name in controller.tenants if (each := controller.partition(name))}
 
 
 def _device(controller: Controller, tenant: str) -> ControlledDevice | None:
@@ -81,7 +81,7 @@ def _advised(
     after: Counted | None,
     held: Mapping[str, int],
 ) -> Object:
-    tenant, granules = controller.config.tenants[name], len(device.held[name].granules)
+    tenant, granules = controller.tenants[name], len(device.held[name].granules)
     share = advising.Share(
         granules, len(device.info.granules), device.info.granules[0], device.info.unit, tenant.min_granules or 1
     )

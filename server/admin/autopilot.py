@@ -78,7 +78,7 @@ def _state(controller: Controller) -> Object:
                 "target_ms": None if tenant.target_p99 is None else _ms(tenant.target_p99),
                 "measured": _need(need) if (need := pilot.needs.get(name)) else None,
             }
-            for name, tenant in controller.config.tenants.items()
+            for name, tenant in controller.tenants.items()
             for piloted in [not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)]
         },
     }

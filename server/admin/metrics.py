@@ -180,7 +180,8 @@ class ServerCollector(Collector):
         yield from families(self._memory)
         yield from lending_metrics.families(self._reports, self._wide)
         yield limit_metrics.family(self._reports)
-        yield version_metrics.family(self._controller.config, self._reports)
+        weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
+        yield version_metrics.family(weights, self._reports)
         yield from health_metrics.families(self._controller)
         yield from health_metrics.processes(self._controller)
 

@@ -46,8 +46,8 @@ async def unload_for(controller: ControllerDep, tenant: TenantName, name: ModelN
 
 def _check_tenant(controller: Controller, tenant: str) -> None:
     """Raises NotFound."""
-    if tenant not in controller.config.tenants:
-        raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(controller.config.tenants)}")
+    if tenant not in controller.tenants:
+        raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(controller.tenants)}")
 
 
 class LocalModelControl:

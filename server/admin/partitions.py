@@ -141,7 +141,7 @@ async def drain(controller: ControllerDep, tasks: BackgroundTasks) -> Response:
 
 def _example(controller: Controller) -> str:
     """A body for the first tenant."""
-    return json.dumps({next(iter(controller.config.tenants)): 2})
+    return json.dumps({next(iter(controller.tenants)): 2})
 
 
 def _device(controller: Controller, device: ControlledDevice) -> Object:
@@ -180,7 +180,7 @@ async def _partitions(controller: Controller) -> Object:
         for name, on in shares.items()
     }
     only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
-    return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.config.tenants if name in held}}
+    return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.tenants if name in held}}
 
 
 def _rung(state: RungState) -> Object:

@@ -261,9 +261,7 @@ class Config(Section, frozen=True):
 
     def execution_limit(self, tenant: str) -> tuple[float, str]:
         """The seconds that an inference of this tenant may run, 0 for no limit, and the key that sets them."""
-        if (own := self.tenants[tenant].max_execution) is None:
-            return self.server.max_execution, "server.max_execution"
-        return own, dotted(("tenants", tenant, "max_execution"))
+        return self.tenants[tenant].execution_limit(self.server.max_execution)
 
     def counts(self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None) -> tuple[dict[str, int], list[str]]:
         """Granules by tenant on such a device (see `TenantConfig.share`), and the problems of shares, alone and together.

@@ -221,6 +221,12 @@ class TenantConfig(Section, frozen=True):
         """The models that this tenant names, and those of a repository with these models that it may call, each once."""
         return [name for name in dict.fromkeys([*self.models, *there]) if name != "*" and self.may_call(name)]
 
+    def execution_limit(self, default: float) -> tuple[float, str]:
+        """The seconds that an inference may run, 0 for no limit, and the key that sets them; `default` is the server's."""
+        if self.max_execution is None:
+            return default, "server.max_execution"
+        return self.max_execution, dotted(("tenants", self.name, "max_execution"))
+
     def with_models(self, models: Iterable[str]) -> "TenantConfig":
         """The same with this list of models."""
         return self.model_copy(update={"models": tuple(models)})

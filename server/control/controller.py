@@ -11,7 +11,7 @@ from partitions import Misplaced, Move
 from partitions.plan import Granules
 from partitions.probe import overlaps
 
-from ..config.schema import Config
+from ..config.schema import Config, ModelsConfig
 from ..config.tenant import TenantConfig
 from ..errors import NotFound, Unavailable
 from ..tenants.frontend import ManagedFrontend, Report, State
@@ -88,8 +88,8 @@ class Controller:
         self._repartitioning = asyncio.Lock()
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
-        self.ladders = LadderPlans(config, self.devices)
-        self.wide = WideShares(config, self.devices, self._repartitioning)
+        self.ladders = LadderPlans(config.tenants, self.devices)
+        self.wide = WideShares(config.tenants, self.devices, self._repartitioning)
         self.overview = Overview(self)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
@@ -98,6 +98,16 @@ class Controller:
 
     def __repr__(self) -> str:
         return f"<Controller {self.state}, {'; '.join(shares(device.held) or 'all free' for device in self.devices)}>"
+
+    @property
+    def tenants(self) -> Mapping[str, TenantConfig]:
+        """The tenants by name, as they are configured now."""
+        return self.config.tenants
+
+    @property
+    def models(self) -> ModelsConfig:
+        """The model repository, as it is configured now."""
+        return self.config.models
 
     @property
     def state(self) -> State:
@@ -144,7 +154,7 @@ class Controller:
         device.info = (await together(runtime.open() for runtime in runtimes))[0]
         unit, sizes = device.info.unit, device.info.granules
         self.config.fit(unit, sizes, device.runtimes)
-        counts = {name: self.config.tenants[name].share(unit, sizes) for name in device.runtimes}
+        counts = {name: self.tenants[name].share(unit, sizes) for name in device.runtimes}
         after = device.plan(counts).after
         for cores in await together(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
@@ -186,7 +196,7 @@ class Controller:
         old partitions stay.
         """
         async with self._repartitioning:
-            check_counts(counts, self.config.tenants)
+            check_counts(counts, self.tenants)
             with self.recorded(by, reason, counts) as record:
                 self.wide.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
@@ -252,8 +262,8 @@ class Controller:
         tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
         async with self._repartitioning:
-            if tenant not in self.config.tenants:
-                raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.config.tenants)}")
+            if tenant not in self.tenants:
+                raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")
             transfer = self._transfer
             move = plan_transfer(self.devices, tenant, to, count, self.device_state, transfer is not None)
             if move is None or transfer is None:
@@ -321,8 +331,8 @@ class Controller:
         for device in self.devices:
             if device.info is not NOT_OPENED:
                 self.accountant.follow(device)
-        self.wide.reconfigure(config)
-        self.ladders.reconfigure(config)
+        self.wide.reconfigure(config.tenants)
+        self.ladders.reconfigure(config.tenants)
         if plan.go or plan.come:
             self.repartitions += 1
             self.on_state((), "serving")
@@ -346,7 +356,7 @@ class Controller:
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""
-        frontends = [(self.config.tenants[name], frontend) for name, frontend in self._frontends.items()]
+        frontends = [(self.tenants[name], frontend) for name, frontend in self._frontends.items()]
         found = await together(frontend.report() for _, frontend in frontends)
         return [(tenant, report) for (tenant, _), report in zip(frontends, found, strict=True)]
 
@@ -357,7 +367,7 @@ class Controller:
     async def memory(self) -> list[TenantMemory]:
         """What each tenant's models take of their devices' memory now, in the order of the configuration."""
         by_tenant = await readings.memory(self.devices)
-        return [by_tenant[name] for name in self.config.tenants if name in by_tenant]
+        return [by_tenant[name] for name in self.tenants if name in by_tenant]
 
     async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
         """The same by device and tenant."""

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from engines import EngineError
 from partitions import PartitionError
 from partitions.plan import Granules, rung
 
-from ..config.schema import Config
+from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
 from .descriptions import RungState
@@ -24,10 +24,10 @@ class LadderPlans:
     three or more share a device, the move is as without a ladder.
     """
 
-    def __init__(self, config: Config, devices: Sequence[ControlledDevice]) -> None:
-        self._config = config
+    def __init__(self, tenants: Mapping[str, TenantConfig], devices: Sequence[ControlledDevice]) -> None:
+        self._tenants = tenants
         self._devices = devices
-        self._any = any(tenant.ladder for tenant in config.tenants.values())
+        self._any = any(tenant.ladder for tenant in tenants.values())
         self.states: dict[str, list[RungState]] = {}
         """What was ready when the last plan was carried out, by tenant."""
         self._work: asyncio.Task[None] | None = None
@@ -45,11 +45,11 @@ class LadderPlans:
         if self._any and (before := self._work):
             self._work = asyncio.create_task(self._hold(partial(asyncio.wait, {before})))
 
-    def reconfigure(self, config: Config) -> None:
-        """Plan by this configuration from now on; tenants may have come or gone."""
-        self._config = config
-        self.states = {name: each for name, each in self.states.items() if name in config.tenants}
-        if any(tenant.ladder for tenant in config.tenants.values()) and self._work is None:
+    def reconfigure(self, tenants: Mapping[str, TenantConfig]) -> None:
+        """Plan for these tenants from now on; some may have come or gone."""
+        self._tenants = tenants
+        self.states = {name: each for name, each in self.states.items() if name in tenants}
+        if any(tenant.ladder for tenant in tenants.values()) and self._work is None:
             self._any = True
             self._work = asyncio.create_task(self._hold(partial(asyncio.sleep, 0)))
         else:
@@ -66,7 +66,7 @@ class LadderPlans:
         orders, sizes = device.orders, device.info.granules
         plans: dict[str, list[Granules]] = {}
         for name, partition in device.held.items():
-            widths = self._config.tenants[name].rungs(device.info.unit, sizes)
+            widths = self._tenants[name].rungs(device.info.unit, sizes)
             found = [rung(partition.granules, orders[name], width) for width in widths if width <= len(sizes)]
             plans[name] = [each for each in found if each != partition.granules]
         return plans

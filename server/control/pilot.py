@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 
 from partitions import Move, PartitionError
 
-from ..config.schema import Config
 from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from ..tenants.frontend import Report
@@ -28,9 +27,12 @@ MODES: tuple[Mode, ...] = ("off", "dry-run", "on")
 class Movable(Protocol):
     """What the pilot needs of the controller."""
 
-    config: Config
     devices: list[ControlledDevice]
     moves: MoveLog
+
+    @property
+    def tenants(self) -> Mapping[str, TenantConfig]:
+        """As `Controller.tenants`."""
 
     @property
     def moving(self) -> bool:
@@ -164,7 +166,7 @@ class Pilot:
 
     def goal(self, name: str, device: ControlledDevice) -> Goal | None:
         """What the tenant is to keep; None if the configuration says nothing, so that nothing is taken from or given to it."""
-        tenant = self._controller.config.tenants[name]
+        tenant = self._controller.tenants[name]
         if tenant.spread or (tenant.target_p99 is None and tenant.min_granules is None):
             return None
         unit, sizes = device.info.unit, device.info.granules
@@ -190,5 +192,5 @@ class Pilot:
 
     def _forget(self, tenants: "Sequence[str] | Mapping[str, int] | None" = None) -> None:
         """Measure these tenants, or all, from the beginning."""
-        for name in self._controller.config.tenants if tenants is None else tenants:
+        for name in self._controller.tenants if tenants is None else tenants:
             self._history.forget(name)

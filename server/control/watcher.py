@@ -10,7 +10,8 @@ from typing import Protocol
 from engines import EngineError
 from partitions import PartitionError
 
-from ..config.schema import Config
+from ..config.schema import ModelsConfig
+from ..config.tenant import TenantConfig
 from ..errors import RequestError, Unavailable
 from ..repository.changes import Settling, Stamp, stamps
 from ..repository.mirror import Mirror
@@ -24,8 +25,15 @@ _SERVING = ("serving", "incomplete")
 class Refreshing(Protocol):
     """What the watcher needs of the controller."""
 
-    config: Config
     on_reconfigured: Callable[[], None]
+
+    @property
+    def tenants(self) -> Mapping[str, TenantConfig]:
+        """As `Controller.tenants`."""
+
+    @property
+    def models(self) -> ModelsConfig:
+        """As `Controller.models`."""
 
     @property
     def state(self) -> str:
@@ -56,12 +64,12 @@ class Watcher:
 
     def __init__(self, controller: Refreshing) -> None:
         self._controller = controller
-        config = controller.config
-        self._root: Path = config.models.repository
-        self._period = config.models.watch
+        models = controller.models
+        self._root: Path = models.repository
+        self._period = models.watch
         self._other_period = asyncio.Event()
-        self._repository = Repository(self._root, config.models.options)
-        self._mirror = Mirror(config.models) if config.models.remote else None
+        self._repository = Repository(self._root, models.options)
+        self._mirror = Mirror(models) if models.remote else None
         self._settling = Settling({})
         self._unreadable = ""
         self._changed: set[str] = set()
@@ -100,12 +108,12 @@ class Watcher:
         self._changed.update(changed)
         if self._controller.reconfiguring:  # Models that it adds may have been read before they changed.
             return
-        for name, tenant in self._controller.config.tenants.items():
+        for name, tenant in self._controller.tenants.items():
             self._due.setdefault(name, set()).update(filter(tenant.may_call, self._changed))
         self._changed.clear()
         if self._controller.state in _SERVING:
             for name, due in self._due.items():
-                if due and name not in self._running and name in self._controller.config.tenants:
+                if due and name not in self._running and name in self._controller.tenants:
                     self._running[name] = task = asyncio.create_task(self._refresh(name))
                     task.add_done_callback(lambda _, name=name: self._running.pop(name))  # type: ignore[misc]
 
@@ -115,8 +123,8 @@ class Watcher:
 
     def _follow(self) -> None:
         """The configuration may be another one."""
-        if self._period != self._controller.config.models.watch:
-            self._period = self._controller.config.models.watch
+        if self._period != self._controller.models.watch:
+            self._period = self._controller.models.watch
             self._other_period.set()
 
     async def _run(self) -> None:

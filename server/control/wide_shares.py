@@ -8,8 +8,8 @@ from typing import Any
 from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
 
-from ..config.schema import Config
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
 from .stretch import WideState, plan_wide
@@ -23,11 +23,13 @@ class WideShares:
     Plans are carried out in the background, since making executors takes a while: tenants are served meanwhile.
     """
 
-    def __init__(self, config: Config, devices: Sequence[ControlledDevice], changing: asyncio.Lock) -> None:
-        self._config = config
+    def __init__(
+        self, tenants: Mapping[str, TenantConfig], devices: Sequence[ControlledDevice], changing: asyncio.Lock
+    ) -> None:
+        self._tenants = tenants
         self._devices = devices
         self._changing = changing
-        self._any = any(tenant.burst for tenant in config.tenants.values())
+        self._any = any(tenant.burst for tenant in tenants.values())
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
 
@@ -45,15 +47,15 @@ class WideShares:
             self._work.cancel()
         self._any = False
 
-    def reconfigure(self, config: Config) -> None:
-        """Plan by this configuration from now on. Where tenants borrow, none comes or goes."""
-        self._config = config
+    def reconfigure(self, tenants: Mapping[str, TenantConfig]) -> None:
+        """Plan by these tables from now on. Where tenants borrow, none comes or goes."""
+        self._tenants = tenants
 
     def check(self, counts: Mapping[str, int]) -> None:
         """Raise DoesNotFit if one of these tenants would get more granules than its burst allows."""
         for device in self._devices:
             for name, count in device.own(counts).items():
-                burst = self._config.tenants[name].burst
+                burst = self._tenants[name].burst
                 if burst is not None and count > (most := self._most(device, name)):
                     key = dotted(("tenants", name, "burst"))
                     raise DoesNotFit(f"{name}: {count} granules, but {key} allows {most} at most; raise that, or ask for less")
@@ -106,8 +108,8 @@ class WideShares:
 
     async def _stretch(self, device: ControlledDevice) -> None:
         homes = {name: partition.granules for name, partition in device.held.items()}
-        most = {name: self._most(device, name) for name in homes if self._config.tenants[name].burst is not None}
-        plans = plan_wide(homes, most, {name: self._config.tenants[name].lend for name in homes})
+        most = {name: self._most(device, name) for name in homes if self._tenants[name].burst is not None}
+        plans = plan_wide(homes, most, {name: self._tenants[name].lend for name in homes})
         device.wide = plans
         for runtime in device.distinct():
             try:
@@ -118,7 +120,7 @@ class WideShares:
     def _most(self, device: ControlledDevice, name: str) -> int:
         """The granules that a tenant may use at a time on this device. Where its burst does not fit: all that there are."""
         total = len(device.info.granules)
-        return min(total, self._config.tenants[name].most(device.info.unit, device.info.granules)) if total else 0
+        return min(total, self._tenants[name].most(device.info.unit, device.info.granules)) if total else 0
 
 
 def _log_failure(work: "asyncio.Task[None]") -> None:

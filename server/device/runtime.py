@@ -15,7 +15,6 @@ from partitions.plan import Granules
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
-from ..config.changes import with_tables
 from ..config.schema import Config, ModelOptions
 from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
@@ -47,7 +46,8 @@ class Runtime:
     `PartitionMoves` moves tenants to other granules, `TenantModels` loads and unloads, `WorkerControl` halts and resumes
     workers, `Supervision` restarts failed ones; all share the dict of current workers. Each tenant has three locks, all taken
     by moves: `_changing`, then `_paging`, the one of `WorkerControl` last. Methods run on the event loop unless they say
-    otherwise. `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
+    otherwise. `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
+    `adopt`). `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
     and `on_lost` with the reason when the device is lost. `pages` are descriptors of the pages of tenants that lend
     (`link.activity`), which it closes.
     """
@@ -65,7 +65,8 @@ class Runtime:
     ) -> None:
         self.device = device
         self.frontends = frontends
-        self._config = config
+        self._tenants = dict(config.tenants)
+        self._max_execution = config.server.max_execution
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
         self.model_loader = open_model_loader(config, device, read, self.builds, frontends)
@@ -219,12 +220,10 @@ class Runtime:
         `models` is its list if that differs from the one of the configuration, and `config` is set for one that is not in the
         configuration. Numbers of its models' loads are above `beyond`. Raises as `start` does; `release` it then.
         """
-        if config:
-            self._config = with_tables(self._config, self._config.server, {**self._config.tenants, name: config})
+        known = self._tenants[name] = config or self._tenants[name]
         self._changing[name] = asyncio.Lock()
         self._worker_control.add(name)
-        self._supervision.add(name, self._config.execution_limit(name))
-        known = self._config.tenants[name]
+        self._supervision.add(name, known.execution_limit(self._max_execution))
         self._models.add(known if models is None else known.with_models(models))
         self.frontends[name].open(self)
         await self._worker_control.pin(self.device, name)

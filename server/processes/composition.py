@@ -68,7 +68,7 @@ class Composition:
             self._replace_link,
             self.devices,
             in_tenants,
-            open_pages(config, self.counts),
+            open_pages(config.tenants, self.counts),
             self.counts,
             self.controller.restarts,
         )

@@ -44,7 +44,7 @@ async def serve(
 
     Any other SIGHUP reloads the configuration, which `read` reads again.
 
-    `opener` opens the device of a configuration with one, in the process that has it; it is sent there, so it is a function of
+    `opener` opens a device as it is configured, in the process that has it; it is sent there, so it is a function of
     a module. `hosted` are the devices that are cores of this host: each tenant's own process has the tenant's device side.
     `abandon` ends this process with a status. It is called on a second signal, with GAVE_UP if requests were unanswered.
     `cores` returns the host's cores that a process may run on. Those that no device sets aside for tenants are shared out among

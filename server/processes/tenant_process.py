@@ -12,7 +12,7 @@ import uvloop
 
 from partitions import Device, PartitionError
 
-from ..config.schema import Config
+from ..config.schema import Config, DeviceConfig
 from ..config.tenant import TenantConfig
 from ..host.malloc import keep_large_blocks, share_one_heap
 from ..link import ring as links
@@ -86,7 +86,7 @@ def main(arguments: TenantArguments) -> None:
     keep_large_blocks()
     share_one_heap()
     config = http.config.on_device(arguments.device)
-    opener = _opened(arguments.opener, config)
+    opener = _opened(arguments.opener, config.device)
     uvloop.run(_serve(http, config, opener))
     sys.exit(0)
 
@@ -95,7 +95,7 @@ async def _serve(http: ProcessArguments, config: Config, opener: Opener) -> None
     await HttpProcess(http, HostedDeviceSide(config, http.name, opener, http.pages)).run()
 
 
-def _opened(opener: Opener, config: Config) -> Opener:
+def _opened(opener: Opener, config: DeviceConfig) -> Opener:
     """Open the device now, while this process may still run on every core of the server's: those are the device's granules.
 
     Returns a function that returns the device, or raises what was raised now.
@@ -105,7 +105,7 @@ def _opened(opener: Opener, config: Config) -> Opener:
     except PartitionError as error:
         device = error
 
-    def open_again(_: Config) -> Device:
+    def open_again(_: DeviceConfig) -> Device:
         if isinstance(device, PartitionError):
             raise device
         return device

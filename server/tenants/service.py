@@ -78,7 +78,7 @@ class Tenant:
 
 
 class Service:
-    """Belongs to the event loop."""
+    """Belongs to the event loop. It has the whole configuration: routes read tables of it, and a reload replaces it."""
 
     def __init__(self, config: Config, tenants: Iterable[Tenant]) -> None:
         self.config = config

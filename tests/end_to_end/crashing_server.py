@@ -7,7 +7,7 @@ import sys
 from partitions import Device
 from server import __main__ as command
 from server.app import open_configured
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 from server.device.loaded_model import PreparedModel
 from server.device.model_loader import ModelLoader
 
@@ -20,8 +20,8 @@ def _crash(self: ModelLoader, name: str, *rest: object) -> PreparedModel:
     return _prepare(self, name, *rest)  # type: ignore[arg-type]
 
 
-def opener(config: Config) -> Device:
-    """Open the device of a configuration, in a process whose models may crash."""
+def opener(config: DeviceConfig) -> Device:
+    """Open a device, in a process whose models may crash."""
     ModelLoader.prepare = _crash  # type: ignore[method-assign, assignment]
     return open_configured(config)
 

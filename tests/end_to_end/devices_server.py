@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from partitions import Device
 from server import __main__ as command
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 
 from .virtual import VirtualDevice, VirtualPartition
 
@@ -23,10 +23,10 @@ class SmallDevice(VirtualDevice):
         return VirtualPartition(sorted(granules), self._cores, self._attached)
 
 
-def opener(config: Config) -> Device:
-    """Open the only device of a configuration."""
-    assert config.device.cores
-    return SmallDevice(config.device.cores)
+def opener(config: DeviceConfig) -> Device:
+    """Open a device."""
+    assert config.cores
+    return SmallDevice(config.cores)
 
 
 def serve() -> int:

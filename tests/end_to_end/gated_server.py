@@ -8,7 +8,7 @@ import sys
 from partitions import Device
 from server import __main__ as command
 from server.app import open_configured
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 from server.device.model_loader import ModelLoader
 
 _names = ModelLoader.names
@@ -22,8 +22,8 @@ def gated(self: ModelLoader) -> list[str]:
     return _names(self)
 
 
-def opener(config: Config) -> Device:
-    """Open the device of a configuration, in the process that loads its models."""
+def opener(config: DeviceConfig) -> Device:
+    """Open a device, in the process that loads its models."""
     ModelLoader.names = gated  # type: ignore[method-assign]
     return open_configured(config)
 

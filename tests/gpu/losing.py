@@ -8,7 +8,7 @@ from threading import Thread
 from partitions import Device
 from server import __main__ as command
 from server.app import open_configured
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 
 SOURCE = r"""
 extern "C" __global__ void trap(long long cycles) {
@@ -34,7 +34,7 @@ def lose() -> None:
     stream.sync()
 
 
-def opener(config: Config) -> Device:
+def opener(config: DeviceConfig) -> Device:
     """Open the device, in the process that has it, and lose it when something is written to the FIFO."""
     Thread(target=_lose_on_request, name="losing", daemon=True).start()
     return open_configured(config)

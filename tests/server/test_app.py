@@ -10,16 +10,15 @@ from engines import has_tensorrt
 from engines.tensorrt.api import LIBRARIES
 from partitions import Device, DeviceUnavailable
 from server.app import open_configured
-from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.schema import DeviceConfig
 from tests.fakes import FakeDevice
 
 NO_SUCH = 4095
 """The number of a GPU that no machine has."""
 
 
-def asking(backend: str) -> Config:
-    device = DeviceConfig(backend=backend, index=NO_SUCH)
-    return Config(device=device, models=ModelsConfig(repository=Path()), tenants={}, source="c.toml")
+def asking(backend: str) -> DeviceConfig:
+    return DeviceConfig(backend=backend, index=NO_SUCH)
 
 
 @pytest.fixture

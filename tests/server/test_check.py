@@ -13,7 +13,7 @@ from partitions import Device, DeviceUnavailable, open_device
 from server.check import check
 from server.check_lines import execution_line
 from server.config.file import load
-from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.schema import Config, DeviceConfig
 from tests.end_to_end import repository
 from tests.fakes import FakeDevice, Script
 
@@ -39,15 +39,15 @@ keys_sha256 = ["{digest}"]
 MEMORY = "memory 512 MiB, one request up to 448 MiB"
 
 
-def on_cpu(config: Config) -> Device:
-    return open_device(config.device.backend, config.device.cores)
+def on_cpu(config: DeviceConfig) -> Device:
+    return open_device(config.backend, config.cores)
 
 
 def configuration(path: str | None) -> AbstractContextManager[Config]:
     return nullcontext(load(Path(path or "")))
 
 
-def on_nothing(config: Config) -> Device:
+def on_nothing(config: DeviceConfig) -> Device:
     raise DeviceUnavailable("there is no GPU here")
 
 
@@ -70,7 +70,7 @@ class Checked:
     def check(
         self,
         *changes: tuple[str, str],
-        device: Callable[[Config], Device] = on_cpu,
+        device: Callable[[DeviceConfig], Device] = on_cpu,
         more: str = "",
         cores: Iterable[int] | None = None,
     ) -> int:
@@ -110,8 +110,8 @@ def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> 
     second = ("[device]", f'[devices.b]\nbackend = "cuda"\n[devices.0]\ncores = "{core}"')
     tenant = '[tenants.globex]\ngranules = 8\ndevice = "b"\nmodels = ["rows"]'
 
-    def opener(config: Config) -> Device:
-        if config.device.backend == "cuda":
+    def opener(config: DeviceConfig) -> Device:
+        if config.backend == "cuda":
             raise DeviceUnavailable("there is no GPU here")
         return on_cpu(config)
 
@@ -120,7 +120,7 @@ def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> 
         "greenlane.toml: http://127.0.0.1:8000 on 2 devices",
         "device b: no device, so no model is tried",
         f"tenant globex: no granules, no keys: anyone may call it, {MEMORY}",
-        f"device 0: {on_cpu(config_of(core)).describe()}",
+        f"device 0: {on_cpu(DeviceConfig(backend='cpu', cores=(core,))).describe()}",
         f"tenant acme: no granules, keys, {MEMORY}",
     ]
     assert checked.err[1:3] == [
@@ -135,12 +135,6 @@ def test_what_is_set_of_a_tenants_share_and_limits_is_printed_as_a_file_has_it(c
     assert checked.out[2] == (
         "  burst = 2, lend = '1ms', ladder = [1, 2], target_p99 = '5ms', requests_per_second = 100, bytes_per_second = '1MiB'"
     )
-
-
-def config_of(core: int) -> Config:
-    """A configuration with a device of one core."""
-    device = DeviceConfig(backend="cpu", cores=(core,))
-    return Config(device=device, models=ModelsConfig(repository=Path()), tenants={}, source="test")
 
 
 def test_a_model_without_inputs_or_batches_is_described_too(checked: Checked) -> None:
@@ -417,7 +411,7 @@ def test_several_http_processes_on_cores_of_the_host_are_reported_and_auto_is_on
     assert checked.check(("http_processes = 3", 'http_processes = "auto"')) == 0
 
 
-def on_fake(config: Config) -> Device:
+def on_fake(config: DeviceConfig) -> Device:
     return FakeDevice()
 
 
@@ -436,7 +430,7 @@ def test_where_http_runs_on_any_core_nothing_is_said_of_it(checked: Checked, key
     assert not [line for line in checked.out if "HTTP" in line]
 
 
-def hosted(config: Config) -> Device:
+def hosted(config: DeviceConfig) -> Device:
     device = FakeDevice()
     device.on_host_cores = True
     return device
@@ -502,7 +496,7 @@ def test_a_default_tenant_without_keys_is_as_it_should_be(checked: Checked) -> N
 
 
 def test_a_repository_that_vanished_is_reported(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opener(config: Config) -> Device:
+    def opener(config: DeviceConfig) -> Device:
         (checked.folder / "models").rename(checked.folder / "gone")
         return on_cpu(config)
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from partitions import Device
 from server import __main__ as command
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 from tests.gpu import losing as real
 
 from . import Gpu, installed, kernels
@@ -27,7 +27,7 @@ def trap(gpu: Gpu, stream: Stream, blocks: int, cycles: int) -> Callable[[], Non
     return run
 
 
-def opener(config: Config) -> Device:
+def opener(config: DeviceConfig) -> Device:
     """As in tests.gpu.losing, with the simulation in place of the libraries from then on."""
     gpu = Gpu()
     _SIMULATION.enter_context(installed(gpu, library(gpu)))

@@ -12,7 +12,7 @@ from ...link.ring import Descriptors
 
 @dataclass(frozen=True, slots=True)
 class ProcessArguments:
-    """What the supervisor starts an HTTP process with.
+    """What the supervisor starts an HTTP process with. `config` is the whole file, as a reload may change any table.
 
     `name` is the tenant's, or SHARED or UNAUTHENTICATED; `handoff` the socket over which connections come and go back;
     `channel` that of the messages to and from the supervisor, and `descriptors` that of descriptors from it; `link` the

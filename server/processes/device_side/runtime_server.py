@@ -7,7 +7,7 @@ from typing import Any
 
 from partitions import Device
 
-from ...config.schema import Config
+from ...config.schema import Config, DeviceConfig
 from ...device.runtime import Runtime
 from ...tenants.frontend import Frontend, State
 from ..channels import device_messages as messages
@@ -15,8 +15,8 @@ from ..channels.config_fields import options_of
 from ..channels.device_fields import DeviceInfoFields, ExecutionFields, TenantMemoryFields, UsageReportFields, WideStateFields
 from ..channels.messages import Message
 
-Opener = Callable[[Config], Device]
-"""Opens the device of a configuration. Blocks. Raises DeviceUnavailable."""
+Opener = Callable[[DeviceConfig], Device]
+"""Opens a device as it is configured. Blocks. Raises DeviceUnavailable."""
 
 
 class RuntimeServer:
@@ -84,7 +84,7 @@ class RuntimeServer:
         return self.runtime
 
     async def _open(self, _: messages.OpenDevice) -> DeviceInfoFields:
-        device = await asyncio.to_thread(self._opener, self._config)
+        device = await asyncio.to_thread(self._opener, self._config.device)
         self.runtime = Runtime(
             self._config,
             device,

@@ -82,7 +82,7 @@ class TenantSide:
         else:
             self.tenant = hosted
         if self.tenant and (page := arguments.pages.get(self.tenant.name)) is not None:
-            lend(self.tenant, arguments.config, page, arguments.number)
+            lend(self.tenant, arguments.config.tenants, page, arguments.number)
 
     async def relays_ended(self) -> None:
         """Wait until all helpers have ended."""

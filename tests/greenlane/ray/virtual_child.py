@@ -6,11 +6,11 @@ import sys
 from greenlane.ray import child
 from partitions import Device
 from server import __main__ as command
-from server.config.schema import Config
+from server.config.schema import DeviceConfig
 from tests.end_to_end.devices_server import SmallDevice
 
 
-def opener(_: Config) -> Device:
+def opener(_: DeviceConfig) -> Device:
     """Open the only device."""
     return SmallDevice(sorted(os.sched_getaffinity(0)))
 

@@ -1,12 +1,10 @@
 """What the overview measures of two tenants on a clock of the test's own."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.accountant import Accountant
 from server.control.controlled_device import ControlledDevice
@@ -26,16 +24,14 @@ class FakeController:
 
     def __init__(self) -> None:
         tenants = [TenantConfig(name=name, cores=1, models=("*",)) for name in ("acme", "globex")]
-        self.config = Config(
-            models=ModelsConfig(repository=Path()), tenants={each.name: each for each in tenants}, source="test"
-        )
+        self.tenants = {each.name: each for each in tenants}
         self.device = ControlledDevice("0", {}, info=DeviceInfo("cpu", "", "core", (1, 1)))
         self.device.held = {"acme": PartitionInfo((0,), 1), "globex": PartitionInfo((1,), 1)}
         self.devices = [self.device]
         self.accountant = Accountant(self.devices)
-        self.wide: Any = WideShares(self.config, self.devices, None)  # type: ignore[arg-type]
-        self.models = {name: ModelStatistics() for name in self.config.tenants}
-        self.waiting = dict.fromkeys(self.config.tenants, 0)
+        self.wide: Any = WideShares(self.tenants, self.devices, None)  # type: ignore[arg-type]
+        self.models = {name: ModelStatistics() for name in self.tenants}
+        self.waiting = dict.fromkeys(self.tenants, 0)
         self.rejected = self.limited = 0
         self.silent: set[str] = set()
         self.asked = self.detailed = 0
@@ -52,7 +48,7 @@ class FakeController:
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         self.asked += 1
         found = []
-        for name, tenant in self.config.tenants.items():
+        for name, tenant in self.tenants.items():
             rejected, limited = (self.rejected, self.limited) if name == "acme" else (0, 0)
             lane = LaneStatistics(self.waiting[name], 0, 0, rejected, limited=(limited, 0, 0, 0))
             served = [ModelReport("m", "1", self.models[name], 0)]

@@ -3,13 +3,11 @@
 import logging
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partitions import DoesNotFit, Move
-from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, PartitionInfo
@@ -33,9 +31,7 @@ class FakeController:
             TenantConfig(name="globex", cores=4, models=("*",), target_p99=0.05, min_granules=2),
             TenantConfig(name="other", cores=1, models=("*",)),
         ]
-        self.config = Config(
-            models=ModelsConfig(repository=Path()), tenants={each.name: each for each in tenants}, source="test"
-        )
+        self.tenants = {each.name: each for each in tenants}
         self.device = ControlledDevice("0", {}, info=DeviceInfo("cpu", "", "core", (1,) * 7))
         self.devices = [self.device]
         self.moves = MoveLog()
@@ -77,7 +73,7 @@ class FakeController:
                 SlotStatistics(0, 0, 0),
                 2.0 if name in self.silent else 0.0,
             )
-            found.append((self.config.tenants[name], report))
+            found.append((self.tenants[name], report))
         return found
 
     async def repartition(self, counts: Mapping[str, int], by: By = "operator", reason: str = "") -> Move:

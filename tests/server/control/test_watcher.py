@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
-from server.config.changes import with_tables
-from server.config.schema import Config, ModelsConfig
+from server.config.schema import ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.watcher import Watcher
 from server.errors import BadRequest, RequestError, Unavailable
@@ -28,12 +26,11 @@ class FakeController:
     """Remembers what it was to refresh; `errors` are raised once each, by tenant and model."""
 
     def __init__(self, root: Path) -> None:
-        tenants = {
+        self.tenants = {
             "acme": TenantConfig(name="acme", granules=1, models=("*",)),
             "globex": TenantConfig(name="globex", granules=1, models=("b", "new")),
         }
-        models = ModelsConfig(repository=root, watch=HOURS)
-        self.config = Config(models=models, tenants=MappingProxyType(tenants), source="test")
+        self.models = ModelsConfig(repository=root, watch=HOURS)
         self.state = "serving"
         self.reconfiguring = False
         self.on_reconfigured: Callable[[], None] = lambda: None
@@ -43,8 +40,7 @@ class FakeController:
         self._heard = asyncio.Event()
 
     def watch(self, seconds: float) -> None:
-        models = self.config.models.model_copy(update={"watch": seconds})
-        self.config = self.config.model_copy(update={"models": models})
+        self.models = self.models.model_copy(update={"watch": seconds})
 
     async def hears(self, *keys: str) -> None:
         """Wait until just these are refreshed, or have been."""
@@ -103,8 +99,7 @@ async def test_what_changes_during_a_reload_is_refreshed_for_the_tenants_that_it
     site.controller.reconfiguring = True
     site.write("b", "another")
     assert await site.looks(3) == []
-    hooli, config = TenantConfig(name="hooli", granules=1, models=("b",)), site.controller.config
-    site.controller.config = with_tables(config, config.server, {**config.tenants, "hooli": hooli})
+    site.controller.tenants["hooli"] = TenantConfig(name="hooli", granules=1, models=("b",))
     site.controller.reconfiguring = False
     assert sorted(await site.looks(3)) == ["acme b", "globex b", "hooli b"]
 

@@ -98,9 +98,9 @@ class Site:
             source="test",
         )
         self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
-        pages = open_pages(config)
+        pages = open_pages(config.tenants)
         for name, page in pages.items():
-            lend(self.frontends[name].tenant, config, page)
+            lend(self.frontends[name].tenant, config.tenants, page)
         self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
         self.controller = Controller(config, self.frontends, self.states.append)
