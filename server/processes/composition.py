@@ -20,7 +20,7 @@ from . import tenant_process
 from .device_side import device_process
 from .device_side.device_process import DeviceArguments
 from .device_side.runtime_server import Opener
-from .remote.linked_frontend import LinkedFrontend
+from .remote.device_frontend import DeviceFrontend
 from .remote.remote_frontend import RemoteFrontend, open_remote
 from .remote.remote_runtime import RemoteRuntime
 from .remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
@@ -169,6 +169,6 @@ def _device_arguments(device: str, opener: Opener, config: Config, *ends: Any) -
     return DeviceArguments(device, config.on_device(device), opener, *ends)
 
 
-def _part(frontend: RemoteFrontend, device: str) -> LinkedFrontend:
+def _part(frontend: RemoteFrontend, device: str) -> DeviceFrontend:
     """A tenant's frontend as this device is to see it."""
     return frontend.members[device] if isinstance(frontend, SpreadFrontend) else frontend

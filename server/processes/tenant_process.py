@@ -37,7 +37,7 @@ class TenantArguments:
     opener: Opener
 
 
-class HostedFrontend(LocalFrontend):
+class TenantProcessFrontend(LocalFrontend):
     """The only tenant of this process. Its event loop runs on the partition's cores, unless the configuration names others."""
 
     def __init__(self, config: TenantConfig) -> None:
@@ -59,7 +59,7 @@ class HostedDeviceSide:
     def __init__(self, config: Config, name: str, opener: Opener, pages: Mapping[str, int]) -> None:
         self._config = config
         self._pages = pages
-        self._frontend = HostedFrontend(config.tenants[name])
+        self._frontend = TenantProcessFrontend(config.tenants[name])
         self._opener = opener
 
     def __repr__(self) -> str:

@@ -1,7 +1,9 @@
-"""A tenant's HTTP side as the device side and the control plane see it: it sends tickets, and is notified of models and states.
+"""A frontend: a tenant's HTTP side as another part of the server sees it. It sends tickets, and is sent models and states.
 
-It is in this process (`local_frontend.LocalFrontend`) or in another one, which a device process reaches by
-`processes.device_process.ChannelFrontend` and the supervisor by `processes.remote_frontend`; neither side knows which.
+What is asked of it depends on who asks: a runtime (`Frontend`), the controller (`ManagedFrontend`), or the supervisor for one
+device (`processes.remote.device_frontend`). What it is depends on where the HTTP side is: in this process
+(`local_frontend.LocalFrontend`), or in another one, which the supervisor reaches by a `RemoteFrontend` (`processes.remote`) and
+a device process through the supervisor, by a `ForwardingFrontend` (`processes.device_side`). Who asks does not know which.
 """
 
 import math
@@ -52,15 +54,8 @@ class DeviceSide(Protocol):
         """Cancel a ticket that was sent, if it can be; its completion still comes."""
 
 
-class Frontend(Protocol):
-    """One tenant's HTTP side as the device side sees it. Every method belongs to the runtime's event loop."""
-
-    @property
-    def link(self) -> Link:
-        """The device side's end of the link."""
-
-    def open(self, device: DeviceSide) -> None:
-        """Start receiving completions."""
+class HttpSide(Protocol):
+    """What a device side sends one tenant's HTTP side. Every method belongs to the event loop of the process that has this."""
 
     def announce(self, name: str) -> None:
         """Mark a model as loading; versions that are served stay."""
@@ -102,6 +97,17 @@ class Frontend(Protocol):
 
     def distrust(self, reason: str) -> None:
         """The HTTP process wrote to the link what it may not write: it is replaced, with a new link. Serve this one no more."""
+
+
+class Frontend(HttpSide, Protocol):
+    """One tenant's HTTP side as a runtime sees it. Every method belongs to the runtime's event loop."""
+
+    @property
+    def link(self) -> Link:
+        """The device side's end of the link."""
+
+    def open(self, device: DeviceSide) -> None:
+        """Start receiving completions."""
 
     def close(self) -> None:
         """Stop receiving completions."""

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,25 +18,21 @@ from typing import Any
 import uvloop
 
 from ...config.schema import Config
-from ...errors import RequestError, Unavailable
+from ...errors import RequestError
 from ...host import logs
 from ...host.exit_codes import NEEDS_RESTART
 from ...host.malloc import keep_large_blocks
 from ...host.watchdog import Watchdog
-from ...link import ring as links
-from ...link.messages import ModelKey
 from ...link.ring import Descriptors
 from ...single_process import SWITCH_INTERVAL
-from ...tenants.catalog import IndexEntry, ServedModel
-from ...tenants.frontend import DeviceSide
 from ..channels import device_messages as messages
 from ..channels.config_fields import tenant_of
 from ..channels.descriptors import DescriptorReceiver
-from ..channels.message_fields import ServedModelFields
 from ..channels.messages import Message, SetLogLevel
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.process_setup import set_up
+from .forwarding_frontend import ForwardingFrontend
 from .runtime_server import Opener, RuntimeServer
 
 log = logging.getLogger("greenlane.runtime")
@@ -63,89 +59,6 @@ class DeviceArguments:
     pages: Mapping[str, int]
 
 
-class ChannelFrontend:
-    """A tenant's HTTP side, which the supervisor forwards to; see `server.tenants.frontend`."""
-
-    def __init__(self, tenant: str, descriptors: Descriptors, channel: Channel) -> None:
-        self.link = links.attach(descriptors)
-        self._descriptors = descriptors
-        self._tenant = tenant
-        self._channel = channel
-        self.held: dict[str, messages.PublishModel] | None = None
-        """What is not published yet, by model, of a tenant that another device still serves; None for all others."""
-
-    def __repr__(self) -> str:
-        return f"<ChannelFrontend {self._tenant}>"
-
-    def use(self, descriptors: Descriptors) -> Descriptors:
-        """Change to a new link to the same memory. Returns the old link's descriptors, to be closed once the worker left it."""
-        old, self._descriptors = self._descriptors, descriptors
-        self.link = links.attach(descriptors, self.link.arena.memory)
-        return old
-
-    def open(self, device: DeviceSide) -> None:
-        """Nothing to do: cancellations come from the supervisor."""
-
-    def announce(self, name: str) -> None:
-        if self.held is None:
-            self._channel.notify(messages.AnnounceModel(self._tenant, name))
-
-    def listed(self) -> None:
-        if self.held is None:
-            self._channel.notify(messages.ModelsListed(self._tenant))
-
-    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
-        if self.held is None:
-            message = messages.AgreeOnModel(self._tenant, name, [ServedModelFields.of(each) for each in served])
-            with suppress(Unavailable):
-                return str(await self._channel.call(message, str))
-        return ""
-
-    def withdraw(self, name: str) -> None:
-        if self.held is None:
-            self._channel.notify(messages.WithdrawModel(self._tenant, name))
-
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
-        message = messages.PublishModel(self._tenant, name, [ServedModelFields.of(each) for each in served], problems)
-        if self.held is not None:
-            self.held[name] = message
-            return True
-        with suppress(Unavailable):  # Then this process ends as well.
-            return bool(await self._channel.call(message, bool))
-        return False
-
-    async def last_uses(self) -> Mapping[ModelKey, int]:
-        if self.held is None:
-            with suppress(Unavailable):
-                return dict(await self._channel.call(messages.GetTenantUses(self._tenant), dict[str, int]))
-        return {}
-
-    async def page_out(self, model: ModelKey) -> bool:
-        if self.held is not None:  # No request has come to its models here.
-            return True
-        with suppress(Unavailable):
-            return bool(await self._channel.call(messages.PageOutModel(self._tenant, model), bool))
-        return False
-
-    def page_in(self, model: ModelKey) -> None:
-        if self.held is None:
-            self._channel.notify(messages.PageInModel(self._tenant, model))
-
-    def set_cores(self, cores: frozenset[int] | None) -> None:
-        if self.held is None:
-            self._channel.notify(messages.SetTenantCores(self._tenant, cores))
-
-    def suspend(self, reason: str) -> None:
-        if self.held is None:
-            self._channel.notify(messages.SuspendTenant(self._tenant, reason))
-
-    def distrust(self, reason: str) -> None:
-        self._channel.notify(messages.DistrustTenant(self._tenant, reason))
-
-    def close(self) -> None:
-        self._descriptors.close()
-
-
 class DeviceProcess:
     """One device process at work. Belongs to its event loop."""
 
@@ -153,7 +66,7 @@ class DeviceProcess:
         self._arguments = arguments
         self._receiver = DescriptorReceiver(arguments.descriptors)
         self._closed = asyncio.Event()
-        self._frontends: dict[str, ChannelFrontend] = {}
+        self._frontends: dict[str, ForwardingFrontend] = {}
         self._server = RuntimeServer(
             arguments.config,
             arguments.opener,
@@ -185,7 +98,7 @@ class DeviceProcess:
         arguments = self._arguments
         async with Watchdog(arguments.config.server):
             for name, descriptors in arguments.links.items():
-                self._frontends[name] = ChannelFrontend(name, descriptors, self._channel)
+                self._frontends[name] = ForwardingFrontend(name, descriptors, self._channel)
             await self._channel.open(arguments.channel)
             await self._channel.closed.wait()
             if not self._closed.is_set():
@@ -204,7 +117,7 @@ class DeviceProcess:
     async def _adopt(self, message: messages.AdoptTenant) -> list[messages.PublishModel]:
         arena, memory, tickets, completions = self._receiver.take(message.number, 4)
         link = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
-        runtime, frontend = self._server.opened, ChannelFrontend(message.tenant, link, self._channel)
+        runtime, frontend = self._server.opened, ForwardingFrontend(message.tenant, link, self._channel)
         frontend.held = {}
         self._frontends[message.tenant] = frontend
         try:

@@ -6,17 +6,17 @@ from typing import Any
 from ...tenants.catalog import IndexEntry
 from ..channels import device_messages as messages
 from ..channels.messages import Message
-from .linked_frontend import LinkedFrontend
+from .device_frontend import DeviceFrontend
 
 
 class DeviceTenants:
     """Belongs to the event loop. `frontends` are those of the tenants that a replacement of the process has too."""
 
-    def __init__(self, frontends: Mapping[str, LinkedFrontend]) -> None:
-        self.frontends: dict[str, LinkedFrontend] = dict(frontends)
+    def __init__(self, frontends: Mapping[str, DeviceFrontend]) -> None:
+        self.frontends: dict[str, DeviceFrontend] = dict(frontends)
         self.away = False
         """Whether the process has ended, and no other one has loaded the same models yet."""
-        self._leaving: dict[str, LinkedFrontend] = {}
+        self._leaving: dict[str, DeviceFrontend] = {}
         """Tenants that this process still serves, but no replacement of it: they are moving to another device."""
         self._reasons: dict[str, str] = {}
         """Why the process itself has its tenants suspended."""

@@ -139,7 +139,7 @@ class RemoteFrontend:
                 channel.notify(messages.Suspend(reason))  # Its requests in flight the lead ends.
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
-        """See `Frontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
+        """See `ManagedFrontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
 
         If the process ends meanwhile, the new link is as one by `renew`, and so is what is returned.
         """

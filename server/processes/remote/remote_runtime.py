@@ -29,11 +29,11 @@ from ..channels.descriptors import DescriptorSender
 from ..channels.device_fields import DeviceInfoFields, WideFields
 from ..channels.messages import Message
 from ..channels.rpc import Channel
+from .device_frontend import DeviceFrontend
 from .device_reports import DeviceReports
 from .device_tenants import DeviceTenants
 from .kept_lists import Lists
 from .kept_state import Changes, KeptState
-from .linked_frontend import LinkedFrontend
 
 log = logging.getLogger("greenlane.processes")
 
@@ -45,7 +45,7 @@ class RemoteRuntime:
     """Belongs to the supervisor's event loop. `connect` gives it each new process; `on_state` is called with its states."""
 
     def __init__(
-        self, label: str, frontends: Mapping[str, LinkedFrontend], on_state: Callable[[Iterable[str], State], None]
+        self, label: str, frontends: Mapping[str, DeviceFrontend], on_state: Callable[[Iterable[str], State], None]
     ) -> None:
         self.label = label
         self.tenants = DeviceTenants(frontends)
@@ -69,7 +69,7 @@ class RemoteRuntime:
         return self.tenants.away
 
     @property
-    def frontends(self) -> dict[str, LinkedFrontend]:
+    def frontends(self) -> dict[str, DeviceFrontend]:
         """Those of its tenants, without tenants that are leaving."""
         return self.tenants.frontends
 
@@ -309,7 +309,7 @@ class RemoteRuntime:
     def join(
         self,
         tenant: str,
-        frontend: LinkedFrontend,
+        frontend: DeviceFrontend,
         granules: Granules,
         changes: Changes,
         models: list[str] | None = None,
@@ -415,7 +415,7 @@ class _Refused(Exception):
 
 
 @contextmanager
-def _loading(frontend: LinkedFrontend, name: str) -> Iterator[None]:
+def _loading(frontend: DeviceFrontend, name: str) -> Iterator[None]:
     """Within the block a model is loaded, on each device of the tenant or on none."""
     frontend.begin_load(name)
     error: Exception | None = None

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from ..channels import descriptors
 from ..channels.rpc import Channel
 from ..children import spawn
-from ..remote.linked_frontend import LinkedFrontend
+from ..remote.device_frontend import DeviceFrontend
 from .restarts import Restarts, WatchTasks
 from .supervised import Current, SupervisedDevice, connect, kill_if_outdated
 
@@ -27,7 +27,7 @@ class SupervisedDevices:
         self,
         devices: Sequence[SupervisedDevice],
         pages: Mapping[str, int],
-        relink: Callable[[str, LinkedFrontend], Awaitable[None]],
+        relink: Callable[[str, DeviceFrontend], Awaitable[None]],
         current: Current,
         restarts: Restarts,
     ) -> None:

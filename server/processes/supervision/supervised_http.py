@@ -21,7 +21,7 @@ from ..children.heartbeat import Heartbeat
 from ..children.process_arguments import ProcessArguments
 from ..http_side import http_process
 from ..http_side.proxy import answer
-from ..remote.linked_frontend import LinkedFrontend
+from ..remote.device_frontend import DeviceFrontend
 from ..remote.remote_frontend import RemoteFrontend
 from .affinity import Affinity
 from .helper_processes import HelperProcesses
@@ -168,7 +168,7 @@ class SupervisedHttp:
             del self._processes[one.name]
             self._restarts.counts.pop(one.label, None)
 
-    async def relink(self, name: str, frontend: LinkedFrontend) -> None:
+    async def relink(self, name: str, frontend: DeviceFrontend) -> None:
         """Give a tenant's process a new link to its memory; one that cannot take it is killed: the next one starts with one."""
         try:
             (await frontend.relink())()

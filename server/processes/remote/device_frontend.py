@@ -1,0 +1,34 @@
+"""A tenant's HTTP process as the supervisor sees it for one device."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from ...link.ring import Descriptors
+from ...tenants.catalog import ServedModel
+from ...tenants.frontend import HttpSide
+
+
+class DeviceFrontend(HttpSide, Protocol):
+    """What the supervisor does with it for the process that has this device, whose messages it passes on.
+
+    It is the tenant's `RemoteFrontend`; of a tenant on several devices it is the `MemberFrontend` of this one, so `suspend` and
+    `fail_in_flight` concern what this device runs.
+    """
+
+    descriptors: Descriptors
+
+    def served(self) -> list[ServedModel]:
+        """The models that this device has published last."""
+
+    def begin_load(self, name: str) -> None:
+        """This device loads a model on request; `end_load` follows."""
+
+    def end_load(self, name: str, error: Exception | None) -> None:
+        """That has ended, with this error or none."""
+
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        """As `ManagedFrontend.fail_in_flight`."""
+
+    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
+        """As `ManagedFrontend.relink`."""
