@@ -59,12 +59,12 @@ def _once(executor: Any, x: Any) -> float:
 
 
 def pays(whole: float, home: float, wide: float) -> str:
-    """When the cut batch has as many rows a second as the whole one: for which part of the time the owners have to rest."""
+    """When the cut batch has as many rows a second as the whole one: for which part of the time the lenders have to rest."""
     if home >= whole:
         return "always, also at home"
     if wide <= whole:
         return "never"
-    return f"if the owners rest for {(whole - home) / (wide - home):.0%}"
+    return f"if the lenders rest for {(whole - home) / (wide - home):.0%}"
 
 
 def main() -> None:

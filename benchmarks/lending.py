@@ -1,4 +1,4 @@
-"""`python -m benchmarks.lending`: what lending gives a borrower and costs its owner, over HTTP, on two cores or on a GPU.
+"""`python -m benchmarks.lending`: what lending gives a borrower and costs its lender, over HTTP, on two cores or on a GPU.
 
 acme has half of the device and a burst of the whole, and asks for batches on a few connections, back to back. globex has the
 other half, lends it, and is asked by an open loop, at several loads. Servers without lending, with it, and with lending that
@@ -34,7 +34,7 @@ WHOLE = "whole device"
 
 
 class Pair(NamedTuple):
-    """What the borrower asks for, and what the owner is asked for; `name` is for people."""
+    """What the borrower asks for, and what the lender is asked for; `name` is for people."""
 
     name: str
     borrowed: Ask
@@ -93,7 +93,7 @@ def on_gpu(granules: int, root: Path) -> Setting:
 
 
 class Round(NamedTuple):
-    """The borrower's answers a second, and the owner's latencies in milliseconds."""
+    """The borrower's answers a second, and the lender's latencies in milliseconds."""
 
     answers: float
     latencies: list[float]
@@ -119,7 +119,7 @@ class Asking:
     connections: int
 
     def round(self, port: int, rate: float, seconds: float, seed: int) -> Round:
-        """One round. A rate of 0 leaves the owner idle."""
+        """One round. A rate of 0 leaves the lender idle."""
         batch = self._borrower(port, seconds)
         arrivals = poisson(rate, seconds, seed) if rate else []
         quick = OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=32)
@@ -132,7 +132,7 @@ class Asking:
         return Round(tally.answers / seconds, [each / 1e3 for each in seen.samples.latency])
 
     def late(self, port: int, times: int) -> list[float]:
-        """Milliseconds that the owner's first request after a second of idling takes, while the borrower asks."""
+        """Milliseconds that the lender's first request after a second of idling takes, while the borrower asks."""
         batch = self._borrower(port, times + 0.5)
         arrivals = [1.0 + index for index in range(times)]
         _, results = run([batch, OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=4)])
@@ -140,7 +140,7 @@ class Asking:
         return [each / 1e3 for each in results[1].samples.latency]
 
     def alone(self, port: int) -> list[float]:
-        """Milliseconds that requests of the owner take on a server that does nothing else, in ascending order."""
+        """Milliseconds that requests of the lender take on a server that does nothing else, in ascending order."""
         arrivals = [0.01 * index for index in range(100)]
         (seen,) = run([OpenLoop(port=port, ask=self.pair.owned, arrivals=arrivals, connections=1, most=4)])[1]
         assert isinstance(seen, Seen)
@@ -165,7 +165,7 @@ def measure(asking: Asking, ports: Mapping[str, int], loads: Sequence[float], ro
     shared = {case: port for case, port in ports.items() if case != WHOLE}
     for case, port in shared.items():
         quiet = asking.alone(port)
-        print(f"no one borrows,{case:>10}: owner's p50 {percentile(quiet, 0.5):.2f} ms")
+        print(f"no one borrows,{case:>10}: lender's p50 {percentile(quiet, 0.5):.2f} ms")
     capacity = 1000 / median(percentile(asking.alone(ports["rigid"]), 0.5) for _ in range(3))
     for load in loads:
         asked = shared if load else ports
@@ -174,7 +174,7 @@ def measure(asking: Asking, ports: Mapping[str, int], loads: Sequence[float], ro
             for case, port in asked.items():
                 found[case].append(asking.round(port, load * capacity, seconds, number))
         for case in asked:
-            print(f"owner at {load:4.0%}, {case:>12}: {_said(found[case], found['rigid'])}", flush=True)
+            print(f"lender at {load:4.0%}, {case:>12}: {_said(found[case], found['rigid'])}", flush=True)
     latencies = {case: sorted(asking.late(port, firsts)) for case, port in shared.items()} if firsts else {}
     for case, ordered in latencies.items():
         print(f"first request after a second, {case:>10}: p50 {percentile(ordered, 0.5):.2f} ms, longest {ordered[-1]:.2f} ms")
@@ -185,8 +185,8 @@ def main() -> None:
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--cores", default="0-1", help="of the CPU")
     options.add_argument("--granules", type=int, default=16, help="of the GPU; default: 16, as an H100 has them")
-    options.add_argument("--lend", help="the owner's `lend`; default: 100ms on cores, 1ms on a GPU")
-    options.add_argument("--loads", type=float, nargs="*", default=[0.0, 0.1, 0.3, 0.6], help="of the owner's capacity")
+    options.add_argument("--lend", help="the lender's `lend`; default: 100ms on cores, 1ms on a GPU")
+    options.add_argument("--loads", type=float, nargs="*", default=[0.0, 0.1, 0.3, 0.6], help="of the lender's capacity")
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--seconds", type=float, default=3.0, help="of a round")
     options.add_argument("--firsts", type=int, default=32, help="first requests after a second of idling")
@@ -219,7 +219,7 @@ def _said(rounds: Sequence[Round], rigid: Sequence[Round]) -> str:
     ours, theirs = (sorted(each for one in all_ for each in one.latencies) for all_ in (rounds, rigid))
     for name, quantile in (("p50", 0.5), ("p99", 0.99)) if ours else ():
         value = percentile(ours, quantile)
-        text += f", owner's {name} {value:.2f} ms ({value / percentile(theirs, quantile):.2f})"
+        text += f", lender's {name} {value:.2f} ms ({value / percentile(theirs, quantile):.2f})"
     return text
 
 

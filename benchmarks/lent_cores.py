@@ -1,7 +1,7 @@
-"""`python -m benchmarks.lent_cores`: what a lent CPU core gives its borrower, and what it costs its owner.
+"""`python -m benchmarks.lent_cores`: what a lent CPU core gives its borrower, and what it costs its lender.
 
-The borrower, in this process, runs `conv` back to back on one core, and by `Executor.alternate` on that core and the owner's.
-The owner, a process of its own, runs a model on its core when an open loop says so. Rounds are short, and those of all cases
+The borrower, in this process, runs `conv` back to back on one core, and by `Executor.alternate` on that core and the lender's.
+The lender, a process of its own, runs a model on its core when an open loop says so. Rounds are short, and those of all cases
 follow each other. A round in which other processes used the two cores for more than `--others` of the time is done again.
 Prints ratios of figures over all rounds.
 """
@@ -31,9 +31,9 @@ from partitions.cpu import CpuDevice, open_cpu
 from .subjects import SUBJECTS, write
 
 RATES = {"mlp": 200.0, "resnet": 40.0}
-"""The owner's models, and how often it asks for them: inferences a second, on average."""
+"""The lender's models, and how often it asks for them: inferences a second, on average."""
 CASES = "alone", "home", "wide", "usual priority"
-"""What the borrower does while the owner is measured; the last is `wide` where the kernel refuses SCHED_IDLE."""
+"""What the borrower does while the lender is measured; the last is `wide` where the kernel refuses SCHED_IDLE."""
 
 
 class Round(NamedTuple):
@@ -59,7 +59,7 @@ def blank(name: str) -> Tensor:
 
 
 def own(name: str, path: str, core: int, seconds: float) -> None:
-    """The owner: for each line on standard input a round, which is written to standard output."""
+    """The lender: for each line on standard input a round, which is written to standard output."""
     with closing(open_cpu([core]).carve([0])) as partition, closing(load_engine(path).bind(partition)) as executor:
         partition.attach()
         x, chance = blank(name), np.random.default_rng(0)
@@ -90,7 +90,7 @@ class Lab:
         self._x = blank("conv")
 
     def alone(self, name: str) -> Round:
-        """The borrower back to back, and the owner idle."""
+        """The borrower back to back, and the lender idle."""
         with self.borrowing(name) as latencies:
             time.sleep(self.seconds)
         return Round(latencies)
@@ -135,10 +135,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--others", type=float, default=0.06, help="of the time, for other processes")
-    parser.add_argument("--owner", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--lender", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.owner:
-        own(asked.owner[0], asked.owner[1], int(asked.owner[2]), asked.seconds)
+    if asked.lender:
+        own(asked.lender[0], asked.lender[1], int(asked.lender[2]), asked.seconds)
         return
     device = open_cpu(sorted(os.sched_getaffinity(0))[:2])
     with ExitStack() as made:
@@ -147,29 +147,29 @@ def main() -> None:
         lab = Lab(device, root / "conv" / "1" / "model.onnx", made, asked.seconds, asked.rounds, asked.others)
         found = lab.latencies({name: partial(lab.alone, name) for name in ("home", "wide")})
         home, wide = (sum(latencies) / len(latencies) for latencies in found.values())
-        print(f"borrower, owner idle: wide {home / wide:.2f} of home", flush=True)
+        print(f"borrower, lender idle: wide {home / wide:.2f} of home", flush=True)
         for model in RATES:
             compare(lab, model, root / model / "1" / "model.onnx")
 
 
 def compare(lab: Lab, model: str, path: Path) -> None:
-    """Print the owner's figures beside the borrower over those alone."""
-    command = [sys.executable, "-m", "benchmarks.lent_cores", "--seconds", str(lab.seconds), "--owner", model]
+    """Print the lender's figures beside the borrower over those alone."""
+    command = [sys.executable, "-m", "benchmarks.lent_cores", "--seconds", str(lab.seconds), "--lender", model]
     with subprocess.Popen(
         [*command, path, str(lab.cores[1])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
+    ) as lender:
 
         def measure(case: str) -> Round:
             with lab.borrowing(case):
-                print("go", file=owner.stdin, flush=True)
-                return Round(*json.loads(owner.stdout.readline() if owner.stdout else ""))
+                print("go", file=lender.stdin, flush=True)
+                return Round(*json.loads(lender.stdout.readline() if lender.stdout else ""))
 
         measure("alone")
         found = lab.latencies({case: partial(measure, case) for case in CASES})
-        owner.communicate()
+        lender.communicate()
     p50, p99 = ({case: percentile(latencies, at) for case, latencies in found.items()} for at in (0.5, 0.99))
     count, us = len(found["alone"]), {"p50": p50["alone"] * 1e6, "p99": p99["alone"] * 1e6}
-    print(f"owner, {model}, alone, {count} inferences: p50 {us['p50']:.0f} us, p99 {us['p99']:.0f} us")
+    print(f"lender, {model}, alone, {count} inferences: p50 {us['p50']:.0f} us, p99 {us['p99']:.0f} us")
     for case in CASES[1:]:
         print(
             f"  beside the borrower, {case}: p50 {p50[case] / p50['alone']:.2f}, p99 {p99[case] / p99['alone']:.2f} of alone",

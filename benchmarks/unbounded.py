@@ -2,7 +2,7 @@
 
 `python -m benchmarks.unbounded prove --lending --config FILE` is `greenlane prove` with such servers, whose verdict
 must be worse.
-A borrower runs everything on its wide partition, whatever the owner does, and its threads on lent cores have the usual
+A borrower runs everything on its wide partition, whatever the lender does, and its threads on lent cores have the usual
 priority. Every process imports this module, so it changes all of them. Not for serving.
 """
 

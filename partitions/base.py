@@ -92,8 +92,8 @@ class Device(Protocol):
         """Make a partition of the granules with these indices, each named once. The manager keeps account of who has which.
 
         `lent` names those of them that belong to other holders; at least one does not. What runs in a partition with such
-        granules has a lower priority than the owners' work: streams of the lowest priority on a GPU, and on CPU cores threads
-        that run there while the owner's threads sleep. Raises PartitionError, and TypeError for something other than lists of
+        granules has a lower priority than the lenders' work: streams of the lowest priority on a GPU, and on CPU cores threads
+        that run there while the lender's threads sleep. Raises PartitionError, and TypeError for something other than lists of
         numbers.
         """
 

@@ -2,7 +2,7 @@
 cores.
 
 A wide partition also has cores that other holders lend. Its attached threads run on the home cores only; helper threads, such
-as those of a library's pool, run on the lent ones with the policy SCHED_IDLE, so a thread of the owner that wakes there takes
+as those of a library's pool, run on the lent ones with the policy SCHED_IDLE, so a thread of the lender that wakes there takes
 the core at once. The kernel may then move them to a home core, where they run while nothing else does. A thread that does
 other things never gets that policy: without privileges it could not leave it (sched(7)).
 
@@ -260,9 +260,9 @@ class CpuDevice:
 def move_to_lent_core(thread: int, core: int, home: Iterable[int] = ()) -> None:
     """Let a thread of this process run on this core, and only while nothing else wants it. Any thread.
 
-    With home cores, the kernel may move it there when the owner takes the core while it computes. So an inference is not held
-    up for as long as the owner goes on. The priority cannot be undone without privileges. Where the kernel refuses it (a
-    container's seccomp filter), the thread shares the core with the owner's, and the log says so once.
+    With home cores, the kernel may move it there when the lender takes the core while it computes. So an inference is not held
+    up for as long as the lender goes on. The priority cannot be undone without privileges. Where the kernel refuses it (a
+    container's seccomp filter), the thread shares the core with the lender's, and the log says so once.
     """
     with suppress(ProcessLookupError):  # It has ended.
         os.sched_setaffinity(thread, {core, *home})
@@ -274,7 +274,7 @@ def move_to_lent_core(thread: int, core: int, home: Iterable[int] = ()) -> None:
 
 @cache
 def _warn_of_refusal(why: str) -> None:
-    log.warning("threads on lent cores have the usual priority and delay the owner's, as SCHED_IDLE was refused: %s", why)
+    log.warning("threads on lent cores have the usual priority and delay the lender's, as SCHED_IDLE was refused: %s", why)
 
 
 def _threads_named(name: bytes) -> list[int]:

@@ -221,7 +221,7 @@ class _Check:
             self._suspicious(("server", "default_tenant"), text)
 
     def _check_lending(self) -> None:
-        """Check that a tenant that may borrow has an owner to borrow from, and one that lends has a borrower."""
+        """Check that a tenant that may borrow has a lender to borrow from, and one that lends has a borrower."""
         tenants = self._config.tenants
         for name, tenant in tenants.items():
             others = [other for other in tenants.values() if other is not tenant and other.device == tenant.device]

@@ -55,7 +55,7 @@ class Turn:
 
 
 class Borrowed(NamedTuple):
-    """What the server counted of a borrower: `launches` on granules of others, `returns` of owners during one, and `home`, why
+    """What the server counted of a borrower: `launches` on granules of others, `returns` of lenders during one, and `home`, why
     others stayed on its share.
     """
 

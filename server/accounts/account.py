@@ -12,7 +12,7 @@ from .usage import DeviceTotals, ModelTotals, Report, TenantTotals, Totals
 Row = tuple[str, str]
 """A tenant and one of its models."""
 Counts = tuple[int, int, Mapping[str, int]]
-"""Works, what they used, and what they borrowed, by owner."""
+"""Works, what they used, and what they borrowed, by lender."""
 
 
 class Account:
@@ -69,10 +69,10 @@ class _Source:
         for tenant, usages in report.tenants:
             for model, works, used, borrowed in usages:
                 before: Counts = self._last.get((tenant, model), (0, 0, {}))
-                owners = {*before[2], *borrowed}
-                by_owner = {owner: max(borrowed.get(owner, 0), before[2].get(owner, 0)) for owner in owners}
-                self._last[tenant, model] = now = max(works, before[0]), max(used, before[1]), by_owner
-                gained = {owner: amount - before[2].get(owner, 0) for owner, amount in by_owner.items()}
+                lenders = {*before[2], *borrowed}
+                by_lender = {lender: max(borrowed.get(lender, 0), before[2].get(lender, 0)) for lender in lenders}
+                self._last[tenant, model] = now = max(works, before[0]), max(used, before[1]), by_lender
+                gained = {lender: amount - before[2].get(lender, 0) for lender, amount in by_lender.items()}
                 added[tenant, model] = now[0] - before[0], now[1] - before[1], gained
         return added
 
@@ -103,8 +103,8 @@ class _Device:
             before, amount = self._models.get(row, ModelTotals()), sum(borrowed.values())
             self._models[row] = ModelTotals(before.works + works, before.used + used, before.borrowed + amount, before.energy)
             self._unmeasured[row] = self._unmeasured.get(row, 0) + used + amount
-            for owner, lent in borrowed.items():
-                self._lent[owner] = self._lent.get(owner, 0) + lent
+            for lender, lent in borrowed.items():
+                self._lent[lender] = self._lent.get(lender, 0) + lent
 
     def measure(self, meter: int, now: int) -> None:
         before, since = self._meter, now - self._measured_at

@@ -10,7 +10,7 @@ from .usage import Usage
 
 
 class Place(NamedTuple):
-    """The partition that works run on: the tenant's own units, and those that others lend, by owner, if it is a wide one."""
+    """The partition that works run on: the tenant's own units, and those that others lend, by lender, if it is a wide one."""
 
     home: int
     lent: tuple[tuple[str, int], ...] = ()
@@ -93,7 +93,7 @@ class Meter:
         for counter, ns, works in taken:
             before = used.get(counter.model) or Usage(counter.model, 0, 0, {})
             borrowed = dict(before.borrowed)
-            for owner, units in counter.place.lent:
-                borrowed[owner] = borrowed.get(owner, 0) + ns * units
+            for lender, units in counter.place.lent:
+                borrowed[lender] = borrowed.get(lender, 0) + ns * units
             used[counter.model] = Usage(counter.model, before.works + works, before.used + ns * counter.place.home, borrowed)
         return list(used.values())

@@ -12,7 +12,7 @@ NS = 10**9
 class Usage(NamedTuple):
     """What a tenant's works of one model (`name/version`) have used since its process began.
 
-    `used` is of the tenant's own units, `borrowed` of those of others, by owner.
+    `used` is of the tenant's own units, `borrowed` of those of others, by lender.
     """
 
     model: str

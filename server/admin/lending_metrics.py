@@ -24,7 +24,7 @@ def families(reports: Sequence[tuple[TenantConfig, Report]], states: Sequence[Wi
     if states:
         launches = CounterMetricFamily("greenlane_wide_launches", "Inferences on granules of others too", labels=["tenant"])
         returns = CounterMetricFamily(
-            "greenlane_wide_returns", "Those of them during which an owner had a request again", labels=["tenant"]
+            "greenlane_wide_returns", "Those of them during which a lender had a request again", labels=["tenant"]
         )
         home = CounterMetricFamily(
             "greenlane_home_launches",

@@ -42,7 +42,7 @@ class Device(Schema):
 
 
 class LentGranules(Schema):
-    """Granules of one tenant, its owner, in the wide partition of another."""
+    """Granules of one tenant, the lender, in the wide partition of another; the lender is `owner` here."""
 
     owner: str
     granules: Granules
@@ -54,11 +54,11 @@ class WidePartition(Schema):
     granules: Annotated[list[int], Field(description="Indices of all its granules; empty if it could not be made.")]
     borrowed: list[LentGranules]
     launches: int = Field(description="Inferences that ran there so far.")
-    returns: int = Field(description="Those of them during which an owner had a request again.")
+    returns: int = Field(description="Those of them during which a lender had a request again.")
     home_launches: dict[str, int] = Field(
         description="Inferences that stayed on the tenant's own granules, by why: it could have run there, but another one of "
-        "its own was running (`in_flight`), an owner had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), "
-        "what it takes is not known yet (`not_measured`), it takes longer than the owners' `lend` (`too_long`), or no less "
+        "its own was running (`in_flight`), a lender had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), "
+        "what it takes is not known yet (`not_measured`), it takes longer than the lenders' `lend` (`too_long`), or no less "
         "than at home (`no_faster`)."
     )
     too_long: list[str] = Field(description="Models that never run there as they take too long, with the figures.")

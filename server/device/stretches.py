@@ -174,7 +174,7 @@ class Stretches:
         worker.widen()
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
-        lent = "; ".join(f"{list(granules)} of {owner}" for owner, granules in plan.lent.items())
+        lent = "; ".join(f"{list(granules)} of {lender}" for lender, granules in plan.lent.items())
         log.info("tenant %s may borrow granules %s for up to %g ms a work", name, lent, plan.limit * 1e3)
 
     def _make(self, name: str, worker: Worker, plan: Wide, statistics: BorrowingStatistics) -> Borrowing:
@@ -182,9 +182,9 @@ class Stretches:
         lent = [granule for granules in plan.lent.values() for granule in granules]
         partition = self._device.carve(plan.granules, sorted(lent))
         try:
-            pages = [LenderPage(self._pages[owner], self._numbers[name]) for owner in plan.lent]
+            pages = [LenderPage(self._pages[lender], self._numbers[name]) for lender in plan.lent]
             sizes = self._device.granules
-            units = tuple((owner, sum(sizes[each] for each in granules)) for owner, granules in plan.lent.items())
+            units = tuple((lender, sum(sizes[each] for each in granules)) for lender, granules in plan.lent.items())
             made = Borrowing(worker.partition, partition, {}, pages, int(plan.limit * 1e9), statistics, units)
             made.executors |= self._alternates(name, worker, made)
         except BaseException:
@@ -233,7 +233,7 @@ def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
     took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(measured.least(home, wide))} ms there at best"
     return (
         f"{measured.model.rpartition('#')[0]} does not run on granules of others: the shortest inference seen {took}, and "
-        f"they are lent for {_ms(limit)} ms. Have their owners lend for longer (`lend`), or limit its batches (`max_batch`)"
+        f"they are lent for {_ms(limit)} ms. Have the lenders lend for longer (`lend`), or limit its batches (`max_batch`)"
     )
 
 

@@ -156,7 +156,7 @@ static void begin_wide(Borrowing *b) {
     b->ended_before = ends(b);
 }
 
-/* A work has ended on the one partition or the other: learn what it took, unless an owner has interfered. */
+/* A work has ended on the one partition or the other: learn what it took, unless a lender has interfered. */
 static void learn(Loop *l, const Entry *entry, int64_t now) {
     Borrowing *b = l->borrowing;
     if (!entry->is_wide) {

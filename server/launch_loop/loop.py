@@ -191,7 +191,7 @@ class LaunchLoop:
         self._link.tickets.wake()
 
     def borrow(self, borrowing: Borrowing | None) -> None:
-        """Decide by these owners' pages from the next `run` on; with None everything stays on the home partition."""
+        """Decide by these lenders' pages from the next `run` on; with None everything stays on the home partition."""
         self._borrowing = borrowing
 
     def times(self) -> list[tuple[ModelKey, int, int]]:

@@ -5,14 +5,14 @@
 
 #include <stdint.h>
 
-#define MOST_OWNERS 256 /* of which each HTTP process is one */
+#define MOST_LENDERS 256 /* of which each HTTP process is one */
 #define SETTLED 100000000ll
 #define RETRY 1000000000ll
 #define LONGEST_RETRY 256000000000ll
 
-enum { OPEN, ENDED, LENDS }; /* words of an owner's page; see server/link/activity.py */
-enum { WENT_WIDE, IN_FLIGHT, OWNER_BUSY, OWNER_STOPPED, NOT_MEASURED, TOO_LONG, NO_FASTER, DECISIONS };
-enum { BUSY = -1, STOPPED = -2 }; /* in place of when the owners began to rest */
+enum { OPEN, ENDED, LENDS }; /* words of a lender's page; see server/link/activity.py */
+enum { WENT_WIDE, IN_FLIGHT, LENDER_BUSY, LENDER_STOPPED, NOT_MEASURED, TOO_LONG, NO_FASTER, DECISIONS };
+enum { BUSY = -1, STOPPED = -2 }; /* in place of when the lenders began to rest */
 
 /* What works of one model and shapes take; 0 for what is not known. `wait` is RETRY at first. */
 typedef struct {
@@ -20,25 +20,25 @@ typedef struct {
 } Times;
 
 typedef struct {
-    volatile uint64_t *words; /* an owner's page */
-    volatile uint64_t *own;   /* the borrower's word, which the owner reads */
-} Owner;
+    volatile uint64_t *words; /* a lender's page */
+    volatile uint64_t *own;   /* the borrower's word, which the lender reads */
+} Lender;
 
 /* Of a worker with a wide partition. `home` and `wide` are the units of its partitions. */
 typedef struct {
     int64_t limit, home, wide;
-    uint64_t launches, returns; /* works that went wide so far; those of them to which an owner came back */
+    uint64_t launches, returns; /* works that went wide so far; those of them to which a lender came back */
     uint64_t stayed[DECISIONS]; /* works that stayed at home, by why */
-    uint64_t ended_before;      /* of the work in flight: the sum of the owners' ENDED when it was launched */
+    uint64_t ended_before;      /* of the work in flight: the sum of the lenders' ENDED when it was launched */
     uint32_t count;
-    Owner owners[MOST_OWNERS];
+    Lender lenders[MOST_LENDERS];
 } Borrowing;
 
-/* When the last owner began to rest; BUSY or STOPPED if one does not rest, or does not lend. */
+/* When the last lender began to rest; BUSY or STOPPED if one does not rest, or does not lend. */
 static inline int64_t rested_since(const Borrowing *b) {
     int64_t since = 0;
     for (uint32_t i = 0; i < b->count; i++) {
-        volatile uint64_t *words = b->owners[i].words;
+        volatile uint64_t *words = b->lenders[i].words;
         if (!words[LENDS]) return STOPPED;
         if (words[OPEN]) return BUSY;
         if ((int64_t)words[ENDED] > since) since = (int64_t)words[ENDED];
@@ -46,10 +46,10 @@ static inline int64_t rested_since(const Borrowing *b) {
     return since;
 }
 
-/* Changes when an owner has had a request and rests again. */
+/* Changes when a lender has had a request and rests again. */
 static inline uint64_t ends(const Borrowing *b) {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < b->count; i++) sum += b->owners[i].words[ENDED];
+    for (uint32_t i = 0; i < b->count; i++) sum += b->lenders[i].words[ENDED];
     return sum;
 }
 
@@ -80,7 +80,7 @@ static inline void learn_wide(Times *t, int64_t took, int64_t limit, int64_t now
 static inline int decide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight, int64_t since) {
     int64_t took = known(t, now);
     if (in_flight) return IN_FLIGHT;
-    if (since < 0) return since == BUSY ? OWNER_BUSY : OWNER_STOPPED;
+    if (since < 0) return since == BUSY ? LENDER_BUSY : LENDER_STOPPED;
     if (took > limit) return TOO_LONG;
     if (took) return took < t->home ? WENT_WIDE : NO_FASTER;
     if (!t->home) return NOT_MEASURED;
@@ -88,9 +88,9 @@ static inline int decide(const Times *t, int64_t now, int64_t limit, int64_t hom
     return t->home <= limit || now - since >= SETTLED ? WENT_WIDE : NOT_MEASURED;
 }
 
-/* Say to every owner whether a work uses its granules. */
+/* Say to every lender whether a work uses its granules. */
 static inline void mark(const Borrowing *b, uint64_t used) {
-    for (uint32_t i = 0; i < b->count; i++) *b->owners[i].own = used;
+    for (uint32_t i = 0; i < b->count; i++) *b->lenders[i].own = used;
 }
 
 #endif

@@ -12,7 +12,7 @@ from ..link.ring import Link
 
 MOST_TENSORS = 32
 MOST_AHEAD = 16
-MOST_OWNERS = 256
+MOST_LENDERS = 256
 DECISIONS = 7
 """What `decide` in stretching.h may return."""
 WOKEN, UNKNOWN, FAILED = 1, 2, 3
@@ -70,7 +70,7 @@ class Times(ctypes.Structure):
     _fields_ = (("home", c_int64), ("wide", c_int64), ("retry_at", c_int64), ("wait", c_int64))
 
 
-class Owner(ctypes.Structure):
+class Lender(ctypes.Structure):
     _fields_ = (("words", c_void_p), ("own", c_void_p))
 
 
@@ -84,7 +84,7 @@ class Borrowing(ctypes.Structure):
         ("stayed", c_uint64 * DECISIONS),
         ("ended_before", c_uint64),
         ("count", c_uint32),
-        ("owners", Owner * MOST_OWNERS),
+        ("lenders", Lender * MOST_LENDERS),
     )
 
 
@@ -131,14 +131,14 @@ class Loop(ctypes.Structure):
     )
 
 
-def view_owners(limit: int, home: int, wide: int, pages: Iterable[tuple[int, int]]) -> Borrowing:
-    """What a worker's launch loop decides by. `pages` are addresses: of each owner's words, and of the borrower's own.
+def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, int]]) -> Borrowing:
+    """What a worker's launch loop decides by. `pages` are addresses: of each lender's words, and of the borrower's own.
 
     They must outlive it.
     """
     made = Borrowing(limit=limit, home=home, wide=wide)
     for index, (words, own) in enumerate(pages):
-        made.owners[index] = Owner(words, own)
+        made.lenders[index] = Lender(words, own)
         made.count = index + 1
     return made
 

@@ -1,8 +1,8 @@
-"""What a tenant that lends and its borrowers know of each other: two pages of shared memory for each owner, the one that lends.
+"""What a tenant that lends and its borrowers know of each other: two pages of shared memory for each lender.
 
-The owner's HTTP side alone writes the first page: how many requests it has open, when the last one ended, and whether it lends
+The lender's HTTP side alone writes the first page: how many requests it has open, when the last one ended, and whether it lends
 now. Who may borrow from it maps that page read-only, and reads it before each launch, without a lock. In the second page each
-borrower has a word of its own, which is 1 while a work of it uses the owner's granules: so the owner sees which of its
+borrower has a word of its own, which is 1 while a work of it uses the lender's granules: so the lender sees which of its
 requests met a borrower. When its HTTP process has ended, the pages are reset, and the next process goes on with them.
 """
 
@@ -18,14 +18,14 @@ OPEN, ENDED, LENDS = 0, 1, 2
 """Words of an HTTP process in the first page: its requests whose head has arrived and whose answer is not made yet; when there
 were last none any more, in nanoseconds of `time.monotonic_ns`; 1 while it lends."""
 _COUNT = 3
-"""In those of the first process: how many processes the owner has."""
+"""In those of the first process: how many processes the lender has."""
 _WORD = 8
 _WORDS = 8
 """For each process, so that none has a cache line of another's."""
 
 
 class Activity:
-    """The owner's end, of the HTTP process with this number, from 1 on. Belongs to the event loop."""
+    """The lender's end, of the HTTP process with this number, from 1 on. Belongs to the event loop."""
 
     def __init__(self, shared: mmap.mmap, number: int) -> None:
         view = memoryview(shared).cast("B").cast("Q")
@@ -70,25 +70,25 @@ class Activity:
 
 
 class LenderPage:
-    """A borrower's end: an owner's first page, read-only, and the borrower's own word in the second. `number` is its own."""
+    """A borrower's end: a lender's first page, read-only, and the borrower's own word in the second. `number` is its own."""
 
     def __init__(self, descriptor: int, number: int) -> None:
         size = os.fstat(descriptor).st_size
         self._read = mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._write = mmap.mmap(descriptor, size - mmap.PAGESIZE, flags=mmap.MAP_SHARED, offset=mmap.PAGESIZE)
         words = memoryview(self._read).cast("Q")
-        most = mmap.PAGESIZE // (_WORDS * _WORD)  # The owner may have written any number.
+        most = mmap.PAGESIZE // (_WORDS * _WORD)  # The lender may have written any number.
         self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(min(words[_COUNT], most))]
-        """The words of each of the owner's HTTP processes; see OPEN."""
+        """The words of each of the lender's HTTP processes; see OPEN."""
         self.own = memoryview(self._write).cast("Q")[number : number + 1]
         """The borrower's word."""
         self.own[0] = 0  # The process before may have ended with a work in flight.
 
     def __repr__(self) -> str:
-        return f"<LenderPage, the owner {'rests' if self.rests() else 'does not rest, or does not lend'}>"
+        return f"<LenderPage, the lender {'rests' if self.rests() else 'does not rest, or does not lend'}>"
 
     def rests(self) -> bool:
-        """Whether the owner has no request open, and lends."""
+        """Whether the lender has no request open, and lends."""
         return all(not words[OPEN] and words[LENDS] for words in self.processes)
 
     @property
@@ -99,19 +99,19 @@ class LenderPage:
 
 
 def create(tenants: int, processes: int = 1) -> int:
-    """Create the pages of an owner with so many HTTP processes, of so many tenants; the caller closes the descriptor."""
+    """Create the pages of a lender with so many HTTP processes, of so many tenants; the caller closes the descriptor."""
     descriptor = create_file("greenlane activity", mmap.PAGESIZE * (1 + -(-max(1, tenants) * _WORD // mmap.PAGESIZE)))
     os.pwrite(descriptor, processes.to_bytes(_WORD, "little"), _COUNT * _WORD)
     return descriptor
 
 
 def attach(descriptor: int, number: int = 1) -> Activity:
-    """Map the pages of an owner, in its HTTP process of this number; the descriptor may be closed afterwards."""
+    """Map the pages of a lender, in its HTTP process of this number; the descriptor may be closed afterwards."""
     return Activity(mmap.mmap(descriptor, os.fstat(descriptor).st_size, flags=mmap.MAP_SHARED), number)
 
 
 def reset(descriptor: int, number: int = 1) -> None:
-    """The owner's HTTP process of this number has ended: it has no request open, and lends."""
+    """The lender's HTTP process of this number has ended: it has no request open, and lends."""
     os.pwrite(descriptor, _RESTS, (number - 1) * _WORDS * _WORD)
 
 

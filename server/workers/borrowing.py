@@ -11,7 +11,7 @@ from partitions import Partition
 
 from ..accounts.meter import Place
 from ..launch_loop.structures import Borrowing as Shared
-from ..launch_loop.structures import view_owners
+from ..launch_loop.structures import view_lenders
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
 from .session import InFlight, Session
@@ -22,7 +22,7 @@ _MOST_TIMES = 512
 
 
 class BorrowingStatistics:
-    """Of one borrower since its start: works launched wide, those of them during which an owner came back, and works that
+    """Of one borrower since its start: works launched wide, those of them during which a lender came back, and works that
     stayed at home.
     """
 
@@ -57,7 +57,7 @@ class Borrowing:
     """Belongs to one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
 
     `executors` are those on the wide partition, by model; a model that has none stays at home. `limit` is the nanoseconds that
-    the owners allow a work, `pages` are theirs, and `lent` has the units of each. While `suspended`, which it is at first,
+    the lenders allow a work, `pages` are theirs, and `lent` has the units of each. While `suspended`, which it is at first,
     everything stays at home.
     """
 
@@ -84,7 +84,7 @@ class Borrowing:
         """Whether a ticket waits until the works in flight at home have ended."""
         self.sizes = home.size, partition.size
         self.place = Place(home.size, lent)
-        self.shared = view_owners(limit, *self.sizes, [each for page in pages for each in page.addresses])
+        self.shared = view_lenders(limit, *self.sizes, [each for page in pages for each in page.addresses])
         """The same for the launch loop."""
         statistics.add(self.shared)
         self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
@@ -176,7 +176,7 @@ class Borrowing:
         self.partition.close()
 
     def too_long(self, others: Sequence[Measured] = ()) -> list[Measured]:
-        """Of each model whose works all take longer than the owners allow, the shortest. `others` are what a launch loop has
+        """Of each model whose works all take longer than the lenders allow, the shortest. `others` are what a launch loop has
         measured. Any thread.
         """
         home, wide = self.sizes
@@ -213,7 +213,7 @@ class Borrowing:
         return found
 
     def _ends(self) -> int:
-        """Changes when an owner has had a request and rests again."""
+        """Changes when a lender has had a request and rests again."""
         total = 0
         for words in self.words:
             total += words[ENDED]
@@ -233,10 +233,10 @@ class Borrowing:
                 on_home.set_result(None)
 
 
-def rested_since(owners: Sequence[memoryview]) -> int:
-    """When the last of these owners' processes began to rest; BUSY or STOPPED if one does not rest, or does not lend."""
+def rested_since(lenders: Sequence[memoryview]) -> int:
+    """When the last of these lenders' processes began to rest; BUSY or STOPPED if one does not rest, or does not lend."""
     since = 0
-    for words in owners:
+    for words in lenders:
         if not words[LENDS]:
             return STOPPED
         if words[OPEN]:

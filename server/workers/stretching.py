@@ -1,9 +1,9 @@
 """Whether a work goes to its tenant's home partition or to the wide one, which has granules that other tenants lend. Pure.
 
-A work goes wide if every owner of those granules rests and lends, nothing of the worker is in flight, and the time that such a
-work takes wide is known and at most what the owners allow. What is not known is home first. Then it is tried: at once if even
+A work goes wide if every lender of those granules rests and lends, nothing of the worker is in flight, and the time that such a
+work takes wide is known and at most what the lenders allow. What is not known is home first. Then it is tried: at once if even
 the time at home is within that limit, and otherwise only if it could be with all the units that the wide partition has more,
-and once all owners have rested for SETTLED; then the longest that an owner may wait is the time at home. A work that turns out
+and once all lenders have rested for SETTLED; then the longest that a lender may wait is the time at home. A work that turns out
 to be too long, or no faster wide, is not tried again for RETRY, and for twice as long each further time.
 
 The launch loop decides by the same rules (launch_loop/stretching.h); a test compares both. All times are nanoseconds. Why works
@@ -20,19 +20,19 @@ LONGEST_RETRY: Final = 256_000_000_000
 
 WIDE: Final = 0
 IN_FLIGHT: Final = 1
-OWNER_BUSY: Final = 2
-OWNER_STOPPED: Final = 3
+LENDER_BUSY: Final = 2
+LENDER_STOPPED: Final = 3
 NOT_MEASURED: Final = 4
 TOO_LONG: Final = 5
 NO_FASTER: Final = 6
-"""What `decide` returns: that a work goes wide, or why it stays at home. OWNER_STOPPED: an owner lends nothing for now.
-NOT_MEASURED: what the work takes at home or wide is not known, or no longer, and the owners have not rested for long enough to
+"""What `decide` returns: that a work goes wide, or why it stays at home. LENDER_STOPPED: a lender has stopped for now.
+NOT_MEASURED: what the work takes at home or wide is not known, or no longer, and the lenders have not rested for long enough to
 try."""
 WHY_HOME: Final = ("in_flight", "owner_busy", "owner_stopped", "not_measured", "too_long", "no_faster")
 """The names of those after WIDE, in order, in the admin API and in metrics."""
 BUSY: Final = -1
 STOPPED: Final = -2
-"""In place of when the owners began to rest: one has a request open; one lends nothing for now."""
+"""In place of when the lenders began to rest: one has a request open; one lends nothing for now."""
 
 
 class Times:
@@ -58,7 +58,7 @@ class Times:
         self.home = _towards(self.home, took) or 1
 
     def learn_wide(self, took: int, limit: int, now: int) -> None:
-        """A work took this long on the wide partition, where no owner interfered."""
+        """A work took this long on the wide partition, where no lender interfered."""
         self.wide = _towards(self.known(now), took) or 1
         if self.wide <= limit and self.wide < self.home:
             self.retry_at, self.wait = 0, RETRY
@@ -81,13 +81,13 @@ class Measured(NamedTuple):
 def decide(times: Times, now: int, limit: int, home: int, wide: int, in_flight: bool, rested_since: int) -> int:
     """Whether a work with these times goes wide now: WIDE, or why not.
 
-    `limit` is the longest that the owners allow; `home` and `wide` are the units of both partitions; `rested_since` is when the
-    last of the owners began to rest, or BUSY or STOPPED.
+    `limit` is the longest that the lenders allow; `home` and `wide` are the units of both partitions; `rested_since` is when
+    the last of the lenders began to rest, or BUSY or STOPPED.
     """
     if in_flight:
         return IN_FLIGHT
     if rested_since < 0:
-        return OWNER_BUSY if rested_since == BUSY else OWNER_STOPPED
+        return LENDER_BUSY if rested_since == BUSY else LENDER_STOPPED
     if known := times.known(now):
         if known > limit:
             return TOO_LONG

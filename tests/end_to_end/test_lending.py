@@ -71,7 +71,7 @@ def test_a_tenant_with_a_burst_borrows_from_one_that_lends(server: Running, acme
     assert "wide" not in acme.get("/admin/partitions").json()["partitions"]["globex"]
 
 
-def test_killing_the_owners_process_disturbs_no_borrower(server: Running, acme: httpx.Client) -> None:
+def test_killing_the_lenders_process_disturbs_no_borrower(server: Running, acme: httpx.Client) -> None:
     with Load(server, "identity", **{"X-Tenant": "acme"}) as load:
         os.kill(server.pid("globex"), signal.SIGKILL)
         with client(server, **{"X-Tenant": "globex"}) as globex:

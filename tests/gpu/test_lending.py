@@ -1,6 +1,6 @@
-"""Wide partitions and alternates on a real GPU: where they run, that they answer right, what they gain and what owners pay.
+"""Wide partitions and alternates on a real GPU: where they run, that they answer right, what they gain and what lenders pay.
 
-The borrower has the first half of the granules, the owner the second, which it lends. Who decides when to launch wide is the
+The borrower has the first half of the granules, the lender the second, which it lends. Who decides when to launch wide is the
 server; here the borrower always does, with one inference in flight.
 """
 
@@ -33,22 +33,22 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 __all__ = ["where_am_i"]
 GAIN = {("conv", 64): 1.5, ("resnet", 8): 1.1}
 """The least by which a wide partition of all SMs is faster than half of them, by model and rows; of SMs there are twice."""
-OWNER_P99 = 1.8
-"""The most by which the owner's p99 may grow beside a borrower that always runs wide. The server launches wide only while the
-owner rests, and then aims at 1.15.
+LENDER_P99 = 1.8
+"""The most by which the lender's p99 may grow beside a borrower that always runs wide. The server launches wide only while the
+lender rests, and then aims at 1.15.
 """
 ROUNDS, SECONDS, RATE = 5, 1.0, 250.0
 Launch = Callable[[Any, int, int, int], None]
 
 
 class Shares:
-    """A home partition, the owner's, and the wide one of both."""
+    """A home partition, the lender's, and the wide one of both."""
 
     def __init__(self, device: Any, made: ExitStack) -> None:
         count = len(device.granules)
         halves = list(range(count // 2)), list(range(count // 2, count))
         self.device = device
-        self.home, self.owner = (made.enter_context(closing(device.carve(half))) for half in halves)
+        self.home, self.lender = (made.enter_context(closing(device.carve(half))) for half in halves)
         self.wide = made.enter_context(closing(device.carve(range(count), halves[1])))
         self.equal = made.enter_context(closing(device.carve(range(count))))
         """The same SMs as `wide` with a home partition's priority."""
@@ -72,9 +72,9 @@ def load(device: Any, root: Path, model: str) -> Engine:
 
 
 def test_a_wide_partition_runs_on_all_granules(shares: Shares) -> None:
-    home, owner, wide = (partition.locate() for partition in (shares.home, shares.owner, shares.wide))
-    assert not home & owner
-    assert wide == home | owner
+    home, lender, wide = (partition.locate() for partition in (shares.home, shares.lender, shares.wide))
+    assert not home & lender
+    assert wide == home | lender
     assert len(wide) == shares.wide.size == sum(shares.device.granules)
 
 
@@ -87,7 +87,7 @@ def test_streams_have_the_priorities_of_their_partitions(shares: Shares) -> None
     lowest, highest = handle_return(driver.cuCtxGetStreamPriorityRange())
     assert highest < lowest
     found = []
-    for partition in (shares.home, shares.owner, shares.wide):
+    for partition in (shares.home, shares.lender, shares.wide):
         with closing(partition.make_stream()) as side:
             found.append([int(handle_return(driver.cuStreamGetPriority(handle))) for handle in (partition.handle, side.handle)])
     assert found == [[highest] * 2, [highest] * 2, [lowest] * 2]
@@ -102,14 +102,14 @@ def test_alternates_answer_right_in_turns(name: str, shares: Shares, tmp_path: P
         before = free_memory(shares.device)
         wide = made.enter_context(closing(home.alternate(shares.wide)))
         figures[f"lending: MiB of a wide {name}"] = (before - free_memory(shares.device)) / MIB
-        narrow = made.enter_context(closing(home.alternate(shares.owner)))
+        narrow = made.enter_context(closing(home.alternate(shares.lender)))
         assert wide.describe()["adds"] == {}
         for _ in range(3):
-            for executor, partition in ((home, shares.home), (wide, shares.wide), (narrow, shares.owner)):
+            for executor, partition in ((home, shares.home), (wide, shares.wide), (narrow, shares.lender)):
                 assert_right(network, executor, partition, turns=2)
-        with closing(home.rebind(shares.owner)) as moved:
+        with closing(home.rebind(shares.lender)) as moved:
             home.close()
-            for executor, partition in ((moved, shares.owner), (wide, shares.wide), (moved, shares.owner)):
+            for executor, partition in ((moved, shares.lender), (wide, shares.wide), (moved, shares.lender)):
                 assert_right(network, executor, partition, turns=1)
 
 
@@ -166,11 +166,11 @@ def test_an_alternate_that_is_not_used_costs_home_nothing(shares: Shares, root: 
     assert median(ratios) >= 0.97
 
 
-def test_the_owner_s_p99_beside_one_wide_inference_at_a_time(shares: Shares, root: Path, figures: dict[str, Any]) -> None:
+def test_the_lender_s_p99_beside_one_wide_inference_at_a_time(shares: Shares, root: Path, figures: dict[str, Any]) -> None:
     def p99(borrower: Seat | None) -> float:
         priorities, start = GilPriorities(), perf_counter() + 0.05
         tasks: list[tuple[Seat, Callable[[Seat], Any]]]
-        tasks = [(owner, partial(at_rate, rate=RATE, start=start, seconds=SECONDS, priorities=priorities))]
+        tasks = [(lender, partial(at_rate, rate=RATE, start=start, seconds=SECONDS, priorities=priorities))]
         if borrower:
             run = partial(one_at_a_time, start=start - 0.04, until=start + SECONDS, priorities=priorities)
             tasks.append((borrower, run))
@@ -179,41 +179,41 @@ def test_the_owner_s_p99_beside_one_wide_inference_at_a_time(shares: Shares, roo
     partitions: list[Partition] = [shares.home, shares.wide, shares.equal]
     with ExitStack() as made:
         engine = made.enter_context(closing(load(shares.device, root, "resnet")))
-        owner = made.enter_context(closing(open_seat(shares.device, engine, shares.owner, tensor("resnet", 1))))
+        lender = made.enter_context(closing(open_seat(shares.device, engine, shares.lender, tensor("resnet", 1))))
         home, wide, equal = seats(shares.device, engine, partitions, 8, "resnet", made)
         made.enter_context(quiet())
         rounds = [[p99(borrower) for borrower in (None, home, wide, equal)] for _ in range(ROUNDS)]
     ratios = [median(each[place] / each[0] for each in rounds) for place in (1, 2, 3)]
-    figures["lending: owner's p99 over alone, beside home, wide, and wide of its own priority"] = ratios
-    assert ratios[1] <= OWNER_P99
+    figures["lending: lender's p99 over alone, beside home, wide, and wide of its own priority"] = ratios
+    assert ratios[1] <= LENDER_P99
 
 
-def test_the_owner_s_blocks_start_before_those_of_a_wide_partition(
+def test_the_lender_s_blocks_start_before_those_of_a_wide_partition(
     shares: Shares, where_am_i: Launch, figures: dict[str, Any]
 ) -> None:
-    """A kernel of 40 waves of blocks is on all SMs. The owner's, of one wave, waits for blocks that run, not for waves."""
+    """A kernel of 40 waves of blocks is on all SMs. The lender's, of one wave, waits for blocks that run, not for waves."""
     cycles, waves = 100_000, 40
     with ExitStack() as made:
         memory = (ctypes.c_uint32 * (2 * waves * sum(shares.device.granules)))()
         pinned = made.enter_context(closing(shares.device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))))
 
-        def owner_took(crowd: Any) -> float:
+        def lender_took(crowd: Any) -> float:
             def run() -> float:
                 if crowd is not None:
                     where_am_i(crowd.stream, 2 * waves * crowd.size, pinned.device_address, cycles)
                 began = perf_counter()
-                where_am_i(shares.owner.stream, 2 * shares.owner.size, pinned.device_address, cycles)
-                shares.owner.stream.sync()
+                where_am_i(shares.lender.stream, 2 * shares.lender.size, pinned.device_address, cycles)
+                shares.lender.stream.sync()
                 took = perf_counter() - began
                 for partition in (shares.wide, shares.equal):
                     partition.stream.sync()
                 return took * 1e6
 
-            return median(shares.owner.run(run) for _ in range(9))
+            return median(shares.lender.run(run) for _ in range(9))
 
-        owner_took(None)
-        alone, beside_wide, beside_equal = (owner_took(crowd) for crowd in (None, shares.wide, shares.equal))
-    figures["lending: us of one wave of the owner's, alone, behind a wide kernel, behind one of its own priority"] = [
+        lender_took(None)
+        alone, beside_wide, beside_equal = (lender_took(crowd) for crowd in (None, shares.wide, shares.equal))
+    figures["lending: us of one wave of the lender's, alone, behind a wide kernel, behind one of its own priority"] = [
         alone,
         beside_wide,
         beside_equal,

@@ -156,7 +156,7 @@ def test_a_kernel_that_refuses_idle_threads_is_logged_once_and_they_run(
         assert [os.sched_getaffinity(helper) for helper in helpers] == [{wide.lent_cores[0], *wide.home_cores}]
     leave.set()
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "threads on lent cores have the usual priority and delay the owner's, as SCHED_IDLE was refused"
+        "threads on lent cores have the usual priority and delay the lender's, as SCHED_IDLE was refused"
     ]
 
 

@@ -56,21 +56,21 @@ class Server(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from(TENANTS), home=st.integers(1, 8), lent=st.integers(1, 8), ns=amounts)
     def run_wide(self, tenant: str, home: int, lent: int, ns: int) -> None:
-        owners = tuple((other, lent + i) for i, other in enumerate(TENANTS) if other != tenant)
-        self.meters[tenant].counter("mob/1#7", Place(home, owners)).add(ns)
+        lenders = tuple((other, lent + i) for i, other in enumerate(TENANTS) if other != tenant)
+        self.meters[tenant].counter("mob/1#7", Place(home, lenders)).add(ns)
         self.pending[tenant] += home * ns
-        for owner, units in owners:
-            self.pending_lent[tenant, owner] += units * ns
+        for lender, units in lenders:
+            self.pending_lent[tenant, lender] += units * ns
 
     @rule(tenant=st.sampled_from(TENANTS))
     def report(self, tenant: str) -> None:
         usages = self.meters[tenant].usages()
         self.account.report(TENANTS.index(tenant), "0", Report(self.epochs[tenant], [TenantUsages(tenant, usages)]))
         self.reported[tenant] += self.pending.pop(tenant, 0)
-        for (borrower, owner), amount in list(self.pending_lent.items()):
+        for (borrower, lender), amount in list(self.pending_lent.items()):
             if borrower == tenant:
-                self.lent[owner] += amount
-                del self.pending_lent[borrower, owner]
+                self.lent[lender] += amount
+                del self.pending_lent[borrower, lender]
 
     @rule(tenant=st.sampled_from(TENANTS))
     def crash(self, tenant: str) -> None:

@@ -29,8 +29,8 @@ def test_without_anybody_who_lends_or_borrows_there_is_nothing() -> None:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[dict[str, tuple[int, ...]], dict[str, int], dict[str, float]]:
-    owners = draw(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=1, max_size=16))
-    homes = {name: tuple(i for i, each in enumerate(owners) if each == name) for name in sorted(set(owners) - {""})}
+    holders = draw(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=1, max_size=16))
+    homes = {name: tuple(i for i, each in enumerate(holders) if each == name) for name in sorted(set(holders) - {""})}
     most = {name: draw(st.integers(0, 20)) for name in homes}
     return homes, most, {name: draw(st.sampled_from([0.0, 0.001, 0.01])) for name in homes}
 
@@ -45,5 +45,5 @@ def test_every_plan_keeps_to_the_shares(world: tuple[dict[str, tuple[int, ...]],
         lent = [granule for granules in wide.lent.values() for granule in granules]
         assert sorted((*homes[name], *lent)) == list(wide.granules)
         assert len(homes[name]) < len(wide.granules) <= most[name]
-        assert all(set(granules) <= set(homes[owner]) for owner, granules in wide.lent.items())
-        assert 0 < wide.limit == min(lend[owner] for owner in wide.lent)
+        assert all(set(granules) <= set(homes[lender]) for lender, granules in wide.lent.items())
+        assert 0 < wide.limit == min(lend[lender] for lender in wide.lent)

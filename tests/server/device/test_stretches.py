@@ -78,7 +78,7 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
     assert site.runtime._workers["globex"].borrowing is None
 
 
-async def test_an_owners_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
+async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
     await go_wide(site)
     lender = site.tenant("globex").lane.lender
     assert lender
@@ -256,7 +256,7 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     times.home = 19 * 10**9
     why = (
         "a/1 does not run on granules of others: the shortest inference seen takes 19000 ms on its share, so 7600 ms there "
-        "at best, and they are lent for 500 ms. Have their owners lend for longer (`lend`), or limit its batches (`max_batch`)"
+        "at best, and they are lent for 500 ms. Have the lenders lend for longer (`lend`), or limit its batches (`max_batch`)"
     )
     for looks in range(1, 4):
         site.runtime._stretches.look()

@@ -72,10 +72,10 @@ class Looping(Borrower):
 
     def learn(self) -> None:
         """Have the loop learn, and see a long work at home."""
-        self.owners[0].activity.begin()
+        self.lenders[0].activity.begin()
         for _ in range(2):
             self.run(1)
-        self.owners[0].activity.end()
+        self.lenders[0].activity.end()
         assert self.worker._runner
         loop = self.worker._runner.session.loop
         assert loop
@@ -92,15 +92,15 @@ def bench() -> Iterator[Looping]:
         bench.learn()
         yield bench
         bench.worker.halt()
-        assert all(owner.page.own[0] == 0 for owner in bench.owners)
+        assert all(lender.page.own[0] == 0 for lender in bench.lenders)
 
 
-def test_the_loop_goes_wide_while_the_owners_rest(bench: Looping) -> None:
+def test_the_loop_goes_wide_while_the_lenders_rest(bench: Looping) -> None:
     home, wide = bench.launched()
     for number in range(20):
         bench.run(number)
     assert bench.launched() == (home, wide + 20)
-    bench.owners[0].activity.begin()
+    bench.lenders[0].activity.begin()
     for number in range(20):
         bench.run(number)
     assert bench.launched() == (home + 20, wide + 20)
@@ -115,14 +115,14 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
     loop, statistics = bench.worker._runner.session.loop, bench.worker.borrowing.statistics
     assert loop
     before, enqueued = statistics.why_home(), bench.script.reached["enqueue"]
-    bench.owners[0].activity.begin()
+    bench.lenders[0].activity.begin()
     for number in range(3):
         bench.run(number)
-    bench.owners[0].activity.set_lends(False)
+    bench.lenders[0].activity.set_lends(False)
     for number in range(2):
         bench.run(number)
-    bench.owners[0].activity.set_lends(True)
-    bench.owners[0].activity.end()
+    bench.lenders[0].activity.set_lends(True)
+    bench.lenders[0].activity.end()
     loop._times[0].wide = bench.worker.borrowing.limit + 1
     bench.run(1)
     assert bench.script.reached["enqueue"] == enqueued, "the loop ran them"
@@ -135,12 +135,12 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
     assert home > 0
 
 
-def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_owner(bench: Looping) -> None:
+def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_lender(bench: Looping) -> None:
     gate = bench.script.hold("run")
     home, wide = bench.launched()
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
-    assert bench.owners[0].activity.is_met()
+    assert bench.lenders[0].activity.is_met()
     bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
     assert sum(bench.launched()) <= home + wide + 1, "another was launched beside it"
     gate.open()
@@ -148,12 +148,12 @@ def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_owner(bench: Looping)
 
 
 def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(bench: Looping) -> None:
-    bench.owners[0].activity.begin()
+    bench.lenders[0].activity.begin()
     gate = bench.script.hold("run")
     home, wide = bench.launched()
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
-    bench.owners[0].activity.end()
+    bench.lenders[0].activity.end()
     bench.put(bench.ticket(1, 1), bench.ticket(2, 2, deadline=0), bench.ticket(3, 3))
     bench.wait_until_held()
     gate.open()
@@ -163,13 +163,13 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(bench: Lo
     assert bench.launched() == (home + 1, wide + 2)
 
 
-def test_a_work_that_an_owner_comes_back_to_is_counted(bench: Looping) -> None:
+def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
     assert bench.worker.borrowing
     before = bench.worker.borrowing.statistics.totals()[1]
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
-    bench.owners[0].activity.begin()
+    bench.lenders[0].activity.begin()
     gate.open()
     bench.next()
     bench.worker.halt()

@@ -17,46 +17,46 @@ def descriptor() -> Iterator[int]:
     os.close(made)
 
 
-def test_a_borrower_sees_what_the_owner_writes(descriptor: int) -> None:
-    owner: Activity = activity.attach(descriptor)
+def test_a_borrower_sees_what_the_lender_writes(descriptor: int) -> None:
+    lender: Activity = activity.attach(descriptor)
     page = LenderPage(descriptor, 3)
     assert not page.rests()
-    owner.set_lends(True)
+    lender.set_lends(True)
     assert page.rests()
-    owner.begin()
-    owner.begin()
+    lender.begin()
+    lender.begin()
     assert (page.processes[0][OPEN], page.processes[0][ENDED]) == (2, 0)
-    owner.end()
+    lender.end()
     assert not page.rests()
     assert page.processes[0][ENDED] == 0
-    owner.end()
+    lender.end()
     assert page.rests()
     assert page.processes[0][ENDED] > 0
-    owner.set_lends(False)
+    lender.set_lends(False)
     assert not page.rests()
 
 
-def test_the_owner_sees_those_who_may_borrow_from_it(descriptor: int) -> None:
-    owner = activity.attach(descriptor)
+def test_the_lender_sees_those_who_may_borrow_from_it(descriptor: int) -> None:
+    lender = activity.attach(descriptor)
     pages = [LenderPage(descriptor, number) for number in (0, 999)]
-    owner.expect([999])
+    lender.expect([999])
     pages[0].own[0] = 1
-    assert not owner.is_met()
+    assert not lender.is_met()
     pages[1].own[0] = 1
-    assert owner.is_met()
+    assert lender.is_met()
     LenderPage(descriptor, 999)  # That of a process that replaces another.
-    assert not owner.is_met()
+    assert not lender.is_met()
 
 
-def test_borrowers_cannot_write_the_owners_words(descriptor: int) -> None:
+def test_borrowers_cannot_write_the_lenders_words(descriptor: int) -> None:
     page = LenderPage(descriptor, 0)
     with pytest.raises(TypeError, match="read-only"):
         page.processes[0][LENDS] = 1
 
 
 def test_the_words_are_at_their_addresses(descriptor: int) -> None:
-    owner, page = activity.attach(descriptor), LenderPage(descriptor, 7)
-    owner.begin()
+    lender, page = activity.attach(descriptor), LenderPage(descriptor, 7)
+    lender.begin()
     ((first, second),) = page.addresses
     theirs, own = ctypes.c_uint64.from_address(first), ctypes.c_uint64.from_address(second)
     own.value = 1
@@ -64,26 +64,26 @@ def test_the_words_are_at_their_addresses(descriptor: int) -> None:
 
 
 def test_pages_whose_process_has_ended_are_at_rest_again(descriptor: int) -> None:
-    owner, page = activity.attach(descriptor), LenderPage(descriptor, 0)
-    owner.begin()
+    lender, page = activity.attach(descriptor), LenderPage(descriptor, 0)
+    lender.begin()
     activity.reset(descriptor)
     assert page.rests()
     activity.attach(descriptor).begin()
     assert page.processes[0][OPEN] == 1
 
 
-def test_an_owner_with_several_processes_rests_when_all_do() -> None:
+def test_a_lender_with_several_processes_rests_when_all_do() -> None:
     descriptor = activity.create(2, processes=3)
-    owners = [activity.attach(descriptor, number) for number in (1, 2, 3)]
+    lenders = [activity.attach(descriptor, number) for number in (1, 2, 3)]
     page = LenderPage(descriptor, 1)
-    for owner in owners:
+    for lender in lenders:
         assert not page.rests()
-        owner.set_lends(True)
+        lender.set_lends(True)
     assert page.rests()
     assert len(set(page.addresses)) == 3
-    owners[2].begin()
-    owners[0].begin()
-    owners[0].end()
+    lenders[2].begin()
+    lenders[0].begin()
+    lenders[0].end()
     assert not page.rests()
     activity.reset(descriptor, 3)
     assert page.rests()

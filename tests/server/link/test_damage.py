@@ -150,7 +150,7 @@ def test_the_page_of_a_tenants_processes_keeps_its_size() -> None:
         os.close(descriptor)
 
 
-def test_an_owner_that_claims_many_processes_is_read_no_further_than_its_page() -> None:
+def test_a_lender_that_claims_many_processes_is_read_no_further_than_its_page() -> None:
     descriptor = activity.create(2)
     try:
         os.pwrite(descriptor, b"\xff" * mmap.PAGESIZE, 0)

@@ -14,7 +14,7 @@ MS = 1_000_000
 LIMIT = 1 * MS
 
 
-class Owner:
+class Lender:
     """A tenant whose requests come one at a time, a millisecond apart."""
 
     def __init__(self) -> None:
@@ -32,30 +32,30 @@ class Owner:
 
 
 @pytest.fixture
-def owner() -> Owner:
-    return Owner()
+def lender() -> Lender:
+    return Lender()
 
 
-def test_it_lends_until_there_is_something_to_compare(owner: Owner) -> None:
-    assert owner.guard.lends
-    owner.answer(ENOUGH - 1, 100 * MS, met=True)
-    assert owner.guard.lends
+def test_it_lends_until_there_is_something_to_compare(lender: Lender) -> None:
+    assert lender.guard.lends
+    lender.answer(ENOUGH - 1, 100 * MS, met=True)
+    assert lender.guard.lends
 
 
-def test_it_measures_what_it_does_not_know_and_lends_again(owner: Owner) -> None:
-    owner.answer(ENOUGH, 5 * MS, met=True)
-    assert not owner.guard.lends
-    owner.answer(ENOUGH, 4 * MS, met=False)
-    assert owner.guard.lends
-    assert owner.guard.stops == 0
+def test_it_measures_what_it_does_not_know_and_lends_again(lender: Lender) -> None:
+    lender.answer(ENOUGH, 5 * MS, met=True)
+    assert not lender.guard.lends
+    lender.answer(ENOUGH, 4 * MS, met=False)
+    assert lender.guard.lends
+    assert lender.guard.stops == 0
 
 
-def test_measuring_ends_also_if_nothing_comes(owner: Owner) -> None:
-    owner.answer(ENOUGH, 5 * MS, met=True)
-    owner.sleep(MEASURING - 1)
-    assert not owner.guard.lends
-    owner.sleep(1)
-    assert owner.guard.lends
+def test_measuring_ends_also_if_nothing_comes(lender: Lender) -> None:
+    lender.answer(ENOUGH, 5 * MS, met=True)
+    lender.sleep(MEASURING - 1)
+    assert not lender.guard.lends
+    lender.sleep(1)
+    assert lender.guard.lends
 
 
 @pytest.mark.parametrize(
@@ -68,87 +68,87 @@ def test_measuring_ends_also_if_nothing_comes(owner: Owner) -> None:
         (4 * MS, 3 * MS, True),
     ],
 )
-def test_it_stops_where_requests_that_met_a_borrower_miss_the_others(owner: Owner, alone: int, met: int, lends: bool) -> None:
-    owner.answer(ENOUGH, alone, met=False)
-    owner.answer(ENOUGH, met, met=True)
-    assert (owner.guard.lends, owner.guard.stops) == (lends, 0 if lends else 1)
+def test_it_stops_where_requests_that_met_a_borrower_miss_the_others(lender: Lender, alone: int, met: int, lends: bool) -> None:
+    lender.answer(ENOUGH, alone, met=False)
+    lender.answer(ENOUGH, met, met=True)
+    assert (lender.guard.lends, lender.guard.stops) == (lends, 0 if lends else 1)
 
 
-def test_what_it_says_when_it_stops(owner: Owner) -> None:
-    owner.answer(ENOUGH, 4 * MS, met=False)
-    owner.answer(ENOUGH, 9 * MS, met=True)
-    assert owner.guard.reason == (
+def test_what_it_says_when_it_stops(lender: Lender) -> None:
+    lender.answer(ENOUGH, 4 * MS, met=False)
+    lender.answer(ENOUGH, 9 * MS, met=True)
+    assert lender.guard.reason == (
         "requests of m/1 that met a borrower took 9.00 ms, and others 4.00 ms (medians); nothing is lent for 1 s"
     )
 
 
-def test_each_further_stop_lasts_twice_as_long_up_to_a_limit_and_a_good_phase_forgets_that(owner: Owner) -> None:
+def test_each_further_stop_lasts_twice_as_long_up_to_a_limit_and_a_good_phase_forgets_that(lender: Lender) -> None:
     pause = FIRST_PAUSE
     for _ in range(12):
-        owner.answer(ENOUGH, 4 * MS, met=False)
-        owner.answer(ENOUGH, 9 * MS, met=True)
-        assert not owner.guard.lends
-        owner.sleep(pause - 1)
-        assert not owner.guard.lends
-        owner.sleep(1)
-        assert owner.guard.lends
+        lender.answer(ENOUGH, 4 * MS, met=False)
+        lender.answer(ENOUGH, 9 * MS, met=True)
+        assert not lender.guard.lends
+        lender.sleep(pause - 1)
+        assert not lender.guard.lends
+        lender.sleep(1)
+        assert lender.guard.lends
         pause = min(2 * pause, LONGEST_PAUSE)
     assert pause == LONGEST_PAUSE
-    owner.sleep(LONGEST_PAUSE + 1)
-    owner.answer(ENOUGH, 4 * MS, met=False)
-    owner.answer(ENOUGH, 4 * MS, met=True)
-    owner.answer(ENOUGH, 9 * MS, met=True)
-    stopped = owner.now
-    assert owner.guard.until == stopped + FIRST_PAUSE
+    lender.sleep(LONGEST_PAUSE + 1)
+    lender.answer(ENOUGH, 4 * MS, met=False)
+    lender.answer(ENOUGH, 4 * MS, met=True)
+    lender.answer(ENOUGH, 9 * MS, met=True)
+    stopped = lender.now
+    assert lender.guard.until == stopped + FIRST_PAUSE
 
 
-def test_models_are_compared_with_themselves(owner: Owner) -> None:
-    owner.answer(ENOUGH, 1 * MS, met=False, model="fast/1#1")
-    owner.answer(ENOUGH, 50 * MS, met=False, model="slow/1#2")
-    owner.answer(ENOUGH, 51 * MS, met=True, model="slow/1#2")
-    owner.answer(ENOUGH, 1 * MS, met=True, model="fast/1#1")
-    assert (owner.guard.lends, owner.guard.stops) == (True, 0)
+def test_models_are_compared_with_themselves(lender: Lender) -> None:
+    lender.answer(ENOUGH, 1 * MS, met=False, model="fast/1#1")
+    lender.answer(ENOUGH, 50 * MS, met=False, model="slow/1#2")
+    lender.answer(ENOUGH, 51 * MS, met=True, model="slow/1#2")
+    lender.answer(ENOUGH, 1 * MS, met=True, model="fast/1#1")
+    assert (lender.guard.lends, lender.guard.stops) == (True, 0)
 
 
-def test_what_is_long_ago_is_measured_again(owner: Owner) -> None:
-    owner.answer(ENOUGH, 4 * MS, met=False)
-    owner.sleep(STALE)
-    owner.answer(ENOUGH, 9 * MS, met=True)
-    assert (owner.guard.lends, owner.guard.stops) == (False, 0)
-    owner.answer(ENOUGH, 9 * MS, met=False)
-    owner.answer(ENOUGH, 9 * MS, met=True)
-    assert (owner.guard.lends, owner.guard.stops) == (True, 0)
+def test_what_is_long_ago_is_measured_again(lender: Lender) -> None:
+    lender.answer(ENOUGH, 4 * MS, met=False)
+    lender.sleep(STALE)
+    lender.answer(ENOUGH, 9 * MS, met=True)
+    assert (lender.guard.lends, lender.guard.stops) == (False, 0)
+    lender.answer(ENOUGH, 9 * MS, met=False)
+    lender.answer(ENOUGH, 9 * MS, met=True)
+    assert (lender.guard.lends, lender.guard.stops) == (True, 0)
 
 
-def test_it_stops_where_lending_costs_some_requests_much(owner: Owner) -> None:
-    owner.answer(256, 4 * MS, met=False)
+def test_it_stops_where_lending_costs_some_requests_much(lender: Lender) -> None:
+    lender.answer(256, 4 * MS, met=False)
     for _ in range(8):
-        owner.answer(13, 4 * MS, met=True)
-        owner.answer(3, 40 * MS, met=True)  # The median is as before.
-        if not owner.guard.lends:
+        lender.answer(13, 4 * MS, met=True)
+        lender.answer(3, 40 * MS, met=True)  # The median is as before.
+        if not lender.guard.lends:
             break
-    assert owner.guard.stops == 1
-    assert "that met a borrower took more than 5.00 ms in " in owner.guard.reason
-    assert owner.guard.reason.endswith("cases, and 12 of 256 others 4.00 ms or more; nothing is lent for 1 s")
+    assert lender.guard.stops == 1
+    assert "that met a borrower took more than 5.00 ms in " in lender.guard.reason
+    assert lender.guard.reason.endswith("cases, and 12 of 256 others 4.00 ms or more; nothing is lent for 1 s")
 
 
-def test_a_tail_that_is_later_by_what_a_borrower_may_cost_is_none(owner: Owner) -> None:
+def test_a_tail_that_is_later_by_what_a_borrower_may_cost_is_none(lender: Lender) -> None:
     for _ in range(16):
-        owner.answer(ENOUGH, 4 * MS, met=False)
-        owner.answer(8, 4 * MS, met=True)
-        owner.answer(8, 5 * MS, met=True)
-    assert owner.guard.stops == 0
+        lender.answer(ENOUGH, 4 * MS, met=False)
+        lender.answer(8, 4 * MS, met=True)
+        lender.answer(8, 5 * MS, met=True)
+    assert lender.guard.stops == 0
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.1, 0.5, 1.5]))
 @settings(max_examples=30, deadline=None)
 def test_requests_that_are_all_alike_hardly_ever_stop_it_for_their_tail(seed: int, spread: float) -> None:
-    draw, owner, reasons = random.Random(seed), Owner(), list[str]()
-    owner.guard = Guard(1)
+    draw, lender, reasons = random.Random(seed), Lender(), list[str]()
+    lender.guard = Guard(1)
     for index in range(2000):
-        owner.answer(1, int(draw.lognormvariate(0, spread) * 20 * MS), met=index % 2 == 1)
-        if owner.guard.stops > len(reasons):
-            reasons.append(owner.guard.reason)
+        lender.answer(1, int(draw.lognormvariate(0, spread) * 20 * MS), met=index % 2 == 1)
+        if lender.guard.stops > len(reasons):
+            reasons.append(lender.guard.reason)
     late = [reason for reason in reasons if "(medians)" not in reason]
     assert len(late) <= 1, "the medians of sixteen may differ, but not the tails"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from partitions import DeviceLost
-from server.launch_loop.structures import view_owners
+from server.launch_loop.structures import view_lenders
 from server.link import activity
 from server.link.activity import Activity, LenderPage
 from server.link.messages import Failure
@@ -19,7 +19,7 @@ from tests.server.workers.test_worker import NEVER, PATIENCE, Bench, benched
 LONG = 10**12
 
 
-class Owner:
+class Lender:
     """A tenant that lends: its activity, and the page as the borrower has it."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Owner:
 class Borrower(Bench):
     """A bench whose worker has a wide partition too."""
 
-    def stretch(self, limit: int = LONG, owners: int = 1) -> Borrowing:
-        self.owners = [Owner() for _ in range(owners)]
+    def stretch(self, limit: int = LONG, lenders: int = 1) -> Borrowing:
+        self.lenders = [Lender() for _ in range(lenders)]
         self.wide = self.device.carve([0, 1])
         executors = {"m/1#1": self.engine.bind(self.wide)}
-        pages = [owner.page for owner in self.owners]
+        pages = [lender.page for lender in self.lenders]
         made = Borrowing(self.partition, self.wide, executors, pages, limit, BorrowingStatistics())
         self.worker.borrowing = made
         made.widen()
@@ -49,10 +49,10 @@ class Borrower(Bench):
         assert self.answer(self.next()) == [number]
 
     def run_at_home(self, number: int = 1) -> None:
-        """Run one while an owner has a request open."""
-        self.owners[0].activity.begin()
+        """Run one while a lender has a request open."""
+        self.lenders[0].activity.begin()
         self.run(number)
-        self.owners[0].activity.end()
+        self.lenders[0].activity.end()
         self.slow_down()
 
     def slow_down(self) -> None:
@@ -70,31 +70,31 @@ class Borrower(Bench):
 
 
 @contextmanager
-def borrower(limit: int = LONG, owners: int = 1, hosted: bool = False) -> Iterator[tuple[Borrower, Borrowing]]:
+def borrower(limit: int = LONG, lenders: int = 1, hosted: bool = False) -> Iterator[tuple[Borrower, Borrowing]]:
     with benched(kind=Borrower) as bench:
         bench.device.on_host_cores = hosted
-        borrowing = bench.stretch(limit, owners)
+        borrowing = bench.stretch(limit, lenders)
         bench.worker.serve(bench.endpoint)
         yield bench, borrowing
         bench.worker.halt()
         assert not borrowing.wide
-        assert all(owner.page.own[0] == 0 for owner in bench.owners)
+        assert all(lender.page.own[0] == 0 for lender in bench.lenders)
 
 
 @pytest.mark.parametrize("hosted", [False, True])
-def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_owners_rest(hosted: bool) -> None:
-    with borrower(owners=2, hosted=hosted) as (bench, borrowing):
+def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_lenders_rest(hosted: bool) -> None:
+    with borrower(lenders=2, hosted=hosted) as (bench, borrowing):
         bench.run(0)
         assert bench.wide.stream.ran == 0
         bench.slow_down()
         for number in range(5):
             bench.run(number)
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (1, 5)
-        bench.owners[1].activity.begin()
+        bench.lenders[1].activity.begin()
         bench.run(7)
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (2, 5)
-        bench.owners[1].activity.end()
-        bench.owners[0].activity.set_lends(False)
+        bench.lenders[1].activity.end()
+        bench.lenders[0].activity.set_lends(False)
         bench.run(8)
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (3, 5)
         assert (borrowing.statistics.launches, borrowing.statistics.returns) == (5, 0)
@@ -109,7 +109,7 @@ def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
         gate.wait_for_arrival()
-        assert bench.owners[0].activity.is_met()
+        assert bench.lenders[0].activity.is_met()
         bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
         enqueued = bench.script.reached["enqueue"]
         gate.open()
@@ -120,11 +120,11 @@ def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -
 
 def test_a_ticket_beside_works_at_home_stays_there() -> None:
     with borrower() as (bench, borrowing):
-        bench.owners[0].activity.begin()
+        bench.lenders[0].activity.begin()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
         gate.wait_for_arrival()
-        bench.owners[0].activity.end()
+        bench.lenders[0].activity.end()
         bench.put(bench.ticket(1, 1))
         bench.wait_for_enqueued(2)
         gate.open()
@@ -138,11 +138,11 @@ def test_a_ticket_beside_works_at_home_stays_there() -> None:
 def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: bool) -> None:
     with borrower(hosted=hosted) as (bench, borrowing):
         bench.run_at_home()
-        bench.owners[0].activity.begin()
+        bench.lenders[0].activity.begin()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
         gate.wait_for_arrival()
-        bench.owners[0].activity.end()
+        bench.lenders[0].activity.end()
         bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
         if not hosted:  # The other thread sees them; it is parked while works are short.
             assert bench.worker._runner
@@ -153,14 +153,14 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (2, 3)
 
 
-def test_a_work_that_an_owner_comes_back_to_is_counted_and_not_learnt_from() -> None:
+def test_a_work_that_a_lender_comes_back_to_is_counted_and_not_learnt_from() -> None:
     with borrower() as (bench, borrowing):
         bench.run_at_home()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
         gate.wait_for_arrival()
-        bench.owners[0].activity.begin()
-        bench.owners[0].activity.end()
+        bench.lenders[0].activity.begin()
+        bench.lenders[0].activity.end()
         gate.open()
         bench.next()
         bench.worker.halt()
@@ -169,7 +169,7 @@ def test_a_work_that_an_owner_comes_back_to_is_counted_and_not_learnt_from() -> 
         assert times.wide == 0
 
 
-def test_what_takes_longer_than_the_owners_allow_stays_home() -> None:
+def test_what_takes_longer_than_the_lenders_allow_stays_home() -> None:
     with borrower(limit=1) as (bench, borrowing):
         for number in range(4):
             bench.run(number)
@@ -183,7 +183,7 @@ def test_what_takes_longer_than_the_owners_allow_stays_home() -> None:
 def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
     with borrower(limit=1) as (_, borrowing):
         statistics = borrowing.statistics
-        for each in (borrowing.shared, view_owners(1, 1, 2, [])):
+        for each in (borrowing.shared, view_lenders(1, 1, 2, [])):
             statistics.add(each)
             each.stayed[TOO_LONG] += 2
             statistics.stayed[TOO_LONG] += 1

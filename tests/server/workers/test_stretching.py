@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from server.workers.stretching import (
     BUSY,
     IN_FLIGHT,
+    LENDER_BUSY,
+    LENDER_STOPPED,
     LONGEST_RETRY,
-    OWNER_BUSY,
-    OWNER_STOPPED,
     RETRY,
     SETTLED,
     STOPPED,
@@ -37,13 +37,13 @@ STATES = st.builds(times, st.one_of(st.just(0), NS), st.one_of(st.just(0), NS), 
 
 
 @given(STATES, NS, NS, st.integers(1, 64), st.integers(1, 64), st.booleans(), st.integers(STOPPED, 10**9))
-def test_nothing_goes_wide_beside_another_work_or_an_owner_or_for_longer_than_is_known_to_be_allowed(
+def test_nothing_goes_wide_beside_another_work_or_a_lender_or_for_longer_than_is_known_to_be_allowed(
     state: Times, now: int, limit: int, home: int, more: int, in_flight: bool, since: int
 ) -> None:
     why = decide(state, now, limit, home, home + more, in_flight, since)
     assert (why == IN_FLIGHT) == in_flight
-    assert (why == OWNER_BUSY) == (since == BUSY and not in_flight)
-    assert (why == OWNER_STOPPED) == (since == STOPPED and not in_flight)
+    assert (why == LENDER_BUSY) == (since == BUSY and not in_flight)
+    assert (why == LENDER_STOPPED) == (since == STOPPED and not in_flight)
     if why == TOO_LONG:
         assert state.known(now) > limit or state.home * home > limit * (home + more)
     if why == WIDE:
@@ -63,7 +63,7 @@ def test_an_unknown_work_is_home_first_and_then_tried() -> None:
     assert goes_wide(state, 0, LIMIT, *SIZES, False, 0)
 
 
-def test_a_work_that_may_be_too_long_is_tried_only_when_the_owners_have_rested() -> None:
+def test_a_work_that_may_be_too_long_is_tried_only_when_the_lenders_have_rested() -> None:
     state = times(home=4 * LIMIT)
     assert not goes_wide(state, SETTLED - 1, LIMIT, *SIZES, False, 0)
     assert goes_wide(state, SETTLED, LIMIT, *SIZES, False, 0)
