@@ -14,12 +14,14 @@ from pathlib import Path
 from engines.memory import added
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
+from .check_http_side import try_http_side
 from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
 from .config.file import salvage
 from .config.schema import Config, DeviceConfig, ModelOptions
 from .config.section import ConfigError
 from .config.tables import KeyPath, dotted, nearest
 from .config.tenant import TenantConfig
+from .config.text import TextOptions
 from .device.budget import Claim, missing, refusal, sized
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
@@ -322,10 +324,22 @@ class _Check:
             _print_line(f"  {served.name} {served.version}: {model_line(served)}")
             _print_line(f"    {execution_line(loaded.executors[served.key].describe())}")
             self._check_batches(served)
+            self._check_http_side(served)
         for which in dict.fromkeys(f"{problem.name} {problem.version}".rstrip() for problem in loaded.problems):
             _print_line(f"  {which}: unavailable")
         self._found.unserved.update(dict.fromkeys(line for line in loaded.messages() if line not in loaded.warnings))
         self._found.suspicious.update(dict.fromkeys(loaded.warnings))
+
+    def _check_http_side(self, served: ServedModel) -> None:
+        """Find what is wrong with a model's functions and its tokenizer."""
+        options = self._config.models.options.get(served.name, ModelOptions())
+        tried = try_http_side(served, options.text or TextOptions())
+        if tried.line:
+            _print_line(f"    {tried.line}")
+        if tried.unserved:
+            self._found.unserved[tried.unserved] = None
+        if tried.without_texts:
+            self._found.suspicious[tried.without_texts] = None
 
     def _check_batches(self, served: ServedModel) -> None:
         """Find options that this model makes useless."""

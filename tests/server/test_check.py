@@ -14,6 +14,7 @@ from server.check import check
 from server.check_lines import execution_line
 from server.config.file import load
 from server.config.schema import Config, DeviceConfig
+from tests import encoders
 from tests.end_to_end import repository
 from tests.fakes import FakeDevice, Script
 
@@ -214,6 +215,34 @@ def test_models_are_loaded_so_a_broken_one_is_found(checked: Checked) -> None:
     assert checked.out[2] == "  rows 1: unavailable"
     assert checked.err[0] == "greenlane: not all that is configured can be served:"
     assert checked.err[1].startswith("model rows 1 is unavailable: rows/1/model.onnx: failed to load: ")
+
+
+FUNCTIONS = """
+def postprocess(outputs):
+    return outputs
+"""
+
+
+def test_functions_that_cannot_be_run_are_found(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "model.py").write_text(FUNCTIONS)
+    python = ("[models.rows]", "python = true\n[models.rows]")
+    assert checked.check(python) == 0
+    (checked.folder / "models" / "rows" / "model.py").write_text("import no_such_package\n" + FUNCTIONS)
+    assert checked.check() == 1
+    assert checked.err == [
+        "greenlane: not all that is configured can be served:",
+        "model rows 1 is unavailable: rows/model.py, line 1: ModuleNotFoundError: No module named 'no_such_package'",
+    ]
+
+
+def test_a_model_that_takes_texts_says_so_or_why_it_does_not(checked: Checked) -> None:
+    encoders.write(checked.folder / "models", "encoder", encoders.encoder())
+    assert checked.check(('models = ["rows"]', 'models = ["encoder"]')) == 0
+    assert checked.out[4] == "    takes texts of up to 512 tokens at /v1/embeddings"
+    (checked.folder / "models" / "encoder" / "tokenizer.json").write_text("{}")
+    assert checked.check() == 0
+    assert checked.err[0] == "greenlane: possible mistakes:"
+    assert checked.err[1].startswith("model encoder 1 does not take texts: ")
 
 
 def test_a_configuration_that_contradicts_its_model_is_found(checked: Checked) -> None:
