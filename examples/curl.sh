@@ -3,6 +3,7 @@
 set -eu
 url=${1-http://localhost:8000}
 say() { printf '\n== %s\n' "$1"; }
+curl() { command curl -w '\n' "$@"; }
 
 say "is the server ready?"
 curl -sf "$url/v2/health/ready"
