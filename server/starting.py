@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +44,15 @@ def main(arguments: Sequence[str], program: str) -> int:
     except ConfigError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
-    print(f"wrote {file} and {folder / 'models'}; next: greenlane check {file}, greenlane --config {file}")
+    command = _command()
+    print(f"wrote {file} and {folder / 'models'}; next: {command} check {file}, {command} --config {file}")
     return 0
+
+
+def _command() -> str:
+    """`greenlane`, or with its path, as it was called, where a shell would not find it by its name."""
+    called = Path(sys.argv[0])
+    return "greenlane" if called.name != "greenlane" or shutil.which("greenlane") else str(called)
 
 
 def write(folder: Path) -> None:

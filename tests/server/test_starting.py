@@ -21,6 +21,15 @@ def test_what_is_written_is_a_configuration_with_its_models(tmp_path: Path, caps
     assert sorted(path.parent.parent.name for path in folder.rglob("model.onnx")) == ["identity", "stripes"]
 
 
+def test_the_next_commands_can_be_pasted_where_the_command_is_not_on_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [".venv/bin/greenlane", "init", str(tmp_path)])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main() == 0
+    assert "next: .venv/bin/greenlane check " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("there", ["greenlane.toml", "models"])
 def test_what_is_there_stays(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / there).write_text("mine")
