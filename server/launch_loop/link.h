@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ typedef struct {
     unsigned char *pages;                        /* slot n: its ticket is in page 2n, its completion in page 2n + 1 */
     uint64_t memory, memory_size;                /* the tensors: address and bytes */
     uint32_t count, page;                        /* slots; bytes of a page */
-    int32_t ticket_event, completion_event;
+    int32_t ticket_event, completion_event, wakes; /* of `wakes` see server/link/listener.py */
 } Link;
 
 typedef struct __attribute__((packed)) {
@@ -53,36 +54,44 @@ static inline void relax(void) {
 #endif
 }
 
-/* Add the count of an eventfd, without the wake-ups in it. Blocks if the eventfd does; returns 0 if there is nothing to read. */
-static inline int add_event(int event, int64_t *count) {
-    uint64_t value;
-    for (;;) {
-        if (read(event, &value, sizeof value) == (ssize_t)sizeof value) {
-            *count += (uint32_t)value;
-            return 1;
-        }
-        if (errno != EINTR) return 0;
-    }
-}
-
-/* The same as a number, 0 if there is nothing to read. */
-static inline uint32_t read_event(int event) {
-    int64_t count = 0;
-    add_event(event, &count);
-    return (uint32_t)count;
-}
-
-static inline void write_event(int event, uint64_t value) {
-    while (write(event, &value, sizeof value) < 0 && errno == EINTR) {
-    }
-}
-
 /* Wait until the eventfd is readable, for at most so many nanoseconds; whether it is. -1 only sleeps. */
 static inline int wait_event(int event, int64_t ns) {
     struct pollfd file = {.fd = event, .events = POLLIN};
     struct timespec most = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     if (ns < 0) return 0;
     return ppoll(&file, 1, &most, NULL) > 0;
+}
+
+/* Add the count of the tickets' eventfd; returns 0 if there is nothing to read. Does not wait: the HTTP side may have emptied it
+ * since it was looked at, and decides whether a plain read waits. Linux before 5.8 has plain reads only. */
+static inline int add_event(int event, int64_t *count) {
+    uint64_t value;
+    ssize_t length;
+#ifdef RWF_NOWAIT
+    struct iovec part = {&value, sizeof value};
+    length = preadv2(event, &part, 1, -1, RWF_NOWAIT);
+    if (length < 0 && errno == EOPNOTSUPP)
+#endif
+        length = wait_event(event, 0) ? read(event, &value, sizeof value) : -1;
+    if (length != (ssize_t)sizeof value) return 0;
+    *count += (uint32_t)value;
+    return 1;
+}
+
+/* Wait until tickets are announced, and add how many; returns when another thread of this process has woken it, too. */
+static inline void listen_for(const Link *link, int64_t *count) {
+    struct pollfd files[2] = {{.fd = link->ticket_event, .events = POLLIN}, {.fd = link->wakes, .events = POLLIN}};
+    uint64_t ignored;
+    for (;;) {
+        poll(files, 2, -1);
+        int woken = read(link->wakes, &ignored, sizeof ignored) == (ssize_t)sizeof ignored;
+        if (add_event(link->ticket_event, count) || woken) return;
+    }
+}
+
+static inline void write_event(int event, uint64_t value) {
+    while (write(event, &value, sizeof value) < 0 && errno == EINTR) {
+    }
 }
 
 /* Sleep in this thread to so many nanoseconds; returns what it was before, usually 50,000. */

@@ -274,7 +274,7 @@ static void wait_oldest(Loop *l) {
         if (!(ns = sleep_for(l, since)))
             relax();
         else if (wait_event(takes ? l->link.ticket_event : -1, ns))
-            l->unread += read_event(l->link.ticket_event);
+            add_event(l->link.ticket_event, &l->unread);
     }
 }
 
@@ -294,9 +294,9 @@ int launch_loop_run(Loop *l) {
         }
         ring(l);
         if (!goes_on(l)) break;
-        /* Blocks, unless the HTTP side has changed that. It may also announce what cannot be; then Python finds out. */
-        if (!add_event(l->link.ticket_event, &l->unread) || l->unread - (int64_t)(l->read - first) > l->link.count)
-            l->unknown = 1;
+        listen_for(&l->link, &l->unread);
+        /* The HTTP side may announce what cannot be; then Python finds out. */
+        if (l->unread - (int64_t)(l->read - first) > l->link.count) l->unknown = 1;
     }
     __atomic_store_n(&l->oldest, 0, __ATOMIC_RELEASE);
     if (l->borrowing) mark(l->borrowing, 0); /* Also after an error of the driver. */

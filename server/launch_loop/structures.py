@@ -31,6 +31,7 @@ class LinkView(ctypes.Structure):
         ("page", c_uint32),
         ("ticket_event", c_int32),
         ("completion_event", c_int32),
+        ("wakes", c_int32),
     )
 
 
@@ -144,7 +145,7 @@ def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, in
 
 
 def view_link(link: Link) -> LinkView:
-    """A mapped link, for C. The link must outlive it."""
+    """A mapped link, for C, of which this is the reading end. The link must outlive it."""
     shared = link.arena
     pages = address(shared.slot(0).ticket)
     if shared.count > 1 and address(shared.slot(1).ticket) - pages != 2 * arena.MESSAGE:
@@ -160,6 +161,7 @@ def view_link(link: Link) -> LinkView:
         page=arena.MESSAGE,
         ticket_event=link.tickets.event,
         completion_event=link.completions.event,
+        wakes=link.tickets.wakes,
     )
 
 

@@ -2,7 +2,8 @@
 
 A ring's cells hold slot numbers; the message about a slot is in the slot's page. The eventfd counts the cells that were
 written and not yet read, so neither side reads the other's position in the ring, and the kernel orders the memory accesses. A
-slot is in a ring at most once, so a ring with as many cells as there are slots cannot overflow.
+slot is in a ring at most once, so a ring with as many cells as there are slots cannot overflow. Between two processes the
+device side reads tickets as `listener` says.
 """
 
 import os
@@ -15,10 +16,11 @@ from ..errors import BadRequest
 from . import arena
 from .arena import Arena, TensorMemory
 from .encoding import Serializer, decode_outcome, decode_request
+from .listener import Listener, take
 from .messages import Done, Failure, Malformed, Ticket
 
 _WAKE = 1 << 32
-"""Added to an eventfd's count to wake the reader without a ticket; there are never this many tickets."""
+"""Added to an eventfd's count to wake the reader without a message; there are never this many."""
 _TICKET, _DONE = struct.Struct("=QdQQQI"), struct.Struct("=qqI")
 """What differs each time: serial, deadline, capacity, start, after; began, ended. Then the size of the rest, which follows."""
 _MAX_BODY = arena.MESSAGE - _TICKET.size
@@ -70,6 +72,7 @@ class Tickets:
         self._returned: list[Ticket] = []
         self.unfinished: dict[int, Any] = {}
         self.run_now: RunNow | None = None
+        self._listener: Listener | None = None
         self._poller = select.poll()
 
     def __repr__(self) -> str:
@@ -109,15 +112,14 @@ class Tickets:
         """Block until tickets are put, or `wake` is called; return how many tickets, to be passed to `add_unread`.
 
         One of several listening threads returns. A `wake` without a listener makes the next `listen` return.
-        Raises Malformed if the other end has made this impossible.
         """
+        if self._listener is not None:
+            return self._listener.listen() & _ALL
         while True:
             try:
                 return os.eventfd_read(self.event) & _ALL
             except InterruptedError:
                 pass  # A signal; any thread may receive it.
-            except BlockingIOError:
-                raise Malformed("the descriptor of tickets does not block any more") from None
 
     def add_unread(self, count: int) -> None:
         """`listen` returned this number: `poll` returns so many more tickets. Raises Malformed if there are fewer slots."""
@@ -131,14 +133,14 @@ class Tickets:
         Without `look` it returns only tickets that `listen` reported, without a system call. With it no other thread may be in
         `listen`.
         """
-        if look and self._unread_count <= 0 and self._poller.poll(0):
-            self.add_unread(self.listen())
+        if look and self._unread_count <= 0:
+            self.add_unread(self._look())
         return self._take() if self._unread_count > 0 else None
 
     def peek(self, look: bool = True) -> bytes | None:
         """What the ticket that `poll` would return says, as `body` does; None if that would be None. Raises Malformed."""
-        if look and self._unread_count <= 0 and self._poller.poll(0):
-            self.add_unread(self.listen())
+        if look and self._unread_count <= 0:
+            self.add_unread(self._look())
         return self.body(self._cells[self._read_count % self._arena.count]) if self._unread_count > 0 else None
 
     def body(self, slot: int) -> bytes:
@@ -161,11 +163,17 @@ class Tickets:
         self._unread_count = unread
 
     def wake(self) -> None:
-        """Make one call of `listen` return. Any thread."""
-        poller = select.poll()
-        poller.register(self.event, select.POLLOUT)
-        if poller.poll(0):  # Otherwise the other end has filled it, so `listen` returns anyway, and writing would block.
+        """Make one call of `listen` return. Does not block. Any thread of the reading side."""
+        if self._listener is not None:
+            self._listener.wake()
+        else:
             os.eventfd_write(self.event, _WAKE)
+
+    @property
+    def wakes(self) -> int:
+        """The descriptor that `wake` makes readable. Only if `in_pages`, after `open`."""
+        assert self._listener
+        return self._listener.wakes
 
     def give_back(self, tickets: Iterable[Ticket]) -> None:
         """Return tickets that were taken and not started, for the next reader."""
@@ -178,7 +186,16 @@ class Tickets:
 
     def open(self) -> None:
         """Make this the reading end."""
-        self._poller.register(self.event, select.POLLIN)
+        if not self.in_pages:
+            self._poller.register(self.event, select.POLLIN)
+        elif self._listener is None:
+            self._listener = Listener(self.event)
+
+    def _look(self) -> int:
+        """How many tickets were put and not announced yet. Does not block."""
+        if self._listener is not None:
+            return self._listener.take() & _ALL
+        return self.listen() if self._poller.poll(0) else 0
 
     def _take(self) -> Ticket:
         slot = self._cells[self._read_count % self._arena.count]
@@ -253,6 +270,16 @@ class Completions:
             os.eventfd_write(self.event, count)
         except BlockingIOError:
             raise Malformed("the descriptor of completions is full, which no number of completions explains") from None
+
+    def free_writer(self) -> None:
+        """Let a writer go on that waits because the other end has filled the descriptor and set it to block.
+
+        Called when the other end has ended. Does not block. Any thread.
+        """
+        poller = select.poll()
+        poller.register(self.event, select.POLLOUT)
+        if not poller.poll(0):  # Otherwise its count may be one of completions.
+            take(self.event)
 
     def deferred(self) -> int:
         """How many tickets the device side has deferred."""

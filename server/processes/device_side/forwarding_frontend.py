@@ -30,6 +30,7 @@ class ForwardingFrontend:
 
     def use(self, descriptors: Descriptors) -> Descriptors:
         """Change to a new link to the same memory. Returns the old link's descriptors, to be closed once the worker left it."""
+        self.link.completions.free_writer()
         old, self._descriptors = self._descriptors, descriptors
         self.link = links.attach(descriptors, self.link.arena.memory)
         return old

@@ -170,25 +170,3 @@ def test_a_full_descriptor_of_completions_is_malformed() -> None:
             link.completions.report_deferred(1)
     finally:
         descriptors.close()
-
-
-def test_waking_a_reader_whose_descriptor_is_full_does_not_block() -> None:
-    descriptors = links.create(SLOTS, MEMORY)
-    try:
-        link = links.attach(descriptors)
-        os.eventfd_write(descriptors.tickets, (1 << 64) - 2)
-        link.tickets.wake()
-        with pytest.raises(Malformed):
-            link.tickets.add_unread(link.tickets.listen())
-    finally:
-        descriptors.close()
-
-
-def test_a_reader_whose_descriptor_does_not_block_is_malformed() -> None:
-    descriptors = links.create(SLOTS, MEMORY)
-    try:
-        os.set_blocking(descriptors.tickets, False)
-        with pytest.raises(Malformed):
-            links.attach(descriptors).tickets.listen()
-    finally:
-        descriptors.close()
