@@ -34,6 +34,9 @@ from .scheduler import Scheduler
 from .slot_pool import SlotPool
 from .waiters import Waiters
 
+_LOOK_AGAIN = 0.005
+"""Seconds after which a helper looks again whether the lead's queue has room."""
+
 
 class Lane:
     """One tenant's queue to its worker. Every method belongs to the event loop.
@@ -341,9 +344,13 @@ class Lane:
         self.slots.release(slot)
         self._waiters.wake()
 
-    def has_room(self) -> Awaitable[None]:
+    async def has_room(self) -> None:
         """Wait until the queue has room for one more request."""
-        return self._waiters.wait_until(lambda: not self._scheduler.full)
+        if self._helper:
+            while self._scheduler.full:  # The lead's queue: nothing is called here when it has room.
+                await asyncio.sleep(_LOOK_AGAIN)
+        else:
+            await self._waiters.wait_until(lambda: not self._scheduler.full)
 
     def drained(self) -> Awaitable[None]:
         """Wait until every request has been answered and released."""

@@ -1,6 +1,8 @@
 """Tenants that come and go while others are served, without a failed request of theirs: all of a reload, or nothing."""
 
 import os
+import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from greenlane.load.server_process import free_port
 
 from . import repository
 from .harness import cores
@@ -60,7 +64,9 @@ class Site:
         tenants = self._device + GLOBEX.format(granules=granules, limit=limit)
         if acme:
             tenants += ACME.format(models=list(models), key=digest(KEY), more=f"{self._always}\n{more}")
-        return configure(self.root / "greenlane.toml", self.root / "models", tenants, drain_timeout='"60s"')
+        path = configure(self.root / "greenlane.toml", self.root / "models", tenants, drain_timeout='"60s"')
+        path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
+        return path
 
     def reload(self) -> httpx.Response:
         with client(self.server) as http:
@@ -212,3 +218,35 @@ def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:
         assert site.status()[0] == 200
         load.more()
     assert load.wrong == []
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_port_accepts_connections_only_once_its_tenant_has_come(site: Site, tmp_path: Path, comes: bool) -> None:
+    """While its process is there already: it runs the model's functions then."""
+    port, fifo, go, folder = free_port(), tmp_path / "gate", tmp_path / "go", site.root / "models" / "gated" / "1"
+    os.mkfifo(fifo)
+    repository.write(site.root / "models", "gated", repository.IDENTITY)
+    gate = f"import os\nif not os.path.exists({str(go)!r}):\n    open({str(fifo)!r}).read()\n    open({str(go)!r})\n"
+    (folder / "model.py").write_text(f"{gate}def preprocess(inputs):\n    return inputs\n")
+    site.write(acme=True, models=["gated"], more=f"port = {port}")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            reloaded = pool.submit(site.reload)
+            with fifo.open("w"):  # Returns once the process reads it, which goes on when it is closed.
+                assert not _accepts(port)
+                if comes:
+                    go.touch()
+            answer = reloaded.result()
+        assert answer.status_code == (200 if comes else 409), answer.text
+        assert _accepts(port) == comes
+        if comes:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}) as own:
+                assert infer(own, "gated", SMALL).status_code == 200
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+def _accepts(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=30):
+        return True
+    return False

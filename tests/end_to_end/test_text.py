@@ -1,8 +1,10 @@
 """/v1/embeddings and /v1/rerank over a real socket, with OpenAI's own client and without."""
 
 import base64
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +23,10 @@ from tests import encoders
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import configure, running
-from .wire import until
+from .processes import client as client_of
+from .processes import configure, running, running_device
+from .test_several_http_processes import each_process
+from .wire import statistics, until
 
 TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
 """More than a batch, and of different lengths."""
@@ -234,6 +238,20 @@ def test_a_request_of_many_runs_is_answered_by_a_server_that_drains(root: Path, 
         answer = asked.result()
         assert (answer.status_code, len(answer.json().get("data", []))) == (200, len(TEXTS) * 40), answer.text[:200]
         assert server.wait() == 0
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="several processes need two cores")
+def test_so_is_one_that_another_process_than_that_of_the_queue_has_read(root: Path, tmp_path: Path) -> None:
+    tenants = '[tenants.acme]\ngranules = 1\nhttp_processes = 3\nmodels = ["encoder", "identity"]\n'
+    path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"', drain_timeout='"60s"')
+    with running_device(path) as server, client_of(server) as http, ExitStack() as stack:
+        *_, helper = each_process(server, stack).values()
+        body = json.dumps({"model": "encoder", "input": TEXTS * 40})
+        helper.send(f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: statistics(http, "encoder")["inference_count"] > 0)
+        server.signal()
+        answer = helper.answer()
+        assert (answer.status, len(answer.json.get("data", []))) == (200, len(TEXTS) * 40), answer.body[:200]
 
 
 @pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")

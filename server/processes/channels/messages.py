@@ -190,6 +190,10 @@ class WaitUntilIdle(Message):
     """A call: answered when every request that was taken has been answered."""
 
 
+class Listen(Message):
+    """The tenant has come: accept connections on its own port."""
+
+
 class Exit(Message):
     """Exit once the requests on all connections, those that were handed over included, are answered."""
 

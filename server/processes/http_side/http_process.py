@@ -79,6 +79,7 @@ class HttpProcess:
             messages.Reconfigure: self._reconfigure,
             messages.SetLogLevel: lambda message: logs.set_level(message.level),
             messages.Heartbeat: self._on_heartbeat,
+            messages.Listen: lambda _: self._listening.set(),
             messages.Exit: self._exit,
         }
         if hosted:
@@ -86,6 +87,8 @@ class HttpProcess:
         self._channel = Channel("the supervisor", handlers)
         self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening = asyncio.Event()
+        """Set once connections to its tenant's own port may be accepted, or when it exits."""
         self._grpc: GrpcServer | None = None
         tenant = arguments.config.tenants.get(arguments.name)
         own_port, service = tenant.port if tenant else None, lambda: self._service
@@ -115,7 +118,9 @@ class HttpProcess:
             asyncio.get_running_loop().add_reader(lead.fileno(), os._exit, 1)
         self._grpc = await self._serve_grpc()
         spans = self._trace()
-        await self._server.serve(arguments.listeners)
+        if arguments.arriving:
+            await self._listening.wait()
+        await self._server.serve([] if self._server.should_exit else arguments.listeners)
         await self._stop_grpc()
         if spans:
             await asyncio.to_thread(spans.close)
@@ -247,6 +252,7 @@ class HttpProcess:
         """Exit once all requests are answered, those on connections that were already handed over as well."""
         self._handoff.take_all()
         self._server.should_exit = True
+        self._listening.set()
         self._spawn(self._stop_grpc())
 
 

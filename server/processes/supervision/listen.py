@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,12 +28,22 @@ def listen(host: str, port: int, tenant_ports: Mapping[str, int]) -> tuple[list[
     return common, own
 
 
-def listen_for(host: str, tenant: str, port: int) -> list[socket.socket]:
-    """The sockets of a tenant's own port. Raises CannotListen."""
+def bind_for(host: str, tenant: str, port: int) -> list[socket.socket]:
+    """The sockets of a tenant's own port, for `begin` when the tenant is served: until then connections are refused.
+
+    Raises CannotListen.
+    """
     with ExitStack() as opened:
-        own = _open(opened, host, port, _remedy(tenant))
+        own = _open(opened, host, port, _remedy(tenant), _reusable)
         opened.pop_all()
     return own
+
+
+def begin(bound: Iterable[socket.socket]) -> None:
+    """Accept connections on these sockets. Raises OSError if another program has begun to listen there meanwhile."""
+    for each in bound:
+        each.listen(_BACKLOG)
+        each.setblocking(False)
 
 
 def _remedy(tenant: str) -> str:
@@ -82,14 +92,17 @@ def _resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
-    listener = _bound(family, address, socket.SO_REUSEADDR)
+    listener = _reusable(family, address)
     try:
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
+        begin([listener])
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _reusable(family: int, address: tuple[Any, ...]) -> socket.socket:
+    return _bound(family, address, socket.SO_REUSEADDR)
 
 
 def _shared(family: int, address: tuple[Any, ...]) -> socket.socket:

@@ -23,6 +23,7 @@ from ..http_side import http_process
 from ..http_side.proxy import answer
 from ..remote.device_frontend import DeviceFrontend
 from ..remote.remote_frontend import RemoteFrontend
+from . import listen
 from .affinity import Affinity
 from .helper_processes import HelperProcesses
 from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
@@ -138,9 +139,21 @@ class SupervisedHttp:
         each.frontend.set_state(self._current.state)
         each.takes_connections = True
         self._dispatcher.announce(each)
+        self._listen(each)
         self._restarts.counts[each.label] = 0
         await self._start_helpers(each)
         self._watching.start(self._keep(each))
+
+    def _listen(self, each: SupervisedProcess) -> None:
+        """Accept connections on the own port of a tenant that has come. Here as well, as the process may take a moment."""
+        try:
+            listen.begin(each.listeners)
+        except OSError as error:
+            log.error("%s cannot listen on its tenant's port; restart the server: %s", each.label, error.strerror)
+            for one in (each, *each.helpers):  # Its replacements serve the common port only.
+                one.listeners = []
+        else:
+            each.channel.notify(messages.Listen())
 
     def retire(self, name: str) -> None:
         """As `Supervisor.retire`."""
@@ -249,7 +262,7 @@ class SupervisedHttp:
     ) -> None:
         """Start one HTTP process, which has this link; a helper is the lead's, and has the socket for its cancellations.
 
-        With a `config` it is that one, and not the current one.
+        With a `config`, that of a tenant that comes, it has that one, and not the current one.
         """
         used = config or self._current.config
         self._reset_pages(each)
@@ -259,7 +272,7 @@ class SupervisedHttp:
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
         ends = each.handoff.theirs, theirs, their_descriptors
-        arguments = self._arguments(each, used, ends, link, to_lead)
+        arguments = self._arguments(each, used, ends, link, to_lead, arriving=config is not None)
         each.channel = Channel(each.label, self._handlers(each))
         each.backoff.started(time.monotonic())
         try:
@@ -282,6 +295,7 @@ class SupervisedHttp:
         ends: tuple[socket.socket, socket.socket, socket.socket],
         link: Descriptors | None,
         to_lead: socket.socket | None,
+        arriving: bool,
     ) -> ProcessArguments:
         """What a process is started with. `ends` are those for connections, for messages and for descriptors."""
         for_connections, for_messages, for_descriptors = ends
@@ -302,6 +316,7 @@ class SupervisedHttp:
             occupancy=None if occupancy is None else spawn.Inherited(occupancy),
             to_lead=to_lead,
             spread=spread,
+            arriving=arriving,
         )
 
     def _handlers(self, each: SupervisedProcess) -> dict[type[messages.Message], Callable[[Any], Any]]:

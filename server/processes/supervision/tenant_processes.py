@@ -88,7 +88,7 @@ class TenantProcesses:
         coming = self._coming[name] = _Coming(config, device, granules, frontend)
         try:
             if (port := config.tenants[name].port) is not None:
-                coming.listeners = listen.listen_for(config.server.host, name, port)
+                coming.listeners = listen.bind_for(config.server.host, name, port)
             arrival = await (self._start_hosted(name, coming) if device in self._hosted else self._adopt(name, coming, count))
             if problems := await frontend.problems():
                 raise Conflict("; ".join(f"failed to load {each.name!r}: {each.reason}" for each in problems))

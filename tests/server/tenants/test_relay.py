@@ -152,6 +152,42 @@ async def test_the_queue_is_the_tenants_and_a_refusal_is_counted_once(tenant: Te
         lane.check_room()
 
 
+async def test_a_helpers_request_that_has_begun_is_run_while_the_tenant_refuses_new_ones(tenant: Tenant) -> None:
+    """As one of several texts, whose runs follow each other, when the server drains."""
+    helper = tenant.help().lane
+    helper.begin_several()
+    _, first = ask(helper)
+    await settle()
+    for lane in (tenant.lead, helper):
+        lane.refusing = "the server is draining"
+    await tenant.hand.end(outputs=OUT)
+    await first
+    slot = helper.take_slot(begun=True)
+    slot.reserve(1)
+    second = submit(helper, slot, "m", SHAPES)
+    await settle()
+    await tenant.hand.end(outputs=OUT)
+    assert (await second).outputs == OUT
+    with pytest.raises(Unavailable, match="draining"):
+        helper.take_slot()
+
+
+async def test_a_helper_that_waits_for_room_has_it_though_no_request_of_its_own_ends(tenant: Tenant) -> None:
+    helper = tenant.help().lane
+    asked = [ask(tenant.lead)[0] for _ in range(QUEUE + 1)]
+    slot, refused = ask(helper)  # The lead notices by it that helpers have to be refused.
+    with pytest.raises(QueueFull):
+        await refused
+    helper.release(slot)
+    assert helper.full
+    waiting = asyncio.ensure_future(helper.has_room())
+    await settle()
+    assert not waiting.done()
+    tenant.lead.release(asked[-1])
+    await asyncio.wait_for(waiting, 10)
+    assert not helper.full
+
+
 async def test_a_deadline_withdraws_what_waits_and_keeps_memory_of_what_runs(tenant: Tenant) -> None:
     helper = tenant.help().lane
     running, waiting = ask(helper, timeout=0.001), ask(helper, timeout=0.001)
