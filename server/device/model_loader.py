@@ -125,7 +125,9 @@ class ModelLoader:
 
     def attempt(self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING) -> LoadedModel:
         """Prepare and bind a model without logging its problems. `among` is as in `prepare`."""
-        return self._bind(self.prepare(name, among=among), partition)
+        loaded = self._bind(self.prepare(name, among=among), partition)
+        self.let_go(loaded.engines.values())
+        return loaded
 
     def use_options(self, options: Mapping[str, ModelOptions]) -> None:
         """Load these models with these options from now on."""
@@ -164,7 +166,8 @@ class ModelLoader:
     def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
         """Bind a model that `prepare` returned to a partition, and log its problems. Call it once for each such model.
 
-        `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`.
+        `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`. The engines of the result are not
+        freed before `let_go`, called when its executors are in a worker, or closed.
         """
         loaded = self._bind(prepared, partition, whole)
         self._log(loaded, kept)
@@ -184,7 +187,10 @@ class ModelLoader:
         return prepared.loaded
 
     def bring_back(self, source: Source, partition: Partition) -> Executor:
-        """Read and bind a version again that was loaded before. Blocks. Raises ModelRefused, also if its file is another."""
+        """Read and bind a version again that was loaded before. Blocks. Raises ModelRefused, also if its file is another.
+
+        Its engine is not freed before `let_go`, called when the executor is in a worker, or closed.
+        """
         file, resolved = source.file, source.resolved
         again = "load the model again"
         try:
@@ -197,9 +203,15 @@ class ModelLoader:
             raise ModelRefused(_without_path(str(error), file)) from error
         try:
             return bind_instances(engine, partition, resolved.instances)
-        except EngineError as error:
-            raise ModelRefused(_without_path(str(error), file)) from error
-        finally:
+        except BaseException as error:
+            self._engines.let_go(engine)
+            if isinstance(error, EngineError):
+                raise ModelRefused(_without_path(str(error), file)) from error
+            raise
+
+    def let_go(self, engines: Iterable[Engine]) -> None:
+        """Executors of these engines, which were bound here, are in a worker now, or closed."""
+        for engine in engines:
             self._engines.let_go(engine)
 
     def free(self, engine: Engine, in_use: Iterable[Executor]) -> None:
@@ -215,15 +227,22 @@ class ModelLoader:
         self._engines.close()
 
     def _bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False) -> LoadedModel:
+        """The engines of the result are held, one hold for each version."""
         loaded = prepared.loaded
         for version in prepared.versions:
+            before = len(loaded.engines)
             try:
                 if not (whole and loaded.problems):
                     with _recording(version.file, loaded):
                         self._bind_version(version, partition, loaded)
             finally:
-                self._engines.let_go(version.engine)
-        return loaded.discard() if whole and loaded.problems else loaded
+                if len(loaded.engines) == before:
+                    self._engines.let_go(version.engine)
+        if not (whole and loaded.problems):
+            return loaded
+        discarded = loaded.discard()
+        self.let_go(loaded.engines.values())
+        return discarded
 
     def _resolve(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""

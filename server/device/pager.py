@@ -255,10 +255,11 @@ class Pager:
                 executor = await self._bind(stand_in.source, worker)
                 try:
                     await self._reserve(tenant, reservation, taken(executor))
-                except OverBudget:
-                    await self._close(executor)
+                except BaseException:
+                    await self._close(executor, held=True)
                     raise
                 self._put(tenant, model, executor, stand_in)
+                self._model_loader.let_go([executor.engine])
                 reservation.end()
             await self.on_back(tenant)
             pages = self._pages[tenant]
@@ -342,22 +343,24 @@ class Pager:
         return True
 
     async def _bind(self, source: Source, worker: Worker) -> Executor:
-        """Read a model and bind it to the worker's partition. Raises ModelRefused."""
+        """Read a model and bind it to the worker's partition. Raises ModelRefused. Its engine is held."""
         # CPU executors inherit the scheduling priority of the thread that binds them.
         threads = self._threads if worker.partition.host_cores is None else None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(threads, self._model_loader.bring_back, source, worker.partition)
 
-    async def _close(self, executor: Executor) -> None:
-        """Close an executor that no worker has, and free its engine if nothing else uses it."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._free, executor)
+    async def _close(self, executor: Executor, held: bool = False) -> None:
+        """Close an executor that no worker has, and free its engine if nothing else uses it. `held`: it was just bound."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._free, executor, held)
 
-    def _free(self, executor: Executor) -> None:
+    def _free(self, executor: Executor, held: bool) -> None:
         """Blocks. Failures are logged: what cannot be freed, as on a lost device, is not used again either."""
         try:
             executor.close()
         except (EngineError, PartitionError) as error:
             log.warning("closing %r: %s", executor, error)
+        if held:
+            self._model_loader.let_go([executor.engine])
         self._free_engine(executor.engine)
 
     def _free_engine(self, engine: Engine) -> None:

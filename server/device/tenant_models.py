@@ -162,6 +162,7 @@ class TenantModels:
             async with self._changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole=True)
                 self._workers[tenant].executors.update(loaded.executors)
+                self._model_loader.let_go(loaded.engines.values())
                 self.pager.came(tenant, loaded.executors)
                 reservation.end()
         return replace(loaded, executors={})
@@ -245,8 +246,11 @@ class TenantModels:
             async with self._changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole, kept)
                 reservation.end()  # What was bound is in the worker from now on.
-                if loaded.served or not kept:
-                    await self._put(tenant, loaded)
+                try:
+                    if loaded.served or not kept:
+                        await self._put(tenant, loaded)
+                finally:
+                    self._model_loader.let_go(loaded.engines.values())
         return loaded
 
     async def renew_ensembles(self, tenant: str, changed: Collection[str], loaded: Collection[str]) -> None:
@@ -343,7 +347,7 @@ class TenantModels:
     ) -> LoadedModel:
         """Bind a model to the tenant's partition, and check that it fits the tenant's budget, and its requests its memory.
 
-        `whole` and `kept` are as in `ModelLoader.bind`.
+        `whole`, `kept` and what is to be done with the engines of the result are as in `ModelLoader.bind`.
         """
         try:
             await self.pager.make_room(tenant, reservation, expected(prepared))
@@ -373,6 +377,7 @@ class TenantModels:
                     return fitting
                 fitting = replace(fitting, problems=[IndexEntry(fitting.name, "", "UNAVAILABLE", why)])
         discarded = await asyncio.to_thread(fitting.discard)
+        self._model_loader.let_go(fitting.engines.values())
         await self.pager.free(tenant, fitting.engines.values())
         return discarded
 

@@ -102,6 +102,44 @@ async def test_an_engine_that_is_refused_or_unloaded_is_freed_at_once(tmp_path: 
         assert [engine.closed for engine in site.engines].count(True) == 2, "globex has b"
 
 
+async def test_an_engine_is_not_freed_while_another_tenant_is_loading_it(tmp_path: Path) -> None:
+    async with budgeted(tmp_path, paging=False, models="ab") as site:
+        await site.controller.unload("globex", "b")
+
+        async def agree(name: str, served: object) -> str:
+            await site.controller.unload("acme", "b")
+            return ""
+
+        site.frontends["globex"].agree = agree  # type: ignore[method-assign, assignment]
+        await site.controller.load("globex", "b")
+        (executor,) = site.runtime._workers["globex"].executors.values()
+        assert not executor.engine.closed  # type: ignore[attr-defined]
+        await site.infer("globex", "b")
+        await site.controller.repartition({"globex": 3})
+
+
+async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_path: Path) -> None:
+    async with budgeted(tmp_path, models="ab") as site:
+        b = site.tenant("acme").catalog.find("b").key
+        pages = site.runtime._models.pager
+        async with pages.locks["acme"]:
+            assert await pages._page_out("acme", b)
+        reserve = pages._reserve
+
+        async def reserve_again(tenant: str, reservation: Any, memory: Any, least: bool = False) -> None:
+            await reserve(tenant, reservation, memory, least)
+            if len(engine.executors) > before:  # It is bound, and its budget is looked at once more.
+                await site.controller.unload("globex", "b")
+                await asyncio.to_thread(site.runtime.model_loader.free, engine, pager.bound_executors(site.runtime._workers))
+
+        (engine,) = [executor.engine for executor in site.runtime._workers["globex"].executors.values()]
+        before = len(engine.executors)  # type: ignore[attr-defined]
+        pages._reserve = reserve_again  # type: ignore[method-assign]
+        await site.infer("acme", "b")
+        assert not engine.closed  # type: ignore[attr-defined]
+        await site.infer("acme", "b")
+
+
 async def test_what_a_model_takes_in_truth_is_checked_after_it_was_bound_and_undone(tmp_path: Path) -> None:
     async with budgeted(tmp_path, paging=False, models="ab") as site:
         await site.controller.unload("acme", "b")
