@@ -30,6 +30,8 @@ class LadderPlans:
         self._any = any(tenant.ladder for tenant in tenants.values())
         self.states: dict[str, list[RungState]] = {}
         """What was ready when the last plan was carried out, by tenant."""
+        self._planned: set[str] = set()
+        """The names of devices where tenants have rungs by the last plan."""
         self._work: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -89,9 +91,13 @@ class LadderPlans:
     async def _hold(self, first: Callable[[], Awaitable[object]]) -> None:
         await first()
         for device in self._devices:
-            plans = self.plan(device) if device.held else {}
-            for runtime in device.distinct() if any(plans.values()) else ():
+            plans, before = self.plan(device) if device.held else {}, device.name in self._planned
+            self._planned = {*self._planned, device.name} if any(plans.values()) else self._planned - {device.name}
+            for runtime in device.distinct() if before or any(plans.values()) else ():
+                mine = device.of(runtime, plans)
+                for name in [name for name, granules in mine.items() if not granules]:
+                    self.states.pop(name, None)
                 try:
-                    self._show(await runtime.hold(device.of(runtime, plans)))
+                    self._show(await runtime.hold(mine))
                 except (RequestError, EngineError, PartitionError) as error:  # It gets the plan when it is started again.
                     log.warning("no ladders for now: %s", error)

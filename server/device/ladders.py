@@ -207,7 +207,8 @@ class Ladders:
                 rungs[granules] = await loop.run_in_executor(self._threads, self._carve, granules)
             except PartitionError as error:
                 log.warning("tenant %s cannot switch to granules %s: %s", name, list(granules), error)
-                self._wanted[name] = tuple(each for each in self._wanted[name] if each != granules)
+                if wanted := self._wanted.get(name):  # `hold` may have changed it meanwhile.
+                    self._wanted[name] = tuple(each for each in wanted if each != granules)
                 return False
             return True
         rung = rungs[granules]

@@ -119,6 +119,36 @@ async def test_another_share_moves_as_without_a_ladder_and_the_rungs_follow(site
     await answered(site)
 
 
+async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(root: Path) -> None:
+    acme = TenantConfig(name="acme", granules=2, ladder=(4,), models=("*",))
+    async with serving(root, tenants=(acme, TenantConfig(name="globex", granules=2, models=("b",)))) as site:
+        await settled(site)
+        (rung,) = rungs(site)["acme"]
+        assert len(rung) == 4
+        assert (await move(site, acme=4)).pauses["acme"].ladder
+        await settled(site)
+        assert rungs(site)["acme"] == {}
+        assert site.controller.ladders.states == {}
+        await move(site, acme=2)
+        await settled(site)
+        assert rungs(site)["acme"] == {rung: 2}
+
+
+async def test_a_ladder_that_ends_while_a_rung_cannot_be_made_leaves_nothing(root: Path) -> None:
+    async with serving(root, tenants=LADDERS) as site:
+        carve = site.device.carve
+
+        def refuse(granules: Any, lent: Any = ()) -> Any:
+            if tuple(granules) == (2, 3, 4, 5):
+                site.runtime.ladders.hold({})
+                raise PartitionError("no more contexts")
+            return carve(granules, lent)
+
+        site.device.carve = refuse  # type: ignore[method-assign]
+        await settled(site)
+        assert {name: held for name, held in rungs(site).items() if held} == {}
+
+
 async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
