@@ -1,7 +1,8 @@
 """Several executors of one engine on one partition, used in round robin as if they were one.
 
 Works on a partition's stream still run one after another. The gain is that each executor has its own shapes, graphs and memory,
-so one can prepare itself for new shapes while works of the others are in flight.
+so one can prepare itself for new shapes while works of the others are in flight. The launch loop launches the graphs of the
+first: it has those of all shapes that are ready, and taking turns would gain nothing there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from itertools import cycle
 from threading import Lock
 from typing import Any
 
-from engines import Engine, Executor, Room, Tensor, Work
+from engines import Engine, Executor, Recipe, Room, Tensor, Work
 from engines.base import NO_ROOM
 from engines.in_turn import sum_of_adds
 from engines.memory import added
@@ -45,6 +46,12 @@ class RoundRobinExecutor:
         asked = [getattr(executor, "preparing", None) for executor in self._executors]
         pending = [future for ask in asked if ask is not None and (future := ask(shapes)) is not None]
         return _all(pending) if pending else None
+
+    def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe | None:
+        """As `engines.base.Launchable`: that of the first executor, None if it has none."""
+        first: Any = self._executors[0]
+        found: Recipe | None = first.recipe(shapes, revoke) if hasattr(first, "recipe") else None
+        return found
 
     def rebind(self, partition: Partition) -> "RoundRobinExecutor":
         """All executors or none."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import DATATYPES, ExecutionFailed, Recipe, Tensor
+from engines import DATATYPES, ExecutionFailed, Recipe, Step, Tensor, chain
 from tests.engines.simulated import AFFINE, Bench, affine, assert_right, never_captured, rows
 
 BATCHES = {"x": [(1, 3), (2, 3), (8, 3)]}
@@ -189,6 +189,23 @@ def test_recipes_of_alternates_are_launched_and_both_enqueued_in_any_order(bench
     assert launcher.revocations == 2
     bench.close_engines()
     wide.close()
+
+
+def test_an_ensemble_is_launched_by_a_recipe_as_one_model(bench: Bench, launcher: Launcher) -> None:
+    first, second = (bench.load(bench.artifact(AFFINE, BATCHES)) for _ in range(2))
+    whole = chain([Step(first, {"x": "IN"}, {"y": "between"}), Step(second, {"x": "between"}, {"y": "OUT"})], ["OUT"])
+    executor: Any = whole.bind(bench.partition)
+    data, room = rows(2), bench.room(256)
+    executor.enqueue(bench.pinned(data), room).wait()
+    recipe = recipe_of(executor, launcher)
+    for seed in range(20):
+        data = rows(2, seed)
+        ((x,), target) = bench.pinned(data), room.address
+        launch(executor, recipe, 2, x.address, target)
+        assert Tensor((2, 3), target, 24).array(DATATYPES["FP32"]).tolist() == affine(affine(data)).tolist()
+    executor.close()
+    assert launcher.revocations
+    whole.close()
 
 
 def test_a_closed_executor_has_no_recipe(bench: Bench, launcher: Launcher) -> None:

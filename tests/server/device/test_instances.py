@@ -10,6 +10,8 @@ from engines import DATATYPES, ExecutionFailed, ModelRefused, Signature, Tensor,
 from engines.signature import Shape
 from server.device.instances import RoundRobinExecutor, bind_instances
 from tests.fakes import FakeDevice, FakeEngine, FakeExecutor, FakePartition, FakeWork
+from tests.launchable import LaunchableEngine, needs_a_compiler
+from tests.server.workers.test_worker import SLOTS, benched
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
 
@@ -142,3 +144,35 @@ def test_trim_is_passed_to_instances_that_keep_memory(engine: FakeEngine, partit
     keeping = Trimmed(engine, partition)
     RoundRobinExecutor([keeping, FakeExecutor(engine, partition)]).trim(5.0, idle=True)
     assert keeping.trims == [(5.0, True)]
+
+
+@needs_a_compiler
+def test_the_launch_loop_runs_the_inferences_of_several_instances() -> None:
+    with benched(launchable=True) as bench:
+        executor = bind_instances(bench.engine, bench.partition, 2)
+        bench.worker.executors["m/1#1"].close()
+        bench.worker.executors["m/1#1"] = executor
+        bench.worker.serve(bench.endpoint)
+        bench.put(bench.ticket(0, 1))
+        bench.next()
+        bench.rush()
+        bench.rush()
+        assert bench.script.reached["enqueue"] == 1, "the first, which the launch loop learnt from"
+        assert sum(each.launched for each in bench.engine.executors) == 2 * SLOTS  # type: ignore[attr-defined]
+        bench.engine.executors[0].revoke()  # type: ignore[attr-defined]
+        bench.rush()
+
+
+def test_instances_that_cannot_be_launched_without_the_interpreter_have_no_recipe(
+    engine: FakeEngine, partition: FakePartition
+) -> None:
+    assert RoundRobinExecutor([FakeExecutor(engine, partition)]).recipe([(1,)], lambda: None) is None
+
+
+@needs_a_compiler
+def test_closing_instances_revokes_their_recipe() -> None:
+    device, revoked = FakeDevice(), []
+    executor = bind_instances(LaunchableEngine(SIGNATURE, device.script), device.carve([0]), 2)
+    assert executor.recipe([(1,)], lambda: revoked.append(True))  # type: ignore[attr-defined]
+    executor.close()
+    assert revoked
