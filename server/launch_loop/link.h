@@ -63,14 +63,14 @@ static inline int wait_event(int event, int64_t ns) {
 }
 
 /* Add the count of the tickets' eventfd; returns 0 if there is nothing to read. Does not wait: the HTTP side may have emptied it
- * since it was looked at, and decides whether a plain read waits. Linux before 5.8 has plain reads only. */
+ * since it was looked at, and decides whether a plain read waits. Linux before 5.8, for one, has plain reads only. */
 static inline int add_event(int event, int64_t *count) {
     uint64_t value;
     ssize_t length;
 #ifdef RWF_NOWAIT
     struct iovec part = {&value, sizeof value};
     length = preadv2(event, &part, 1, -1, RWF_NOWAIT);
-    if (length < 0 && errno == EOPNOTSUPP)
+    if (length < 0 && errno != EAGAIN)
 #endif
         length = wait_event(event, 0) ? read(event, &value, sizeof value) : -1;
     if (length != (ssize_t)sizeof value) return 0;

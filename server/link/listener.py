@@ -34,10 +34,13 @@ def _read(event: int, count: c_uint64) -> int:
 
 
 def take(event: int) -> int:
-    """The count of an eventfd, which is 0 afterwards. Does not wait, except on Linux before 5.8 if another reader is faster."""
+    """The count of an eventfd, which is 0 afterwards.
+
+    Does not wait, except where the kernel knows no such read, as Linux before 5.8, and another reader is faster.
+    """
     count = c_uint64()
     failed = _read(event, count)
-    if failed == errno.EOPNOTSUPP and _is_readable(event):
+    if failed not in (0, errno.EAGAIN) and _is_readable(event):
         return os.eventfd_read(event)
     return 0 if failed else count.value
 
