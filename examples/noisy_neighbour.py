@@ -63,7 +63,7 @@ def main() -> None:
     ours, theirs = cores[:half], cores[half : 2 * half]
     counts = {"first": half, "second": half, "both": 2 * half}
     disturbed = False
-    print(f"{'':18} {'alone':>18} {'beside a neighbour':>18}   p99 beside / p99 alone   used by other programs")
+    print(f"{'':18} {'alone':>18} {'beside a neighbour':>21}   p99 beside / p99 alone   used by other programs")
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder, "models"))
         for name, tenants in (("own partition", PARTITIONS), ("shared", SHARED)):
@@ -78,7 +78,7 @@ def main() -> None:
                 used = others.share()
                 os.sched_setaffinity(0, cores)
             ratio = p99(beside) / p99(alone)
-            print(f"{name:18} {shown(alone):>18} {shown(beside):>18}   {ratio:22.1f}   {used:22.0%}")
+            print(f"{name:18} {shown(alone):>18} {shown(beside):>21}   {ratio:22.1f}   {used:22.0%}")
             disturbed = disturbed or used >= DISTURBED
     if disturbed:
         print("Other programs were busy on these cores, which delays the victim too: run it again on a machine at rest.")
