@@ -16,6 +16,7 @@ from ..errors import BadRequest, Unavailable
 from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep, admin_router
+from .needs import milliseconds, shown_need
 
 router = admin_router()
 
@@ -85,7 +86,11 @@ def _advised(
     share = advising.Share(
         granules, len(device.info.granules), device.info.granules[0], device.info.unit, tenant.min_granules or 1
     )
-    about = {"granules": granules, "device": device.name, "target_ms": _ms(tenant.target_p99) if tenant.target_p99 else None}
+    about = {
+        "granules": granules,
+        "device": device.name,
+        "target_ms": milliseconds(tenant.target_p99) if tenant.target_p99 else None,
+    }
     if tenant.spread or before is None or after is None or held.get(name) != granules:
         why = "its share changed meanwhile" if before and after else "its process does not answer"
         why = "it is on several devices, each with a part of its load" if tenant.spread else why
@@ -109,15 +114,8 @@ def _shown(found: advising.Advice) -> Object:
 
 def _measured(found: Need) -> Object:
     low, high = advising.p99_between(found)
-    return {
-        "seconds": round(found.seconds, 1),
-        "requests": found.requests,
-        "busy": round(found.busy, 3),
-        "queue_ms": _ms(found.queue),
-        "p99_ms": None if found.p99 is None else _ms(found.p99),
-        "turned_away": found.turned_away,
-        "p99_between_ms": [_ms(low), None if high is None else _ms(high)] if found.requests else None,
-    }
+    between = [milliseconds(low), None if high is None else milliseconds(high)] if found.requests else None
+    return shown_need(found) | {"p99_between_ms": between}
 
 
 def _length(text: str) -> float:
@@ -129,7 +127,3 @@ def _length(text: str) -> float:
     if not _LEAST <= length <= _MOST:  # Also for what is no number.
         raise BadRequest(f"seconds: {show(text)}; expected a number from {_LEAST:g} to {_MOST:g}")
     return length
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)

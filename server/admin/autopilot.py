@@ -8,12 +8,12 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controller import Controller
 from ..control.moves import MoveRecord
-from ..control.need import Need
 from ..control.pilot import MODES, Mode
 from ..errors import BadRequest
 from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep, admin_router
+from .needs import milliseconds, shown_need
 
 router = admin_router("Autopilot")
 
@@ -58,9 +58,9 @@ def shown_move(record: MoveRecord) -> Object:
         "before": record.before,
         "after": record.after,
         "error": record.error,
-        "prepared_ms": _ms(record.prepared),
-        "took_ms": _ms(record.took),
-        "paused": {name: {"ms": _ms(pause.seconds), "ladder": pause.ladder} for name, pause in record.pauses.items()},
+        "prepared_ms": milliseconds(record.prepared),
+        "took_ms": milliseconds(record.took),
+        "paused": {name: {"ms": milliseconds(pause.seconds), "ladder": pause.ladder} for name, pause in record.pauses.items()},
     }
 
 
@@ -75,25 +75,10 @@ def _state(controller: Controller) -> Object:
                 "granules": len(held.granules) if (held := controller.partition(name)) else 0,
                 "own_granules": pilot.own(name),
                 "min_granules": tenant.min_granules or 1 if piloted else None,
-                "target_ms": None if tenant.target_p99 is None else _ms(tenant.target_p99),
-                "measured": _need(need) if (need := pilot.needs.get(name)) else None,
+                "target_ms": None if tenant.target_p99 is None else milliseconds(tenant.target_p99),
+                "measured": shown_need(need) if (need := pilot.needs.get(name)) else None,
             }
             for name, tenant in controller.tenants.items()
             for piloted in [not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)]
         },
     }
-
-
-def _need(need: Need) -> Object:
-    return {
-        "seconds": round(need.seconds, 1),
-        "requests": need.requests,
-        "busy": round(need.busy, 3),
-        "queue_ms": _ms(need.queue),
-        "p99_ms": None if need.p99 is None else _ms(need.p99),
-        "turned_away": need.turned_away,
-    }
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)

@@ -20,6 +20,7 @@ from ..protocol.json_document import Object
 from . import status_schemas
 from .autopilot import shown_move
 from .dependencies import ControllerDep, admin_router
+from .needs import milliseconds
 from .partitions import shown_wide
 
 router = admin_router()
@@ -123,7 +124,7 @@ def _tenant(look: TenantLook, whole: Look) -> Object:
         "request_bytes_limit": config.memory,
         "device_bytes": memory.used if memory else None,
         "device_bytes_limit": memory.limit if memory else None,
-        "target_ms": None if config.target_p99 is None else _ms(config.target_p99),
+        "target_ms": None if config.target_p99 is None else milliseconds(config.target_p99),
         "lends": report.lending[0] if report.lending else None,
         "measured": _need(look.need) if look.need else None,
         "isolation": _comparison(look.comparison),
@@ -138,7 +139,7 @@ def _need(need: Need) -> Object:
         "turned_away_per_second": round(need.turned_away / need.seconds, 2),
         "limited_per_second": round(need.limited / need.seconds, 2),
         "busy": round(need.busy, 3),
-        "queue_ms": _ms(need.queue),
+        "queue_ms": milliseconds(need.queue),
         "p50_ms": _quantile(need.buckets, 0.5),
         "p99_ms": _quantile(need.buckets, 0.99),
     }
@@ -148,7 +149,7 @@ def _comparison(found: Comparison) -> Object:
     return {
         "ratio": None if found.ratio is None else round(found.ratio, 2),
         "slower": found.slower,
-        "quiet_p99_ms": None if found.p99 is None else _ms(found.p99),
+        "quiet_p99_ms": None if found.p99 is None else milliseconds(found.p99),
         "quiet_requests": found.requests,
         "why": found.why,
     }
@@ -188,8 +189,4 @@ def _problem(problem: Problem) -> Object:
 
 def _quantile(buckets: Sequence[int], share: float) -> float | None:
     found = quantile(buckets, share)
-    return None if found is None else _ms(found)
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 3)
+    return None if found is None else milliseconds(found)
