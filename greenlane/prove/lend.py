@@ -44,7 +44,7 @@ from .lending import (
     rounds_in,
     turns,
 )  # fmt: skip
-from .measure import CONNECTIONS, LOOK, MOST, Places
+from .measure import LOOK, Places, client
 from .others import Others
 from .phases import by_phase
 from .places import place
@@ -204,16 +204,7 @@ def _lender(access: Access, tenant: Surveyed, mine: Sequence[Turn], rates: Mappi
             jitter = random.Random(number)
             due += [turn.begin + IDLE * (at + 1) + jitter.uniform(0, IDLE / 4) for at in range(REQUESTS)]
     ask = binary(model.model, model.large.form, access.headers(tenant.name))
-    return OpenLoop(
-        port=access.port,
-        ask=ask,
-        arrivals=due,
-        connections=CONNECTIONS,
-        most=MOST,
-        spin=places.apart,
-        keep=1 << 30,
-        cores=places.victim,
-    )
+    return client(access.port, ask, due, places)
 
 
 def _borrower(access: Access, tenant: Surveyed, mine: Sequence[Turn], places: Places) -> InTurn:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
 from greenlane.load.figures import Figures, Samples, figures, merged, percentile
-from greenlane.load.jobs import InTurn, OpenLoop, Seen, Tally
+from greenlane.load.jobs import Ask, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.processes import Job, LoadProcessFailed, begun
 from greenlane.load.rules import Growth, Ruling, rule
 from greenlane.load.schedule import poisson
@@ -145,10 +145,14 @@ def _timed(victim: Victim, phases: Sequence[Step], places: Places) -> OpenLoop:
     due = [
         step.begin + at for number, step in enumerate(phases) for at in poisson(victim.rate, step.end - step.begin, seed=number)
     ]
-    job = victim.job
+    return client(victim.job.port, victim.job.ask, due, places)
+
+
+def client(port: int, ask: Ask, due: list[float], places: Places) -> OpenLoop:
+    """The client of a tenant that is measured, a victim or a lender: each request is sent when it is due."""
     return OpenLoop(
-        port=job.port,
-        ask=job.ask,
+        port=port,
+        ask=ask,
         arrivals=due,
         connections=CONNECTIONS,
         most=MOST,

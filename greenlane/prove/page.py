@@ -1,12 +1,12 @@
 """The findings as one HTML page that needs nothing else, and loads nothing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from greenlane.load.figures import figures, merged
 from greenlane.load.rules import BOUND, ENOUGH
+from greenlane.report.page import document, pairs
 
 from . import lending
 from .attacks import WHAT
@@ -37,12 +37,9 @@ def render(findings: Findings) -> str:
         *(_lent(findings, each) for each in findings.lending),
         _untried(findings),
         f"<section><h2>How to read this</h2>{_notes(findings)}</section>",
-        f"<section><h2>On what</h2>{_pairs(findings.machine)}</section>",
+        f"<section><h2>On what</h2>{pairs(findings.machine)}</section>",
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    style = _STYLE.read_text(encoding="utf-8")
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head>\n<body>\n{body}\n</body></html>\n'
+    return document(title, parts, _STYLE)
 
 
 def _verdict(findings: Findings) -> str:
@@ -137,7 +134,3 @@ def _table(heads: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
 
 def _cells(texts: Iterable[str]) -> str:
     return "".join(f"<td>{escape(text)}</td>" for text in texts)
-
-
-def _pairs(pairs: Mapping[str, Any]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd>' for key, value in pairs.items())}</dl>"

@@ -6,14 +6,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-_STYLE = Path(__file__).parent / "style.css"
+_FOLDER = Path(__file__).parent
+STYLE = _FOLDER / "style.css"
+"""The style of a page of tiles, pictures and tables."""
 
 
-def document(title: str, parts: Iterable[str]) -> str:
-    """The whole page; `parts` are HTML, everything else here escapes what it is given."""
+def document(title: str, parts: Iterable[str], style: Path = STYLE) -> str:
+    """The whole page; `parts` are HTML, everything else here escapes what it is given. `style` adds to what all pages have."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    body, style = "\n".join(parts), _STYLE.read_text(encoding="utf-8")
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head>\n<body>\n{body}\n</body></html>\n'
+    body, styles = "\n".join(parts), "".join(each.read_text(encoding="utf-8") for each in (_FOLDER / "base.css", style))
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{styles}</style></head>\n<body>\n{body}\n</body></html>\n'
 
 
 def tiles(numbers: Iterable[tuple[str, str]]) -> str:
