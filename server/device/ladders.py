@@ -17,6 +17,7 @@ from ..control.descriptions import RungState
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
 from .paged_executor import PagedExecutor
+from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.ladder")
 
@@ -37,7 +38,7 @@ class Rung:
 
 
 class Ladders:
-    """Belongs to the event loop. `workers` are the current ones, `changing` and `paging` each tenant's locks; see `Runtime`.
+    """Belongs to the event loop. `workers` are the current ones.
 
     `hold` says which rungs there are to be. They are made in the background, one executor at a time with the tenant's locks, so
     that a move or a load waits for one at most: on a GPU on a thread at idle priority, on CPU cores at normal priority, which
@@ -51,13 +52,11 @@ class Ladders:
         self,
         device: Device,
         workers: Mapping[str, Worker],
-        changing: Mapping[str, asyncio.Lock],
-        paging: Mapping[str, asyncio.Lock],
+        locks: TenantLocks,
     ) -> None:
         self._device = device
         self._workers = workers
-        self._changing = changing
-        self._paging = paging
+        self._locks = locks
         self._wanted: dict[str, tuple[Granules, ...]] = {}
         self._rungs: dict[str, dict[Granules, Rung]] = {}
         self._refused: set[tuple[str, Granules, ModelKey]] = set()
@@ -182,19 +181,14 @@ class Ladders:
         """Close the rungs that are not wanted, and make those that are, step by step."""
         for granules, rung in list(self._rungs.get(name, {}).items()):
             if granules not in self._wanted.get(name, ()):
-                async with self._lock(self._changing, name), self._lock(self._paging, name):
+                async with self._locks.both(name):
                     if self._rungs.get(name, {}).get(granules) is rung:
                         await asyncio.to_thread(self._rungs[name].pop(granules).close)
         for granules in self._wanted.get(name, ()):
             step = True
             while step:
-                async with self._lock(self._changing, name), self._lock(self._paging, name):
+                async with self._locks.both(name):
                     step = await self._next(name, granules)
-
-    @staticmethod
-    def _lock(locks: Mapping[str, asyncio.Lock], name: str) -> asyncio.Lock:
-        """The tenant's lock; one of no account where it has gone."""
-        return locks.get(name) or asyncio.Lock()
 
     async def _next(self, name: str, granules: Granules) -> bool:
         """Make the partition of a rung, or the next executor that it lacks; whether there was anything to make."""

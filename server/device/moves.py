@@ -17,6 +17,7 @@ from ..workers.halting import Halting, hold
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ladders import Ladders, Rung
+from .tenant_locks import TenantLocks
 
 MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
 """Makes a tenant's worker on a partition, with these executors. Any thread."""
@@ -26,7 +27,7 @@ class PartitionMoves:
     """One move at a time: `prepare`, `settle`, `halt` and `commit`, or `discard`; see `server.control.device_runtime`.
 
     Belongs to the event loop. `workers` are the current ones, by tenant; `commit` replaces those of tenants that move. Their
-    locks in `changing` and `paging` are held from `prepare` to the end of the move: their models do not change meanwhile.
+    locks are held from `prepare` to the end of the move: their models do not change meanwhile.
     """
 
     def __init__(
@@ -34,8 +35,7 @@ class PartitionMoves:
         manager: PartitionManager,
         workers: dict[str, Worker],
         worker_control: WorkerControl,
-        changing: Mapping[str, asyncio.Lock],
-        paging: Mapping[str, asyncio.Lock],
+        locks: TenantLocks,
         max_pause: float,
         make_worker: MakeWorker,
         ladders: Ladders,
@@ -43,8 +43,7 @@ class PartitionMoves:
         self._manager = manager
         self._workers = workers
         self._worker_control = worker_control
-        self._changing = changing
-        self._paging = paging
+        self._tenant_locks = locks
         self._max_pause = max_pause
         self._make_worker = make_worker
         self._ladders = ladders
@@ -70,7 +69,7 @@ class PartitionMoves:
         move = Move(before, {**before, **granules})
         async with AsyncExitStack() as locks:
             for name in move.movers:
-                for lock in (self._changing[name], self._paging[name]):
+                for lock in (self._tenant_locks.changing[name], self._tenant_locks.paging[name]):
                     await hold(lock, name, self._max_pause)
                     locks.callback(lock.release)
             taken = {name: rung for name in move.movers if (rung := self._ladders.take(name, move.after[name]))}

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class Pages:
 class Pager:
     """Belongs to the event loop, except `request`. `tenants`, `frontends` and `workers` are the current ones.
 
-    `locks` are by tenant: held while a model is paged in or out, and by moves. They are taken after those of changing models.
+    `locks` are `TenantLocks.paging`.
     `loading` is called with a tenant and a model that is read and bound within the block.
     """
 
@@ -93,7 +93,7 @@ class Pager:
         frontends: Mapping[str, Frontend],
         model_loader: ModelLoader,
         workers: Mapping[str, Worker],
-        locks: MutableMapping[str, asyncio.Lock],
+        locks: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
         loading: Callable[[str, str], AbstractContextManager[None]],
         ladders: Ladders,
@@ -129,12 +129,11 @@ class Pager:
 
     def add(self, tenant: str) -> None:
         """A tenant without models has come."""
-        self._pages[tenant], self.locks[tenant] = Pages(), asyncio.Lock()
+        self._pages[tenant] = Pages()
 
     def remove(self, tenant: str) -> None:
         """This tenant has gone."""
         self._pages.pop(tenant, None)
-        self.locks.pop(tenant, None)
 
     def memory(self) -> list[TenantMemory]:
         """What each tenant's models take now."""

@@ -10,6 +10,7 @@ from partitions import PartitionError
 from ..workers.worker import Worker
 from .model_loader import ModelLoader
 from .taken_memory import bound_executors
+from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.models")
 
@@ -19,15 +20,10 @@ CHECK_INTERVAL = 1.0
 """Seconds between two checks for engines that can be freed."""
 
 
-async def free_engines(
-    model_loader: ModelLoader,
-    workers: Mapping[str, Worker],
-    changing: Mapping[str, asyncio.Lock],
-    paging: Mapping[str, asyncio.Lock],
-) -> None:
+async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker], locks: TenantLocks) -> None:
     """Free unused engines, one at a time, when no inference was queued or ran at two checks in a row.
 
-    Runs on the event loop until it is cancelled. `changing` and `paging` are the locks of each tenant's models.
+    Runs on the event loop until it is cancelled.
     """
     before = False
     while True:
@@ -35,21 +31,18 @@ async def free_engines(
         quiet = all(worker.idle for worker in workers.values())
         await asyncio.to_thread(_release_unused, model_loader, workers, quiet and before)
         before = quiet
-        await _trim(workers, changing, paging)
+        await _trim(workers, locks)
 
 
-async def _trim(
-    workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock], paging: Mapping[str, asyncio.Lock]
-) -> None:
+async def _trim(workers: Mapping[str, Worker], locks: TenantLocks) -> None:
     """Have all executors free memory that they have not used for a while, except of tenants whose models are changing.
 
     A tenant may come or go meanwhile. Failures are logged: the memory of the others is freed all the same.
     """
     for name in list(workers):
-        first, then = changing.get(name), paging.get(name)
-        if first is None or then is None or first.locked() or then.locked():
+        if locks.held(name):
             continue
-        async with first, then:
+        async with locks.both(name):
             if worker := workers.get(name):
                 try:
                     await asyncio.to_thread(worker.trim, KEPT)

@@ -35,6 +35,7 @@ from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
 from .refresh import ModelRefresh
 from .stretches import Stretches
+from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
 
 log = logging.getLogger("greenlane.runtime")
@@ -45,8 +46,8 @@ class Runtime:
 
     `PartitionMoves` moves tenants to other granules, `TenantModels` loads and unloads, `WorkerControl` halts and resumes
     workers, `Supervision` restarts failed ones; all share the dict of current workers. Each tenant has three locks, all taken
-    by moves: `_changing`, then `_paging`, the one of `WorkerControl` last. Methods run on the event loop unless they say
-    otherwise. `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
+    by moves: those of `TenantLocks`, the one of `WorkerControl` last. Methods run on the event loop unless they say otherwise.
+    `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
     `adopt`). `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
     and `on_lost` with the reason when the device is lost. `pages` are descriptors of the pages of tenants that lend
     (`link.activity`), which it closes.
@@ -77,26 +78,22 @@ class Runtime:
         self._epoch = time.monotonic_ns()
         self._meters: dict[str, Meter] = {}
         """By tenant, those that have gone included: what they used still has to be reported."""
-        self._changing = {name: asyncio.Lock() for name in frontends}
-        """Held while a tenant's models or partition change, including the preparation."""
-        self._paging = {name: asyncio.Lock() for name in frontends}
-        """Held while a model of a tenant is paged in or out, and while its partition changes; taken after `_changing`."""
+        self._locks = TenantLocks(frontends)
         max_pause = config.server.max_pause
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
-        self.ladders = Ladders(device, self._workers, self._changing, self._paging)
+        self.ladders = Ladders(device, self._workers, self._locks)
         self._moves = PartitionMoves(
             self.manager,
             self._workers,
             self._worker_control,
-            self._changing,
-            self._paging,
+            self._locks,
             max_pause,
             self._make_worker,
             self.ladders,
         )
         limits = {name: config.execution_limit(name) for name in frontends}
         numbers = {name: number for number, name in enumerate(config.tenants)}
-        self._stretches = Stretches(device, self._workers, self._changing, self._paging, pages, numbers, max_pause)
+        self._stretches = Stretches(device, self._workers, self._locks, pages, numbers, max_pause)
         self._supervision = Supervision(max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle)
         self._models = TenantModels(
             {name: config.tenants[name] for name in frontends},
@@ -105,8 +102,7 @@ class Runtime:
             self.model_loader,
             self._workers,
             self._worker_control,
-            self._changing,
-            self._paging,
+            self._locks,
             self._lifecycle,
             on_loading,
             self._stretches,
@@ -145,7 +141,7 @@ class Runtime:
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
         self._models.start(left_out)
-        self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing, self._paging))
+        self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._locks))
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}
 
@@ -221,7 +217,7 @@ class Runtime:
         configuration. Numbers of its models' loads are above `beyond`. Raises as `start` does; `release` it then.
         """
         known = self._tenants[name] = config or self._tenants[name]
-        self._changing[name] = asyncio.Lock()
+        self._locks.add(name)
         self._worker_control.add(name)
         self._supervision.add(name, known.execution_limit(self._max_execution))
         self._models.add(known if models is None else known.with_models(models))
@@ -233,9 +229,9 @@ class Runtime:
 
     async def release(self, name: str) -> None:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""
-        if name not in self._changing:
+        if name not in self._locks.changing:
             return
-        async with self._models.ordering[name], self._changing[name], self._paging[name], self._worker_control.locks[name]:
+        async with self._models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
             await self.ladders.remove(name)
             if worker := self._workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
@@ -244,8 +240,8 @@ class Runtime:
         self._supervision.remove(name)
         self._stretches.remove(name)
         self._models.remove(name)
+        self._locks.remove(name)
         await self._worker_control.remove(name)
-        del self._changing[name]
         self.frontends[name].close()
 
     def name_models(self, tenant: str, keys: Mapping[ModelKey, ModelKey]) -> None:
@@ -309,7 +305,7 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.
-            changing = *self._models.ordering.values(), *self._changing.values(), *self._paging.values()
+            changing = *self._models.ordering.values(), *self._locks.changing.values(), *self._locks.paging.values()
             for lock in (*changing, *self._worker_control.locks.values()):
                 await locks.enter_async_context(lock)
             if self._freeing:

@@ -18,6 +18,7 @@ from ..workers.borrowing import Borrowing, BorrowingStatistics
 from ..workers.stretching import Measured
 from ..workers.worker import Worker
 from .paged_executor import PagedExecutor
+from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.lending")
 
@@ -39,7 +40,7 @@ class _Tenant:
 
 
 class Stretches:
-    """Belongs to the event loop. `workers` are the current ones, `changing` and `paging` each tenant's locks; see `Runtime`.
+    """Belongs to the event loop. `workers` are the current ones.
 
     `pages` are the descriptors of the pages of all that lend, by tenant; `numbers` are the tenants' numbers there.
     """
@@ -48,16 +49,14 @@ class Stretches:
         self,
         device: Device,
         workers: Mapping[str, Worker],
-        changing: Mapping[str, asyncio.Lock],
-        paging: Mapping[str, asyncio.Lock],
+        locks: TenantLocks,
         pages: Mapping[str, int],
         numbers: Mapping[str, int],
         max_pause: float,
     ) -> None:
         self._device = device
         self._workers = workers
-        self._changing = changing
-        self._paging = paging
+        self._locks = locks
         self._pages = pages
         self._numbers = numbers
         self._max_pause = max_pause
@@ -86,13 +85,13 @@ class Stretches:
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         """Give every tenant the wide partition that is planned for it, or none. What cannot be made is logged, and left out."""
         for name in list(self._workers):
-            async with self._changing[name], self._paging[name]:
+            async with self._locks.both(name):
                 if name in self._workers:
                     await self._follow(name, plans.get(name))
 
     async def follow_models(self, name: str) -> None:
         """A tenant's models have changed: make them ready on its wide partition. With its lock in `changing` held."""
-        async with self._paging[name]:
+        async with self._locks.paging[name]:
             await self.follow_paging(name)
 
     async def follow_paging(self, name: str) -> None:

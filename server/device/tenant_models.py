@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +31,7 @@ from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .stretches import Stretches
 from .taken_memory import taken
+from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -56,8 +57,7 @@ class TenantModels:
         model_loader: ModelLoader,
         workers: Mapping[str, Worker],
         worker_control: WorkerControl,
-        changing: Mapping[str, asyncio.Lock],
-        paging: MutableMapping[str, asyncio.Lock],
+        locks: TenantLocks,
         lifecycle: Lifecycle,
         on_loading: OnLoading,
         stretches: Stretches,
@@ -68,14 +68,16 @@ class TenantModels:
         self._model_loader = model_loader
         self._workers = workers
         self._worker_control = worker_control
-        self._changing = changing
+        self._locks = locks
         self._lifecycle = lifecycle
         self._on_loading = on_loading
         self._stretches = stretches
         self._ladders = ladders
         self._left_out: Mapping[str, Collection[str]] = {}
         self.served = LoadedModels(tenants, strict_readiness)
-        self.pager = Pager(self.tenants, self.served, frontends, model_loader, workers, paging, lifecycle, self._loads, ladders)
+        self.pager = Pager(
+            self.tenants, self.served, frontends, model_loader, workers, locks.paging, lifecycle, self._loads, ladders
+        )
         self.pager.on_back = self._follow_paging
         stretches.refuse = ladders.refuse = self.pager.refuse_more
         self.ordering = {name: asyncio.Lock() for name in tenants}
@@ -159,7 +161,7 @@ class TenantModels:
         """
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
             prepared = await self._read_model(tenant, name, override, reservation, among, options)
-            async with self._changing[tenant]:
+            async with self._locks.changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole=True)
                 self._workers[tenant].executors.update(loaded.executors)
                 self._model_loader.let_go(loaded.engines.values())
@@ -169,13 +171,13 @@ class TenantModels:
 
     async def publish(self, tenant: str, loaded: LoadedModel) -> None:
         """Serve a model that was staged, or that is `LoadedModel.stopped`. Call it within `in_turn`."""
-        async with self._changing[tenant]:
+        async with self._locks.changing[tenant]:
             await self._put(tenant, loaded)
 
     async def unstage(self, tenant: str, loaded: LoadedModel) -> None:
         """Free a model that was staged. Call it within `in_turn`."""
         self._frontends[tenant].withdraw(loaded.name)
-        async with self._changing[tenant]:
+        async with self._locks.changing[tenant]:
             await self._free(tenant, [served.key for served in loaded.served])
 
     async def try_to_load(self, tenant: str, name: str, override: str | None = None, kept: bool = False) -> LoadedModel:
@@ -187,7 +189,7 @@ class TenantModels:
 
     async def forget(self, tenant: str, name: str) -> None:
         """Stop serving a model, once its requests have ended, and know nothing of it any more. Call it within `in_turn`."""
-        async with self._changing[tenant]:
+        async with self._locks.changing[tenant]:
             before = self.served.forget(tenant, name)
             settled = await self._frontends[tenant].publish(name, [], [])
             await self._left(tenant, before, settled)
@@ -243,7 +245,7 @@ class TenantModels:
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
             self._frontends[tenant].announce(name)
             prepared = await self._read_model(tenant, name, override, reservation, self.served.of(tenant), options)
-            async with self._changing[tenant]:
+            async with self._locks.changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole, kept)
                 reservation.end()  # What was bound is in the worker from now on.
                 try:
@@ -263,7 +265,7 @@ class TenantModels:
                 await self._replace(tenant, ensemble.name, ensemble.override, whole=True)
 
     async def _unload(self, tenant: str, name: str) -> None:
-        async with self._changing[tenant]:
+        async with self._locks.changing[tenant]:
             if name in self.served.of(tenant):
                 for ensemble in self.served.ensembles(tenant, [name]):
                     await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
@@ -400,7 +402,7 @@ class TenantModels:
     async def _free(self, tenant: str, keys: Sequence[ModelKey], settled: bool = True) -> None:
         """Close the executors of these models, and what was made of them. Not `settled`: requests for them may be running."""
         executors = self._workers[tenant].executors
-        async with self.pager.locks[tenant]:  # One of them may be on its way back.
+        async with self._locks.paging[tenant]:  # One of them may be on its way back.
             left = [executors.pop(key) for key in keys]
         wide = [*self._stretches.leave_models(tenant, keys), *self._ladders.leave_models(tenant, keys)]
         if settled:
