@@ -3,6 +3,7 @@
 - README.md, CHANGELOG.md and CONTRIBUTING.md become pages, though they are not in docs/.
 - Links from there into docs/, and from docs/ to files outside, lead to the page, or else to the file on GitHub.
 - A link whose text is the name of a document, such as `protocol.md`, has it without the suffix.
+- The theme's link to the repository stays a link: its script would ask api.github.com for the number of stars.
 - A list may follow a line of text, as on GitHub; Python-Markdown wants an empty line between.
 """
 
@@ -37,6 +38,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     parts = _CODE.split(markdown)  # Every second one is code.
     parts[::2] = [_LINK.sub(lambda link: _target(link[0], source), _NAME.sub(r"[\1]", part)) for part in parts[::2]]
     return _with_lines_before_lists("".join(parts))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    return output.replace(' data-md-component="source"', "")
 
 
 def _target(link: str, source: str) -> str:

@@ -4,9 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from tests.browser.chromium import browsing
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,6 +47,35 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         text = page.read_text()
         loaded = re.findall(r'<(?:script|img|link rel="stylesheet")[^>]* (?:src|href)="(\w+://[^"]*)"', text)
         assert loaded == [], page
+
+
+async def test_a_browser_asks_nothing_of_elsewhere(site: Path, tmp_path: Path) -> None:
+    """Nor do the scripts, one of which would ask GitHub for the stars."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        try:
+            own = f"http://127.0.0.1:{served.server_port}/"
+            async with browsing(tmp_path) as browser:
+                for address in (own, f"{own}operations/run/"):
+                    page = await browser.open(address)
+                    await page.until(
+                        "document.querySelector('[data-md-component=search-query]') && document.fonts.status == 'loaded'"
+                    )
+                    await page.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+                    await page.until(
+                        "performance.getEntriesByType('resource').some((each) => each.name.includes('search_index'))"
+                    )
+                    assert len(page.requests) > 5
+                    assert [each for each in page.requests if not each.startswith((own, "data:", f"blob:{own}"))] == []
+        finally:
+            served.shutdown()
+            thread.join()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
 
 
 def test_links_to_other_files_lead_to_github_and_those_to_documents_stay(site: Path) -> None:

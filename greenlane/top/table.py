@@ -13,15 +13,28 @@ _LEFT = 2
 
 
 def lines(rates: Rates, models: bool = True) -> list[str]:
-    """Devices, then a row for each tenant, and for each of its models if `models`. The busiest tenants come first."""
+    """Devices, then a row for each tenant, and for each of its models if `models`.
+
+    The busiest tenants come first, and so do the busiest of a tenant's models. Those that are as busy, as far as the table
+    shows it, are in order of their names and versions, so that rows do not change places for less.
+    """
     shown = [_device(each) for each in rates.devices]
     state = "" if rates.ready else ", NOT READY"
     rows: list[Sequence[str]] = [_HEAD]
-    for tenant in sorted(rates.tenants, key=lambda each: -each.used - each.borrowed):
+    for tenant in sorted(rates.tenants, key=lambda each: (-_shown(each), each.tenant, each.device)):
         if tenant.share or tenant.granted or tenant.used:
             rows.append(_tenant(tenant))
-            rows += [_model(each, tenant) for each in tenant.models if models]
+            rows += [_model(each, tenant) for each in sorted(tenant.models, key=_rank) if models]
     return [f"greenlane {rates.until}, over {rates.seconds:.1f} s{state}", *shown, "", *_aligned(_without_empty(rows))]
+
+
+def _shown(each: TenantRates | ModelRates) -> float:
+    """Units that it used, to about what the table shows of them."""
+    return round(each.used + each.borrowed, 2)
+
+
+def _rank(model: ModelRates) -> tuple[float, str, int, str]:
+    return -_shown(model), model.name, len(model.version), model.version
 
 
 def _device(device: DeviceRates) -> str:

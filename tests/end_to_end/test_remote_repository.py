@@ -1,7 +1,7 @@
 """A repository in a bucket: copied before it is served, followed while it is, and served on without the bucket.
 
 The buckets are of moto's server, which speaks S3's protocol over HTTP, and of gcp-storage-emulator, which speaks Google Cloud
-Storage's; s3fs and gcsfs read from them, in a process of its own.
+Storage's; s3fs and gcsfs read from them, in a process of its own. So does HfFileSystem from a server of ours (`hub`).
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from server.repository.mirror import fetch_first
 from server.repository.model_repository import Repository
 
 from . import repository
+from .hub import Hub
 from .processes import Load, client, running
 from .test_watch import index
 from .wire import until
@@ -126,6 +127,53 @@ def test_a_bucket_of_google_s_is_served_and_followed(google_bucket: GoogleBucket
             until(lambda: http.get("/v2/models/new/ready").status_code == 404)
             asking.more()
         assert asking.wrong == []
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    found = Hub()
+    monkeypatch.setenv("HF_ENDPOINT", found.url)
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    found.token = "secret"
+    found.start()
+    yield found
+    found.stop()
+
+
+def test_a_repository_of_hugging_face_s_hub_is_served_and_followed_and_its_copy_is_served_without_it(
+    hub: Hub, tmp_path: Path
+) -> None:
+    def put(name: str, version: int, config: str = "") -> None:
+        path = repository.write(tmp_path / "uploads", name, repository.IDENTITY, version, config)
+        hub.files |= {f"onnx/{name}/config.pbtxt": config.encode()} if config else {}
+        hub.files[f"onnx/{name}/{version}/model.onnx"] = path.read_bytes()
+
+    url, file = "hf://owner/models/onnx", tmp_path / "greenlane.toml"
+    file.write_text(CONFIG.replace(URL, url))
+    for name in ("identity", "second", "third"):
+        put(name, 1)  # More than a page of the listing.
+    with running(file) as server, client(server) as http:
+        until(lambda: http.get("/v2/health/ready").status_code == 200)
+        with Load(server) as asking:
+            put("identity", 2)
+            until(lambda: index(http, "identity") == {"2": "READY"})
+            put("new", 1, "max_batch_size: 2")
+            until(lambda: index(http, "new") == {"1": "READY"})
+            del hub.files["onnx/new/1/model.onnx"], hub.files["onnx/new/config.pbtxt"]
+            until(lambda: http.get("/v2/models/new/ready").status_code == 404)
+            hub.token = "another one"
+            server.wait_for_log("models.repository: hf://owner/models/onnx cannot be read")
+            hub.token = "secret"
+            put("later", 1)
+            until(lambda: index(http, "later") == {"1": "READY"})
+            hub.stop()
+            asking.more()
+        assert asking.wrong == []
+    fetch_first(load(file).models)
+    assert [each.version for each in Repository(load(file).models.repository, {}).read("identity").files] == [2]
+    with pytest.raises(ConfigError, match=f"models.repository: {url} cannot be read: .*HF_TOKEN for a repository that is not"):
+        fetch_first(ModelsConfig(repository=tmp_path / "elsewhere", remote=url))
 
 
 def test_a_bucket_is_served_and_followed_and_its_copy_is_served_without_it(

@@ -11,14 +11,16 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import permutations
 from typing import Any
 
 import pytest
 
 from greenlane.top import command
 from greenlane.top.options import KEY, parse
-from greenlane.top.rates import between, quantile
+from greenlane.top.rates import ModelRates, between, quantile
 from greenlane.top.source import Look, Unreachable, look, read_metrics
 from greenlane.top.table import lines
 
@@ -115,6 +117,28 @@ def test_rates_are_of_the_interval() -> None:
     assert "20 W (10 of them idle)" in text
     assert "3.0 MiB" in text
     assert "mob 1" not in "\n".join(lines(rates, models=False))
+
+
+def test_rows_are_in_order_of_use_and_then_of_names_and_versions_whatever_the_order_they_come_in() -> None:
+    def model(name: str, version: str, used: float, borrowed: float = 0.0) -> ModelRates:
+        return ModelRates(name, version, used, borrowed, 1.0, None)
+
+    rates = between(looked(10, 5, 100), looked(12, 7, 300))
+    assert rates
+    acme = rates.tenants[0]
+    models = [
+        model("b", "10", 0.5),
+        model("b", "9", 0.5004),
+        model("a", "1", 0.5),
+        model("idle", "1", 0),
+        model("c", "1", 0, 1),
+    ]
+    for given in permutations(models):
+        tenants = (replace(acme, tenant="zeta", models=()), replace(acme, models=given), replace(acme, tenant="busy", used=1.5))
+        shown = [line.split()[:2] for line in lines(replace(rates, tenants=tenants))[4:]]
+        assert [first for first, _ in shown if len(first) > 2 and first != "idle"] == ["busy", "mob", "acme", "zeta"]
+        rows = [" ".join(row) for row in shown]
+        assert rows[rows.index("acme 0") + 1 : rows.index("zeta 0")] == ["c 1", "a 1", "b 9", "b 10", "idle 1"]
 
 
 def test_a_server_that_was_started_again_has_no_rates_yet() -> None:
