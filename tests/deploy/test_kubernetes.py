@@ -1,5 +1,6 @@
 """The Helm chart as Helm renders it, and the manifests for KServe: Kubernetes takes them, and Greenlane their configuration."""
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,21 @@ VALUES = {
         f"image.digest=sha256:{'0' * 64}",
     ),
     "on cores": ("gpus=0,cache.size=,resources.cpu=4,podDisruptionBudget.enabled=false,restartOnChange=false",),
+    "from a bucket": ("models.claim=,serviceAccountName=models,resources.ephemeralStorage=50Gi,cache.size=",),
+    "from another volume": ("models.volume.nfs.server=files,models.volume.nfs.path=/models",),
 }
 Manifest = dict[str, Any]
 
 
-def template(*settings: str, version: str = NEWEST) -> "subprocess.CompletedProcess[str]":
+def template(*settings: str, version: str = NEWEST, chart: Path = CHART) -> "subprocess.CompletedProcess[str]":
     words = [word for setting in settings for word in ("--set", setting)]
-    command = [helm(), "template", "release", CHART, "--kube-version", version, *words]
+    command = [helm(), "template", "release", chart, "--kube-version", version, *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def rendered(*settings: str, version: str = NEWEST) -> dict[str, Manifest]:
+def rendered(*settings: str, version: str = NEWEST, chart: Path = CHART) -> dict[str, Manifest]:
     """What Helm renders, by kind and name."""
-    done = template(*settings, version=version)
+    done = template(*settings, version=version, chart=chart)
     assert done.returncode == 0, done.stderr
     documents = [each for each in yaml.safe_load_all(done.stdout) if each]
     return {f"{each['kind']} {each['metadata']['name']}": each for each in documents}
@@ -90,6 +93,43 @@ def test_a_pod_has_no_more_rights_than_the_image_needs() -> None:
     assert mounts == {"/etc/greenlane": True, "/models": True, "/var/cache/greenlane": False, "/tmp": False}
 
 
+def test_models_are_on_one_volume_or_on_none() -> None:
+    def volume(*settings: str) -> Manifest | None:
+        return next((each for each in pod(rendered(*settings))["volumes"] if each["name"] == "models"), None)
+
+    assert volume() == {"name": "models", "persistentVolumeClaim": {"claimName": "greenlane-models", "readOnly": True}}
+    assert volume("models.volume.hostPath.path=/data") == {"name": "models", "hostPath": {"path": "/data"}}
+    assert volume("models.claim=") is None
+    (container,) = pod(rendered("models.claim="))["containers"]
+    assert "/models" not in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_a_pod_takes_no_more_of_its_nodes_disk_than_it_has_asked_for() -> None:
+    for settings in (), ("cache.size=",):
+        spec = pod(rendered(*settings))
+        (container,) = spec["containers"]
+        assert container["resources"]["limits"]["ephemeral-storage"] == "2Gi"
+        assert [each for each in spec["volumes"] if "emptyDir" in each and "sizeLimit" not in each["emptyDir"]] == []
+    (runtime,) = _kserve("runtime.yaml")
+    assert [each for each in runtime["spec"]["volumes"] if "emptyDir" in each and "sizeLimit" not in each["emptyDir"]] == []
+
+
+def test_an_upgrade_changes_nothing_that_a_stateful_set_may_not_change(tmp_path: Path) -> None:
+    """Kubernetes refuses an upgrade that changes anything else of its `spec` than `template`, `replicas` and the like."""
+
+    def fixed(chart: Path, *settings: str) -> Manifest:
+        spec = rendered(*settings, chart=chart)["StatefulSet release-greenlane"]["spec"]
+        return {key: value for key, value in spec.items() if key not in ("template", "replicas")}
+
+    newer = tmp_path / "greenlane"
+    shutil.copytree(CHART, newer)
+    chart = newer / "Chart.yaml"
+    chart.write_text(chart.read_text().replace(__version__, "99.0.0"))
+    assert rendered(chart=newer) != rendered()
+    changed = "replicas=2,gpus=0,resources.cpu=2,config=a=1,image.tag=other,podLabels.a=b,models.claim=,service.port=9000"
+    assert fixed(newer, changed) == fixed(CHART)
+
+
 def test_a_change_of_the_configuration_restarts_servers_if_it_is_to() -> None:
     def annotations(*settings: str) -> Any:
         manifests = rendered("config=a=1", *settings)
@@ -119,6 +159,10 @@ def test_a_server_may_drain_before_it_is_killed(tmp_path: Path) -> None:
     config = _configuration(manifests["ConfigMap release-greenlane"], tmp_path)
     assert pod(manifests)["terminationGracePeriodSeconds"] > config.server.drain_grace + config.server.drain_timeout
     assert list(config.tenants) == ["acme", "globex"]
+    of_kserve, service = _kserve("inferenceservice.yaml")
+    config = _configuration(of_kserve, tmp_path)
+    grace = service["spec"]["predictor"]["terminationGracePeriodSeconds"]
+    assert grace > config.server.drain_grace + config.server.drain_timeout
 
 
 def test_the_chart_is_of_this_version() -> None:
