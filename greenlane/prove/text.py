@@ -1,7 +1,7 @@
 """The findings as plain text, for a terminal."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from greenlane.load.figures import figures, merged
 from greenlane.load.intervals import Interval
@@ -56,6 +56,16 @@ def tail(result: Result) -> str:
     return f"p{result.held.quantile * 100:g}"
 
 
+def _failed(failures: Sequence[str]) -> Iterator[str]:
+    """A line for all failures that differ only in the time at which they were seen."""
+    times: dict[str, list[str]] = {}
+    for failure in failures:
+        time, _, how = failure.partition(": ")
+        times.setdefault(how, []).append(time)
+    for how, seen in times.items():
+        yield f"  {'a request failed at' if len(seen) == 1 else 'requests failed, the first at'} {seen[0]}: {how[:160]}"
+
+
 def _lines(findings: Findings) -> Iterator[str]:
     yield from ("", "Where work ran")
     for each in findings.located:
@@ -70,7 +80,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     for measured in findings.measured:
         yield from ("", _title(measured), HEADING)
         yield from map(_line, measured.results)
-        yield from (f"  a request failed at {failure[:160]}" for failure in measured.failures)
+        yield from _failed(measured.failures)
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
     for lent in findings.lending:
         yield from ("", f"{lent.pair.victim} lends to {lent.pair.aggressor}: {about_lending(lent)}", LENDING)

@@ -82,6 +82,16 @@ def test_the_text_says_the_verdict_last_and_why_what_is_not_isolated_is_not() ->
     assert "  acme: broken was not asked: it is <not> ready" in lines
 
 
+def test_failures_that_differ_in_their_time_only_are_one_line() -> None:
+    failures = ("3.892 s: 429, full: the queue", "3.893 s: 429, full: the queue", "4.100 s: 500, broken")
+    found = findings(result())
+    lines = text.render(replace(found, measured=[replace(found.measured[0], failures=failures)])).splitlines()
+    assert [line for line in lines if "failed" in line] == [
+        "  requests failed, the first at 3.892 s: 429, full: the queue",
+        "  a request failed at 4.100 s: 500, broken",
+    ]
+
+
 class Page(HTMLParser):
     """Collects what a page would load, and checks that its tags match."""
 
