@@ -118,6 +118,11 @@ class OnnxEngine:
         """Inputs of these shapes filled with zeros, or another value."""
         return [blank(spec, shape, value) for spec, shape in zip(self.signature.inputs, shapes, strict=True)]
 
+    @property
+    def warmed(self) -> list[tuple[Shape, ...]]:
+        """The shapes that executors have run before they are used; none if the model refused them."""
+        return [] if self._warned else list(self.warm_up)
+
     def _warm_up(self, executor: "OnnxExecutor") -> None:
         """A model may refuse these shapes and values, so a failure is only logged."""
         try:
@@ -211,7 +216,7 @@ class OnnxExecutor:
 
     def describe(self) -> Mapping[str, object]:
         """No graphs, and the threads within an operator and of operators in parallel."""
-        warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
+        warm = [[list(shape) for shape in shapes] for shapes in self.engine.warmed]
         within, parallel_operators = self.engine.settings.threads(self._size)
         parallel = {"parallel": parallel_operators} if self.engine.settings.execution_mode == "parallel" else {}
         adds = {"adds": dict(self.memory)} if self._alternate else {}

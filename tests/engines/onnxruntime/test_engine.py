@@ -687,6 +687,7 @@ def test_a_warm_up_that_fails_is_only_a_warning(
         assert run(executor, np.full(2, 5, np.float32))[0].tolist() == [0, 0]
         engine = executor.engine
         engine.bind(partition).close()
+        assert executor.describe()["shapes"] == []
     (record,) = caplog.records
     assert "0.onnx: warm-up with zeros failed, so the first request pays for it: " in record.getMessage()
     assert "idx=-5" in record.getMessage()
