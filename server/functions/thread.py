@@ -103,15 +103,21 @@ class FunctionThread:
         """Do not report the end of this call. One that waits is not run; one that runs goes on."""
         call.on_end = None
         with self._lock:
-            call.cancelled = True
             if self._running is not call:
                 self._open.discard(call)
+            self._drop(call)
 
     def close(self) -> None:
         """End the thread once what was asked for has run; one that was cancelled is stopped in time, too."""
         self._calls.put(None)
         if self._timer and not self._open:
             self._timer.cancel()
+
+    def _drop(self, call: Call) -> None:
+        """Do not run this call, and free what it works on at once: the queue keeps it until its turn. With `_lock` held."""
+        call.cancelled = True
+        if self._running is not call:
+            call.work = _nothing
 
     def _check(self) -> None:
         """Stop a call that has run for as long as it may."""
@@ -153,7 +159,7 @@ class FunctionThread:
         log.error("%s; requests for the model are refused until it ends", self._stuck)
         for each in list(self._open):
             with self._lock:
-                each.cancelled = True
+                self._drop(each)
             self._end(each, Unavailable(self._stuck))
 
     def _end(self, call: Call, outcome: object) -> None:
@@ -199,6 +205,10 @@ class FunctionThread:
             self._running = None
             outcome = None
         return outcome
+
+
+def _nothing() -> None:
+    """The work of a call that is not run."""
 
 
 def _result(call: Call) -> object:

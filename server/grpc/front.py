@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc.aio import EOF
 
-from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooSlow, code_of
+from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooLarge, TooSlow, code_of
 from ..inference.refusals import refuse
 from ..tenants import audit
 from ..tenants.service import Service, Tenant
@@ -23,6 +23,8 @@ READ_SECONDS = 60.0
 """How long a message may take to arrive. gRPC does not say how much of it has arrived, so this cannot be a rate."""
 CONTESTED_SECONDS = 5.0
 """The same for the oldest one while another waits for its place: silent clients must not lock others out."""
+MAX_MESSAGE = 128 * 1024
+"""Bytes of a message that is no inference; a configuration, the longest that such a message has, may have 64 KiB."""
 _MAX_TEXT = 2000
 """Characters of an error; clients refuse longer ones, with which their trailers would exceed 8 KiB."""
 
@@ -103,9 +105,16 @@ class Front:
         return data
 
     async def request(self, context: Any, kind: str) -> Any:
-        """The message of a call, of this kind. Raises as `read` does."""
+        """The message of a call other than an inference, of this kind. Raises as `read` does, and TooLarge.
+
+        Some need no key, and a message of many fields would hold up the event loop for seconds.
+        """
+        data = await self.read(context)
+        if len(data) > MAX_MESSAGE:
+            text = f"the message is a {kind} of {len(data)} bytes; the limit is {MAX_MESSAGE}"
+            raise TooLarge(f"{text}. Put files into the model repository")
         try:
-            return MESSAGES[kind].FromString(await self.read(context))
+            return MESSAGES[kind].FromString(data)
         except DecodeError as error:
             raise BadRequest(f"the message is no {kind}: {error}") from error
 

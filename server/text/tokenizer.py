@@ -4,10 +4,16 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..errors import BadRequest
+from ..errors import BadRequest, TooLarge
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 """Names of the padding token in files that do not say which it is."""
+MOST_CHARACTERS = 8 << 20
+"""Characters of one request. A query is read again with each document, so a small body could ask for gigabytes."""
+SLICE = 32 << 10
+"""Characters to read at a time, unless one text has more: the library takes some 100 bytes for each until it is done with all,
+and a call of it cannot be stopped.
+"""
 
 
 class Tokens(NamedTuple):
@@ -52,20 +58,36 @@ class TextTokenizer:
     def encode(self, texts: Sequence[Any], most: int, truncate: bool, where: str) -> list[Tokens]:
         """The tokens of texts, of pairs of texts, or of lists of token ids, which are taken as they are.
 
-        Raises BadRequest for one of more than `most` tokens, unless they are to be cut; `where` is the list's name in errors.
+        Raises BadRequest for one of more than `most` tokens, unless they are to be cut, and TooLarge for more than
+        `MOST_CHARACTERS` in all; `where` is the list's name in errors.
         """
         self._limit_to(most if truncate else 0)
+        sizes = [_characters(text) for text in texts]
+        if (total := sum(sizes)) > MOST_CHARACTERS:
+            raise TooLarge(f"{where}: {total} characters, the query counted with each document; the limit is {MOST_CHARACTERS}")
+        found: list[Tokens] = []
+        while len(found) < len(texts):
+            start = end = len(found)
+            room = SLICE
+            while end < len(texts) and (end == start or sizes[end] <= room):
+                room -= sizes[end]
+                end += 1
+            found += self._encode(texts[start:end])
+            for index in range(start, end):
+                size = len(found[index].ids)
+                if size > most and truncate:
+                    found[index] = Tokens(found[index].ids[:most])
+                elif not 0 < size <= most:
+                    expected = f"expected 1 to {most} (models.NAME.text: max_tokens, truncate)"
+                    raise BadRequest(f"{where}[{index}]: {size} tokens; {expected}")
+        return found
+
+    def _encode(self, texts: Sequence[Any]) -> list[Tokens]:
         given = [(index, text) for index, text in enumerate(texts) if not isinstance(text, list)]
         encoded = self._tokenizer.encode_batch_fast([text for _, text in given])
         found: list[Tokens] = [Tokens(text) for text in texts]
         for (index, text), each in zip(given, encoded, strict=True):
             found[index] = Tokens(each.ids, each.type_ids if isinstance(text, tuple) else None)
-        for index, tokens in enumerate(found):
-            if len(tokens.ids) > most and truncate:
-                found[index] = Tokens(tokens.ids[:most])
-            elif not 0 < len(tokens.ids) <= most:
-                expected = f"expected 1 to {most} (models.NAME.text: max_tokens, truncate)"
-                raise BadRequest(f"{where}[{index}]: {len(tokens.ids)} tokens; {expected}")
         return found
 
     def _limit_to(self, most: int) -> None:
@@ -82,3 +104,8 @@ class TextTokenizer:
             return int(said["pad_id"])
         found = (self._tokenizer.token_to_id(name) for name in _PADS)
         return next((token for token in found if token is not None), 0)
+
+
+def _characters(text: Any) -> int:
+    """Of a text, or of a pair of texts; tokens have none."""
+    return 0 if isinstance(text, list) else len(text) if isinstance(text, str) else sum(map(len, text))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -175,3 +176,23 @@ async def test_a_call_is_not_stopped_while_it_logs(functions: FunctionThread, un
         assert written
     finally:
         log.removeHandler(handler)
+
+
+class Tensors:
+    """What a call works on, megabytes of it."""
+
+    def use(self) -> None:
+        """The call's work."""
+
+
+async def test_a_call_that_was_cancelled_while_it_waited_keeps_nothing(functions: FunctionThread) -> None:
+    """Clients that ask and disconnect would fill the memory while another call runs."""
+    gate, tensors = threading.Event(), Tensors()
+    first = asyncio.ensure_future(ended(functions, gate.wait))
+    await asyncio.sleep(0)
+    kept = weakref.ref(tensors)
+    functions.cancel(functions.call("f", tensors.use, lambda _: None))
+    del tensors
+    assert kept() is None
+    gate.set()
+    await first

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc.aio as triton
 
+from server.grpc.front import MAX_MESSAGE
 from server.tenants.model_changes import MAX_WAITING
 
 from .bench import GLOBEX_KEY, Bench, refused
@@ -36,6 +37,15 @@ async def test_a_load_is_refused_with_the_text_of_http(bench: Bench, asked: dict
     assert came == status
     assert text in said
     assert bench.control.asked == []
+
+
+async def test_a_message_of_many_fields_is_refused_before_it_is_parsed(bench: Bench) -> None:
+    """Settings are asked for without a key, too."""
+    settings = {f"log_setting_{number}": 1 for number in range(MAX_MESSAGE // 16)}
+    status, text = await refused(bench.client.update_log_settings(settings))
+    assert status == "INVALID_ARGUMENT"
+    assert text.startswith("the message is a LogSettingsRequest of ")
+    assert f"; the limit is {MAX_MESSAGE}" in text
 
 
 async def test_a_load_whose_call_is_cancelled_before_its_turn_is_not_made(bench: Bench) -> None:
