@@ -103,9 +103,8 @@ class Stretches:
             found.refused = {key: why for key, why in found.refused.items() if key in worker.executors}
             if made := await asyncio.to_thread(self._alternates, name, worker, borrowing):
                 borrowing.executors |= made
-                suspended = borrowing.suspended
                 await asyncio.to_thread(worker.revoke)  # The launch loop may know these models at home alone.
-                if not suspended:
+                if not borrowing.suspended:  # A move may have begun meanwhile.
                     worker.widen()
 
     def leave_models(self, name: str, keys: Iterable[ModelKey]) -> list[Executor]:

@@ -105,6 +105,29 @@ async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_l
     await go_wide(site)
 
 
+async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_its_share(site: Site, root: Path) -> None:
+    add_model(root, "c")
+    await go_wide(site)
+    worker, loop = site.runtime._workers["acme"], asyncio.get_running_loop()
+    revoke, begun, narrowed = worker.revoke, asyncio.Event(), asyncio.Event()
+
+    def revoke_late() -> None:
+        worker.revoke = revoke  # type: ignore[method-assign]
+        loop.call_soon_threadsafe(begun.set)
+        asyncio.run_coroutine_threadsafe(narrowed.wait(), loop).result(30)
+        revoke()
+
+    worker.revoke = revoke_late  # type: ignore[method-assign]
+    loading = asyncio.ensure_future(site.controller.load("acme", "c"))
+    await begun.wait()
+    await site.runtime.narrow(["acme"])
+    narrowed.set()
+    await loading
+    before = wide(site).stream.ran
+    await site.infer("acme")
+    assert wide(site).stream.ran == before, "the granules change hands"
+
+
 async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_served_meanwhile(site: Site) -> None:
     await go_wide(site)
     before, worker = wide(site), site.runtime._workers["acme"]
