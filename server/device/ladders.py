@@ -10,11 +10,11 @@ from engines import EngineError, Executor
 from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
-from partitions.base import Closing
 from partitions.plan import Granules
 
 from ..control.descriptions import RungState
 from ..link.messages import ModelKey
+from ..workers.closing import close_all
 from ..workers.worker import Worker
 from .paged_executor import PagedExecutor
 from .tenant_locks import TenantLocks
@@ -32,9 +32,7 @@ class Rung:
 
     def close(self) -> None:
         """Close executors and partition. Blocks."""
-        for executor in self.executors.values():
-            executor.close()
-        self.partition.close()
+        close_all([*self.executors.values(), self.partition])
 
 
 class Ladders:
@@ -132,7 +130,7 @@ class Ladders:
                 log.info(
                     "%s is not ready to switch to granules %s: a model needs the memory", name, list(rung.partition.granules)
                 )
-                await asyncio.to_thread(_close_all, executors)
+                await asyncio.to_thread(close_all, executors)
         return bool(freed)
 
     def put(self, name: str, rung: Rung) -> None:
@@ -154,7 +152,7 @@ class Ladders:
     async def remove(self, name: str) -> None:
         """This tenant goes: close what it has here. With its lock held."""
         self._wanted.pop(name, None)
-        await asyncio.to_thread(_close_all, self._rungs.pop(name, {}).values())
+        await asyncio.to_thread(close_all, self._rungs.pop(name, {}).values())
 
     async def close(self) -> None:
         """Close everything; all tenants' locks are held, and nothing is in flight."""
@@ -163,7 +161,7 @@ class Ladders:
             self._making.cancel()
         rungs = [rung for held in self._rungs.values() for rung in held.values()]
         self._rungs.clear()
-        await asyncio.to_thread(_close_all, rungs)
+        await asyncio.to_thread(close_all, rungs)
         self._threads.shutdown(wait=False)
 
     def _made(self, task: "asyncio.Task[None]") -> None:
@@ -207,7 +205,7 @@ class Ladders:
             return True
         rung = rungs[granules]
         for key in [key for key in rung.executors if key not in worker.executors]:
-            await asyncio.to_thread(rung.executors.pop(key).close)
+            await asyncio.to_thread(close_all, [rung.executors.pop(key)])
         lacking = self._lacking(name, granules, worker, rung)
         for key in lacking[:1]:
             try:
@@ -251,8 +249,3 @@ def _added(executor: Executor | None) -> dict[str, int]:
     """What an alternate takes; nothing for another executor."""
     adds = executor.describe().get("adds") if executor else None
     return dict(adds) if isinstance(adds, dict) else {}
-
-
-def _close_all(things: Iterable[Closing]) -> None:
-    for each in things:
-        each.close()

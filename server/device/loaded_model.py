@@ -12,6 +12,7 @@ from ..link.messages import ModelKey
 from ..repository.model_repository import ModelFile
 from ..repository.model_settings import ResolvedSettings
 from ..tenants.catalog import IndexEntry, ServedModel
+from ..workers.closing import close_all
 
 _MAX_REASONS = 3
 """The most reasons that the answer to a failed load gives."""
@@ -63,8 +64,7 @@ class LoadedModel:
 
     def discard(self) -> "LoadedModel":
         """Close its executors and return the result without served versions. Blocks."""
-        for executor in self.executors.values():
-            executor.close()
+        close_all(self.executors.values())
         return replace(self, served=[], executors={}, engines={}, sources={})
 
 

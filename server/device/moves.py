@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, suppress
 from engines import Executor
 from partitions import Move, Partition, PartitionManager
 from partitions import probe as probes
-from partitions.base import Closing
 from partitions.plan import Granules
 
 from ..control.descriptions import Pause
 from ..link.messages import ModelKey
+from ..workers.closing import close_all
 from ..workers.halting import Halting, hold
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
@@ -192,9 +192,3 @@ def _warm_up(workers: Iterable[Worker]) -> None:
     with suppress(RuntimeError):  # There can be no more threads; when it is to serve, a worker tries again.
         for worker in workers:
             worker.warm_up()
-
-
-def close_all(things: Iterable[Closing]) -> None:
-    """Close each, in order. Blocks."""
-    for thing in things:
-        thing.close()

@@ -27,6 +27,7 @@ from ..errors import RequestError, Unavailable
 from ..link.messages import ModelKey
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
+from ..workers.closing import close_all
 from ..workers.worker import Worker
 from .budget import Claim, missing, refusal, sized
 from .ladders import Ladders
@@ -331,9 +332,8 @@ class Pager:
             frontend.page_in(model)
             return False
         if worker.borrowing and (wide := worker.borrowing.executors.pop(model, None)):
-            await asyncio.to_thread(wide.close)  # Nothing is in flight there: the model has no request.
-        for ready in self._ladders.leave_models(tenant, [model]):
-            await asyncio.to_thread(ready.close)
+            await asyncio.to_thread(close_all, [wide])  # Nothing is in flight there: the model has no request.
+        await asyncio.to_thread(close_all, self._ladders.leave_models(tenant, [model]))
         await self._close(executor)
         pages = self._pages[tenant]
         pages.outs += 1
@@ -353,11 +353,8 @@ class Pager:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._free, executor, held)
 
     def _free(self, executor: Executor, held: bool) -> None:
-        """Blocks. Failures are logged: what cannot be freed, as on a lost device, is not used again either."""
-        try:
-            executor.close()
-        except (EngineError, PartitionError) as error:
-            log.warning("closing %r: %s", executor, error)
+        """Blocks."""
+        close_all([executor])
         if held:
             self._model_loader.let_go([executor.engine])
         self._free_engine(executor.engine)

@@ -23,6 +23,7 @@ from ..control.stretch import Wide, WideState
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
+from ..workers.closing import close_all
 from ..workers.gil_priority import GilPriorities
 from ..workers.supervision import Supervision
 from ..workers.worker import Worker
@@ -31,7 +32,7 @@ from .cache_paths import open_builds
 from .ladders import Ladders
 from .model_lists import ModelLists
 from .model_loader import NO_OPTIONS, Read, open_model_loader
-from .moves import PartitionMoves, close_all
+from .moves import PartitionMoves
 from .reclaim import free_engines
 from .refresh import ModelRefresh
 from .stretches import Stretches

@@ -15,6 +15,7 @@ from ..errors import Conflict
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
 from ..workers.borrowing import Borrowing, BorrowingStatistics
+from ..workers.closing import close_all
 from ..workers.stretching import Measured
 from ..workers.worker import Worker
 from .paged_executor import PagedExecutor
@@ -99,7 +100,7 @@ class Stretches:
         if (borrowing := self._borrowing(name)) and (worker := self._workers.get(name)):
             found = self._tenants[name]
             gone = [key for key in borrowing.executors if key not in worker.executors]
-            await asyncio.to_thread(_close, [borrowing.executors.pop(key) for key in gone])
+            await asyncio.to_thread(close_all, [borrowing.executors.pop(key) for key in gone])
             found.refused = {key: why for key, why in found.refused.items() if key in worker.executors}
             if made := await asyncio.to_thread(self._alternates, name, worker, borrowing):
                 borrowing.executors |= made
@@ -244,8 +245,3 @@ async def _narrow(worker: Worker) -> None:
     if borrowing := worker.borrowing:
         await asyncio.wrap_future(borrowing.narrow())
         await asyncio.to_thread(worker.revoke)
-
-
-def _close(executors: Iterable[Executor]) -> None:
-    for executor in executors:
-        executor.close()

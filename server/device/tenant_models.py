@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engines import Executor
 from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 
@@ -21,6 +20,7 @@ from ..link.messages import ModelKey
 from ..tenants.catalog import UNLOADED, IndexEntry
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
+from ..workers.closing import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ladders import Ladders
@@ -406,10 +406,10 @@ class TenantModels:
             left = [executors.pop(key) for key in keys]
         wide = [*self._stretches.leave_models(tenant, keys), *self._ladders.leave_models(tenant, keys)]
         if settled:
-            await asyncio.to_thread(_close, [*wide, *left])
+            await asyncio.to_thread(close_all, [*wide, *left])
         elif left:  # Its HTTP process died: its requests may still be running.
             async with self._worker_control.stopped(tenant):
-                await asyncio.to_thread(_close, [*wide, *left])
+                await asyncio.to_thread(close_all, [*wide, *left])
         await self.pager.free(tenant, [executor.engine for executor in left])
 
     def _check_may_call(self, tenant: str, name: str) -> None:
@@ -419,8 +419,3 @@ class TenantModels:
 
 def _problem(name: str, error: OverBudget) -> IndexEntry:
     return IndexEntry(name, "", "UNAVAILABLE", str(error))
-
-
-def _close(executors: Iterable[Executor]) -> None:
-    for executor in executors:
-        executor.close()

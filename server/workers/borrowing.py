@@ -14,6 +14,7 @@ from ..launch_loop.structures import Borrowing as Shared
 from ..launch_loop.structures import view_lenders
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
+from .closing import close_all
 from .session import InFlight, Session
 from .stretching import BUSY, IN_FLIGHT, NOT_MEASURED, STOPPED, WHY_HOME, WIDE, Measured, Times, decide
 
@@ -168,12 +169,10 @@ class Borrowing:
             on_home.cancel()
 
     def close(self) -> None:
-        """Close the executors and the partition; nothing is in flight there. Blocks."""
+        """Close the executors and the partition; nothing is in flight there. Blocks. Failures are logged."""
         self.suspended = True
         executors, self.executors = list(self.executors.values()), {}
-        for executor in executors:
-            executor.close()
-        self.partition.close()
+        close_all([*executors, self.partition])
 
     def too_long(self, others: Sequence[Measured] = ()) -> list[Measured]:
         """Of each model whose works all take longer than the lenders allow, the shortest. `others` are what a launch loop has

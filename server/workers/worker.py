@@ -17,6 +17,7 @@ from ..link.messages import Failure, ModelKey
 from .borrowing import Borrowing
 from .bundling import BUNDLE
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations
+from .closing import close_all
 from .gil_priority import GilPriorities
 from .metering import Metering
 from .session import Endpoint, Session
@@ -253,11 +254,9 @@ class Worker:
             self.borrowing = None
 
     def close(self) -> None:
-        """Halt, then close executors and partition. Blocks."""
+        """Halt, then close executors and partition. Blocks. Failures are logged."""
         self.retire()
-        for executor in self.executors.values():
-            executor.close()
-        self.partition.close()
+        close_all([*self.executors.values(), self.partition])
 
     def trim(self, after: float) -> None:
         """Have executors free memory unused for `after` seconds. Blocks; not while an executor is being closed."""
