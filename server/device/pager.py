@@ -299,11 +299,12 @@ class Pager:
             residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
                 raise OverBudget(refusal(config, claims, needed))
+            sources = {model: self._source(tenant, model) for model in residents}  # One may be unloaded meanwhile.
             used = await self._last_uses(tenant, residents)
             idle = [Resident(model, nbytes, used[model]) for model, nbytes in residents.items() if model not in busy]
             chosen = choose(idle, over)
             for each in chosen or ():
-                if not await self._page_out(tenant, each.model):
+                if not await self._page_out(tenant, each.model, sources[each.model]):
                     busy.add(each.model)
                     break
             if chosen is None:
@@ -319,15 +320,13 @@ class Pager:
         used = await self._frontends[tenant].last_uses()
         return {model: max(since, used.get(model, 0)) for model, since in pages.since.items()}
 
-    async def _page_out(self, tenant: str, model: ModelKey) -> bool:
-        """Page a model out, unless it has requests; whether it was."""
+    async def _page_out(self, tenant: str, model: ModelKey, source: Source) -> bool:
+        """Page a model out, unless it has requests; whether it was. With the tenant's lock."""
         began, frontend, worker = time.monotonic(), self._frontends[tenant], self._workers[tenant]
         if not await frontend.page_out(model):
             return False
         executor = worker.executors[model]
-        stand_in = PagedExecutor(
-            executor.engine, self._source(tenant, model), taken(executor), partial(self.request, tenant, model)
-        )
+        stand_in = PagedExecutor(executor.engine, source, taken(executor), partial(self.request, tenant, model))
         if await asyncio.to_thread(worker.exchange, model, stand_in) is None:  # A request came.
             frontend.page_in(model)
             return False

@@ -13,6 +13,7 @@ import pytest
 from engines import Engine, RuntimeSettings
 from server.control.descriptions import TenantMemory
 from server.device import pager
+from server.device.loaded_model import Source
 from server.errors import BadRequest, DeadlineExceeded, Unavailable
 from server.link.messages import Done
 from tests.lanes import submit
@@ -123,7 +124,7 @@ async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_pa
         b = site.tenant("acme").catalog.find("b").key
         pages = site.runtime._models.pager
         async with pages.locks["acme"]:
-            assert await pages._page_out("acme", b)
+            assert await pages._page_out("acme", b, pages._source("acme", b))
         reserve = pages._reserve
 
         async def reserve_again(tenant: str, reservation: Any, memory: Any, least: bool = False) -> None:
@@ -138,6 +139,29 @@ async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_pa
         await site.infer("acme", "b")
         assert not engine.closed  # type: ignore[attr-defined]
         await site.infer("acme", "b")
+
+
+async def test_a_model_that_is_unloaded_while_others_are_paged_out_is_in_nobodys_way(tmp_path: Path) -> None:
+    async with budgeted(tmp_path, 30) as site:
+        pages, served = site.runtime._models.pager, site.runtime._models.served
+        (stand_in,) = [e for e in site.runtime._workers["acme"].executors.values() if isinstance(e, pager.PagedExecutor)]
+        stand_in.taken = {"weights": 20}
+        page_out, gone, unloading = pages._page_out, [], []
+
+        async def page_out_slowly(tenant: str, model: str, source: Source) -> bool:
+            done = await page_out(tenant, model, source)
+            gone.append(model)
+            if not unloading:
+                unloading.append(asyncio.ensure_future(site.controller.unload("acme", "c")))
+                while served.serves("acme", "c"):
+                    await asyncio.sleep(0)
+            return done
+
+        pages._page_out = page_out_slowly  # type: ignore[method-assign]
+        await site.infer("acme", "a")
+        assert [model.partition("/")[0] for model in gone[:2]] == ["b", "c"]
+        await unloading[0]
+        assert sorted(await site.resident()) == ["a", "d"]
 
 
 async def test_what_a_model_takes_in_truth_is_checked_after_it_was_bound_and_undone(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_bac
     before = borrowing(site).executors[key]
     pager = site.runtime._models.pager
     async with pager.locks["acme"]:
-        assert await pager._page_out("acme", key)
+        assert await pager._page_out("acme", key, pager._source("acme", key))
     assert before.closed  # type: ignore[attr-defined]
     assert key not in borrowing(site).executors
     await site.infer("acme")
