@@ -59,7 +59,8 @@ def plan(options: Options, command: str, effort: Effort) -> tuple[int, dict[str,
                 with closing(open_model_loader(config.on_device(name), device, builds=open_builds(config.models))) as loader:
                     tenants = [config.tenants[each] for each in config.tenants_on(name)]
                     needs = [
-                        _need(tenant, goals.get(tenant.name), device, loader, config, options, effort) for tenant in tenants
+                        _need(tenant, goals.get(tenant.name), device, loader, config.source, options, effort)
+                        for tenant in tenants
                     ]
                 found, lines = conclude(needs, device.unit, device.granules)
                 print("\n".join(lines))
@@ -95,7 +96,7 @@ def _need(
     target: Target | None,
     device: Device,
     loader: ModelLoader,
-    config: Config,
+    source: str,
     options: Options,
     effort: Effort,
 ) -> Need:
@@ -107,9 +108,9 @@ def _need(
         return Need(tenant.name, own, sum(sizes[:own]), None)
     names = loader.names() if "*" in tenant.models else list(tenant.models)
     for name in (*names, *options.mix):
-        check_name(name, loader, config.source)
+        check_name(name, loader, source)
     if not names:
-        raise Impossible(f"{config.source}: {dotted(('tenants', tenant.name, 'models'))}: there is no model to measure")
+        raise Impossible(f"{source}: {dotted(('tenants', tenant.name, 'models'))}: there is no model to measure")
     print(f"{tenant.name}: {_mix(names, options.mix)}; {text.wanted(target)}", flush=True)
     weights = [options.mix.get(name, 1.0) for name in names]
     points: dict[int, Point] = {}
