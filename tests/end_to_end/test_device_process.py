@@ -122,7 +122,7 @@ def test_a_device_process_that_stays_stopped_is_replaced(standard: Path, tmp_pat
         assert ENDED in infer(http, "identity", SMALL).text, "it waits until the process is killed"
         until(lambda: infer(http, "identity", SMALL).status_code == 200)
         assert server.pid(DEVICE) != stopped
-        server.wait_for_log("the device process has been stopped for 2.0 s (SIGSTOP or a debugger); killing it")
+        server.wait_for_log("the device process has been stopped for 2.")
 
 
 def test_a_killed_supervisor_takes_every_process_with_it(standard: Path, tmp_path: Path) -> None:
