@@ -66,105 +66,20 @@ class HostedRuntime(NamedTuple):
     make_arguments: Callable[[ProcessArguments], Any]
 
 
-class SupervisedProcess:
-    """One HTTP process: its name, the process, its channel, and the socket over which it is handed connections.
+class Supervised:
+    """A process that is started again when it ends: its name, the process, its channel, and the socket for descriptors."""
 
-    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process, and for a helper. `listeners` are the
-    sockets of a tenant's own port. `hosted` is the tenant's device side if that is in the same process. `helpers` are those of
-    a lead, and `number` says which of the tenant's processes it is.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        frontend: RemoteFrontend | None,
-        listeners: Sequence[socket.socket] = (),
-        hosted: HostedRuntime | None = None,
-        number: int = LEAD,
-    ) -> None:
-        self.name = process_name(name, number)
-        self.tenant = name
-        self.number = number
-        self.helpers: list[SupervisedProcess] = []
-        self.occupancy: int | None = None
-        """The descriptor of the page that the processes of a tenant with several share."""
-        self.frontend = frontend
-        self.hosted = hosted
-        self.listeners = list(listeners)
-        self.channel = Channel(self.label, {})
-        self.process: BaseProcess | None = None
-        self.handoff: Ends | None = None
-        self.takes_connections = False
-        """Whether the dispatcher may hand it connections: not before it has its models."""
-        self.retired = False
-        """Whether its tenant has gone, so that it is not started again."""
-        self.descriptors: DescriptorSender | None = None
-        self.backoff = Backoff()
-        self.heartbeat = Heartbeat()
-
-    def __repr__(self) -> str:
-        return f"<SupervisedProcess {self.name}, {self.process!r}>"
-
-    @property
-    def label(self) -> str:
-        """Its name in the log."""
-        if self.name in (SHARED, UNAUTHENTICATED):
-            return f"the {self.name.strip('()')} HTTP process"
-        return f"the HTTP process of {self.name}"
-
-    def kill(self) -> None:
-        """Kill the process, if there is one. Its channel closes then, so another one is started."""
-        if self.process:
-            spawn.kill(self.process)
-
-    def disconnect(self) -> None:
-        """Close the channel, and the sockets for connections and descriptors."""
-        self.takes_connections = False
-        self.channel.close()
-        if self.handoff:
-            self.handoff.close()
-            self.handoff = None
-        if self.descriptors:
-            self.descriptors.close()
-            self.descriptors = None
-
-
-class SupervisedDevice:
-    """One device process: its name, that of the device in the configuration, and the device side that it has.
-
-    `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
-    ends of the channel and of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and
-    the pages of all that lend.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        runtime: RemoteRuntime,
-        target: Callable[[Any], None],
-        make_arguments: Callable[[Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
-    ) -> None:
+    def __init__(self, name: str, label: str) -> None:
         self.name = name
-        self.runtime = runtime
-        self.target = target
-        self.make_arguments = make_arguments
-        self.channel = Channel(self.label, {})
+        self.label = label
+        """Its name in the log."""
+        self.channel = Channel(label, {})
         self.process: BaseProcess | None = None
         self.descriptors: DescriptorSender | None = None
         self.backoff = Backoff()
-        self._stopped = StoppedTime()
 
     def __repr__(self) -> str:
-        return f"<SupervisedDevice {self.name}, {self.process!r}>"
-
-    @property
-    def label(self) -> str:
-        """Its name in the log."""
-        return self.runtime.label
-
-    def stopped_for(self, now: float) -> float:
-        """For how many seconds the process has been stopped, by SIGSTOP or a debugger; 0 if it runs. Call it regularly."""
-        return self._stopped.after(now, observe(self.process.pid)) if self.process and self.process.pid else 0.0
+        return f"<{type(self).__name__} {self.name}, {self.process!r}>"
 
     def kill(self) -> None:
         """Kill the process, if there is one. Its channel closes then, so another one is started."""
@@ -179,7 +94,75 @@ class SupervisedDevice:
             self.descriptors = None
 
 
-async def connect(runtime: RemoteRuntime, each: SupervisedProcess | SupervisedDevice) -> None:
+class SupervisedProcess(Supervised):
+    """One HTTP process, with the socket over which it is handed connections.
+
+    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process, and for a helper. `listeners` are the
+    sockets of a tenant's own port. `hosted` is the tenant's device side if that is in the same process. `helpers` are those of
+    a lead, and `number` says which of the tenant's processes it is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frontend: RemoteFrontend | None,
+        listeners: Sequence[socket.socket] = (),
+        hosted: HostedRuntime | None = None,
+        number: int = LEAD,
+    ) -> None:
+        own = process_name(name, number)
+        super().__init__(own, _label(own))
+        self.tenant = name
+        self.number = number
+        self.helpers: list[SupervisedProcess] = []
+        self.occupancy: int | None = None
+        """The descriptor of the page that the processes of a tenant with several share."""
+        self.frontend = frontend
+        self.hosted = hosted
+        self.listeners = list(listeners)
+        self.handoff: Ends | None = None
+        self.takes_connections = False
+        """Whether the dispatcher may hand it connections: not before it has its models."""
+        self.retired = False
+        """Whether its tenant has gone, so that it is not started again."""
+        self.heartbeat = Heartbeat()
+
+    def disconnect(self) -> None:
+        """Close the channel, and the sockets for connections and descriptors."""
+        self.takes_connections = False
+        super().disconnect()
+        if self.handoff:
+            self.handoff.close()
+            self.handoff = None
+
+
+class SupervisedDevice(Supervised):
+    """One device process, with the name of the device in the configuration, and the device side that it has.
+
+    `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
+    ends of the channel and of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and
+    the pages of all that lend.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runtime: RemoteRuntime,
+        target: Callable[[Any], None],
+        make_arguments: Callable[[Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
+    ) -> None:
+        super().__init__(name, runtime.label)
+        self.runtime = runtime
+        self.target = target
+        self.make_arguments = make_arguments
+        self._stopped = StoppedTime()
+
+    def stopped_for(self, now: float) -> float:
+        """For how many seconds the process has been stopped, by SIGSTOP or a debugger; 0 if it runs. Call it regularly."""
+        return self._stopped.after(now, observe(self.process.pid)) if self.process and self.process.pid else 0.0
+
+
+async def connect(runtime: RemoteRuntime, each: Supervised) -> None:
     """Have a runtime use this process. Where it replaces another that was serving, that is done again first."""
     assert each.descriptors
     try:
@@ -189,7 +172,7 @@ async def connect(runtime: RemoteRuntime, each: SupervisedProcess | SupervisedDe
         each.kill()
 
 
-def kill_if_outdated(each: SupervisedProcess | SupervisedDevice, started_with: Config, now: Config) -> None:
+def kill_if_outdated(each: Supervised, started_with: Config, now: Config) -> None:
     """Kill a process with models that was started with one configuration, if models have other options in that of now."""
     if each.process and loaded_again(started_with, now):
         log.error("models have other options since %s was started; starting it again", each.label)
@@ -203,3 +186,8 @@ def kill_if_hung(label: str, process: BaseProcess, heartbeat: Heartbeat, now: fl
     elif process.pid and heartbeat.hangs(now, activity := observe(process.pid), starting) and activity.state not in "XZ":
         log.error("%s has not answered for %.1f s: %s; killing it", label, heartbeat.silent, activity)
         spawn.kill(process)
+
+
+def _label(name: str) -> str:
+    """The name of an HTTP process in the log."""
+    return f"the {name.strip('()')} HTTP process" if name in (SHARED, UNAUTHENTICATED) else f"the HTTP process of {name}"

@@ -21,7 +21,7 @@ from ..children.heartbeat import INTERVAL
 from ..remote.remote_frontend import RemoteFrontend
 from .affinity import Affinity
 from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
-from .supervised import Current, HostedRuntime, SupervisedDevice, SupervisedProcess
+from .supervised import Current, HostedRuntime, Supervised, SupervisedDevice, SupervisedProcess
 from .supervised_devices import SupervisedDevices
 from .supervised_dispatcher import LABEL as DISPATCHER
 from .supervised_dispatcher import SupervisedDispatcher
@@ -96,7 +96,7 @@ class Supervisor:
         """Have every process log at this level, this one and later replacements too; the dispatcher keeps its own."""
         self._current.log_level = level
         logs.set_level(level)
-        processes: list[SupervisedProcess | SupervisedDevice] = [*self._processes.values(), *self._devices.all]
+        processes: list[Supervised] = [*self._processes.values(), *self._devices.all]
         for each in processes:
             each.channel.notify(messages.SetLogLevel(level))
 
