@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from partitions.installing import install_command
+
 from ..errors import BadRequest, TooLarge
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
@@ -40,7 +42,7 @@ class TextTokenizer:
         try:
             from tokenizers import Tokenizer  # It need not be installed.
         except ImportError as error:
-            raise TokenizerFailed(f"tokenizers is not installed ({error.name}): pip install 'greenlane[text]'") from error
+            raise TokenizerFailed(f"tokenizers is not installed; run {install_command('text')} ({error})") from error
         try:
             self._tokenizer: Any = Tokenizer.from_file(path)
         except Exception as error:  # The library raises no other class.

@@ -1,12 +1,13 @@
 """Texts into tokens: what one request may ask for, and how much is read before it is refused."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.errors import BadRequest, TooLarge
-from server.text.tokenizer import MOST_CHARACTERS, SLICE, TextTokenizer
+from server.text.tokenizer import MOST_CHARACTERS, SLICE, TextTokenizer, TokenizerFailed
 from tests import encoders
 
 
@@ -31,6 +32,12 @@ def watched(tmp_path: Path) -> tuple[TextTokenizer, Watched]:
     tokenizer = TextTokenizer(str(tmp_path / "encoder" / "tokenizer.json"))
     tokenizer._tokenizer = found = Watched(tokenizer._tokenizer)
     return tokenizer, found
+
+
+def test_without_the_library_the_error_has_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(TokenizerFailed, match=r"^tokenizers is not installed; run scripts/install text \("):
+        TextTokenizer("tokenizer.json")
 
 
 def test_a_query_counts_with_each_of_its_documents(watched: tuple[TextTokenizer, Watched]) -> None:
