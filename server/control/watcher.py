@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engines import EngineError
 from partitions import PartitionError
@@ -20,6 +21,10 @@ from ..repository.model_repository import Repository, some
 log = logging.getLogger("greenlane.control")
 
 _SERVING = ("serving", "incomplete")
+_LATE = 60.0
+"""Seconds after which the log says that a look at the repository, or a copy of it, has not ended."""
+
+T = TypeVar("T")
 
 
 class Refreshing(Protocol):
@@ -60,10 +65,13 @@ class Watcher:
 
     Used as a context: enter it before models are loaded, since what changes afterwards is compared with what is there then,
     also where it begins to look later.
+
+    A look that takes longer than `late` seconds is logged: that of a disk in the network may never end.
     """
 
-    def __init__(self, controller: Refreshing) -> None:
+    def __init__(self, controller: Refreshing, late: float = _LATE) -> None:
         self._controller = controller
+        self._late = late
         models = controller.models
         self._root: Path = models.repository
         self._period = models.watch
@@ -100,7 +108,7 @@ class Watcher:
     async def poll(self) -> None:
         """Look once, and begin what is to be done; `settled` waits for that."""
         if self._mirror:
-            await asyncio.to_thread(self._mirror.fetch)
+            await self._on_thread("copying the repository to", self._mirror.fetch)
         if (now := await self._look()) is None:
             return
         if changed := self._settling.settled(now):
@@ -142,7 +150,7 @@ class Watcher:
     async def _look(self) -> Mapping[str, Stamp] | None:
         """What is there now; None if the repository cannot be read, which is logged once."""
         try:
-            found = await asyncio.to_thread(lambda: stamps(self._root, self._repository.names()))
+            found = await self._on_thread("looking at", lambda: stamps(self._root, self._repository.names()))
         except OSError as error:
             if str(error) != self._unreadable:
                 log.error("watch: the model repository cannot be read, so what is served stays: %s", error)
@@ -150,6 +158,18 @@ class Watcher:
             return None
         self._unreadable = ""
         return found
+
+    async def _on_thread(self, doing: str, work: Callable[[], T]) -> T:
+        """What this returns, which blocks. The log says when it takes long, as nothing that changes is noticed meanwhile."""
+        text = "watch: %s %s has taken %g s; what has changed there is not served before it ends"
+        begun = time.monotonic()
+        late = asyncio.get_running_loop().call_later(self._late, log.warning, text, doing, self._root, self._late)
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            late.cancel()
+            if (took := time.monotonic() - begun) >= self._late:
+                log.warning("watch: %s %s has ended, after %.0f s", doing, self._root, took)
 
     def _in_order(self, names: list[str]) -> list[str]:
         """Ensembles last, as their steps have to be loaded before them. Blocks."""

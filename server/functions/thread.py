@@ -36,15 +36,16 @@ class _Stopped(BaseException):
 
 
 class Call:
-    """One call. `what` names it in errors, such as "model 'm': preprocess"."""
+    """One call. `what` names it in errors, such as "model 'm': preprocess", and `setting` the key of its limit, if any."""
 
-    __slots__ = ("began", "cancelled", "limit", "on_end", "stopped", "what", "work")
+    __slots__ = ("began", "cancelled", "limit", "on_end", "setting", "stopped", "what", "work")
 
-    def __init__(self, what: str, work: Callable[[], object], on_end: OnEnd, limit: float) -> None:
+    def __init__(self, what: str, work: Callable[[], object], on_end: OnEnd, limit: float, setting: str) -> None:
         self.what = what
         self.work = work
         self.on_end: OnEnd | None = on_end
         self.limit = limit
+        self.setting = setting
         self.began = 0.0
         self.cancelled = self.stopped = False
 
@@ -86,7 +87,8 @@ class FunctionThread:
         """
         if self._stuck:
             raise Unavailable(self._stuck)
-        call = Call(what, work, on_end, self._limit if limit is None else limit)
+        setting = f" ({self._limit_key})" if limit is None else ""
+        call = Call(what, work, on_end, self._limit if limit is None else limit, setting)
         self._open.add(call)
         self._calls.put(call)
         if self._timer is None and call.limit:
@@ -132,7 +134,7 @@ class FunctionThread:
             self._timer = self._loop.call_later(max(left, 0.001), self._check) if self._open else None
             return
         self._stop(call, _TRIES)
-        text = f"{call.what} ran for {call.limit:g} s and was stopped ({self._limit_key})"
+        text = f"{call.what} ran for {call.limit:g} s and was stopped{call.setting}"
         log.error("%s", text)
         self._timer = self._loop.call_later(GRACE, self._check_stopped, call)
         self._end(call, DeadlineExceeded(text))
@@ -155,7 +157,7 @@ class FunctionThread:
             self._check()
             return
         self._timer = None
-        self._stuck = f"{call.what} has been running for more than {call.limit:g} s and cannot be stopped ({self._limit_key})"
+        self._stuck = f"{call.what} has been running for more than {call.limit:g} s and cannot be stopped{call.setting}"
         log.error("%s; requests for the model are refused until it ends", self._stuck)
         for each in list(self._open):
             with self._lock:

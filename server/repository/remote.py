@@ -54,6 +54,10 @@ class RemoteFile:
     tag: str
 
 
+class CannotWrite(Exception):
+    """The directory of the copy cannot be written; the text says why."""
+
+
 Models = Mapping[str, Mapping[str, RemoteFile]]
 """The files of each model, by their paths below its directory."""
 
@@ -65,9 +69,10 @@ def copy(url: str, root: Path) -> Outcome:
         from fsspec.core import url_to_fs  # Slow, and need not be installed.
 
         files, path = url_to_fs(url)
-        root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / LOCK):
+        with _locked(root):
             _Copy(root, url, outcome).follow(files, _listed(files, path.rstrip("/"), outcome))
+    except CannotWrite as error:
+        outcome.error = f"{url} cannot be copied to {root}: {error}"
     except Exception as error:  # The libraries of all these file systems raise what they like.
         outcome.error = _explained(url, error)
         if files:  # The next time begins with new connections and credentials.
@@ -92,6 +97,8 @@ class _Copy:
             if self._tags(name) != tags or not self._is_whole(name, wanted):
                 try:
                     self._replace(name, wanted, files)
+                except CannotWrite:
+                    raise
                 except Exception as error:
                     self._outcome.problems.append(f"{name} stays as it was: {_why(error)}")
         for name in sorted({*self._state, *self._links()}.difference(models)):
@@ -149,9 +156,13 @@ class _Copy:
         self._save()
 
     def _save(self) -> None:
+        """Raises CannotWrite; what was copied last is copied again then."""
         new = self._root / f"{STATE}.new"
-        new.write_text(json.dumps({"url": self._url, "models": self._state}))
-        new.replace(self._root / STATE)
+        try:
+            new.write_text(json.dumps({"url": self._url, "models": self._state}))
+            new.replace(self._root / STATE)
+        except OSError as error:
+            raise CannotWrite(error.strerror or str(error)) from error
 
     def _clear(self) -> None:
         """Remove copies that no link names: old ones, and those that were broken off."""
@@ -212,10 +223,15 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait for another process that copies to the same directory."""
-    with path.open("w") as file:
+def _locked(root: Path) -> Iterator[None]:
+    """Make the directory, and wait for another process that copies to the same one. Raises CannotWrite."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = (root / LOCK).open("w")
         fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise CannotWrite(error.strerror or str(error)) from error
+    with file:
         yield
 
 

@@ -91,12 +91,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def limit(root: Path) -> int:
     """A third of what all matrices take together."""
+    return COUNT * size_of(root / "m1" / "1" / "model.onnx") // 3
+
+
+def size_of(path: Path) -> int:
+    """Bytes of memory that this model takes."""
     with ExitStack() as stack:
         device = stack.enter_context(closing(open_cpu()))
         partition = stack.enter_context(closing(device.carve([0])))
-        engine = stack.enter_context(closing(load_engine(root / "m1" / "1" / "model.onnx")))
+        engine = stack.enter_context(closing(load_engine(path)))
         executor = stack.enter_context(closing(engine.bind(partition)))
-        return COUNT * (sum(engine.memory.values()) + sum(executor.memory.values())) // 3
+        return sum(engine.memory.values()) + sum(executor.memory.values())
 
 
 @contextmanager

@@ -5,6 +5,8 @@ Storage's; s3fs and gcsfs read from them, in a process of its own. So does HfFil
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from server.config.section import ConfigError
 from server.repository.mirror import fetch_first
 from server.repository.model_repository import Repository
 
-from . import repository
+from . import repository, test_paging
+from .harness import cores
 from .hub import Hub
 from .processes import Load, client, running
 from .test_watch import index
@@ -199,3 +202,42 @@ def test_a_bucket_is_served_and_followed_and_its_copy_is_served_without_it(
         fetch_first(elsewhere)
     assert str(refused.value).startswith(f"models.repository: {URL} cannot be read: Could not connect to the endpoint URL")
     assert str(refused.value).endswith("and AWS_ENDPOINT_URL for another service")
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two servers need two cores")
+def test_two_servers_of_one_cache_copy_follow_and_page_at_the_same_time(hub: Hub, tmp_path: Path) -> None:
+    """One directory has the copy of both; each answers from it, whichever of them has replaced a model in it."""
+    uploads, numbers = tmp_path / "uploads", range(1, 7)
+    for number in numbers:
+        test_paging.add_matrix(uploads, number)
+    files = {number: (uploads / f"m{number}" / "1" / "model.onnx").read_bytes() for number in numbers}
+    hub.files |= {f"onnx/m{number}/1/model.onnx": content for number, content in files.items()}
+    some = 3 * test_paging.size_of(uploads / "m1" / "1" / "model.onnx")
+    file = tmp_path / "greenlane.toml"
+    file.write_text(f"{CONFIG.replace(URL, 'hf://owner/models/onnx')}device_memory = {some}\npaging = true\n")
+    wrong: list[str] = []
+
+    def ask_all(http: httpx.Client, times: int) -> None:
+        for number in [*numbers] * times:
+            answer = test_paging.ask(http, number)
+            if not test_paging.is_right(answer, number):
+                wrong.append(f"m{number}: {answer.status_code} {answer.text[:200]}")
+
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(file)) for _ in range(2)]
+        clients = [stack.enter_context(client(server)) for server in servers]
+        for http in clients:
+            until(lambda http=http: http.get("/v2/health/ready").status_code == 200)  # type: ignore[misc]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for version in ("2", "3"):
+            asking = [pool.submit(ask_all, stack.enter_context(client(server)), 10) for server in servers]
+            for number in (1, 2):
+                hub.files[f"onnx/m{number}/{version}/model.onnx"] = files[number]
+            for http in clients:
+                for number in (1, 2):
+                    until(lambda http=http, each=(f"m{number}", version): index(http, each[0]) == {each[1]: "READY"})  # type: ignore[misc]
+            for each in asking:
+                each.result()
+        for http in clients:
+            assert test_paging.memory(http)["page_ins"] > 5
+    assert wrong == []

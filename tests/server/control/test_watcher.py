@@ -1,8 +1,10 @@
 """A repository that is watched: which tenant is served which new version, and when."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from server.config.schema import ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.watcher import Watcher
 from server.errors import BadRequest, RequestError, Unavailable
+from server.repository.model_repository import Repository
 from tests.fakes import PATIENCE
 
 HOURS = 9999.0
@@ -61,10 +64,10 @@ class FakeController:
 
 
 class Site:
-    def __init__(self, root: Path, controller: FakeController | None = None) -> None:
+    def __init__(self, root: Path, controller: FakeController | None, watcher: Callable[[FakeController], Watcher]) -> None:
         self.root = root
         self.controller = controller or FakeController(root)
-        self.watcher = Watcher(self.controller)
+        self.watcher = watcher(self.controller)
 
     def write(self, name: str, text: str = "", version: int = 1) -> None:
         (self.root / name / str(version)).mkdir(parents=True, exist_ok=True)
@@ -80,8 +83,10 @@ class Site:
 
 
 @asynccontextmanager
-async def watching(root: Path, controller: FakeController | None = None) -> AsyncIterator[Site]:
-    site = Site(root, controller)
+async def watching(
+    root: Path, controller: FakeController | None = None, watcher: Callable[[FakeController], Watcher] = Watcher
+) -> AsyncIterator[Site]:
+    site = Site(root, controller, watcher)
     site.write("a")
     site.write("b")
     async with site.watcher:
@@ -190,3 +195,36 @@ async def test_it_looks_by_itself_while_the_configuration_says_so_and_follows_wh
         assert " every 0 s, " in repr(site.watcher)
         assert not looking.done()
     assert looking.cancelled()
+
+
+async def test_a_look_that_does_not_end_is_logged_once_and_again_when_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a disk of the network is away: until then nothing new is served, which is not to go unnoticed."""
+    async with watching(tmp_path, watcher=partial(Watcher, late=0.001)) as site:
+        site.write("a", "another")
+        assert await site.looks(2) == ["acme a"]
+        gate = threading.Event()
+        site.watcher._repository = Gated(tmp_path, gate)  # type: ignore[assignment]
+        caplog.clear()
+        look = asyncio.ensure_future(site.looks())
+        async with asyncio.timeout(PATIENCE):
+            while not caplog.messages:
+                await asyncio.sleep(0)
+        gate.set()
+        assert await look == []
+        (late, ended) = caplog.messages
+        assert late == f"watch: looking at {tmp_path} has taken 0.001 s; what has changed there is not served before it ends"
+        assert ended.startswith(f"watch: looking at {tmp_path} has ended, after ")
+
+
+class Gated(Repository):
+    """One whose listing does not end before a gate is open."""
+
+    def __init__(self, root: Path, gate: threading.Event) -> None:
+        super().__init__(root, {})
+        self._gate = gate
+
+    def names(self) -> list[str]:
+        assert self._gate.wait(PATIENCE)
+        return super().names()

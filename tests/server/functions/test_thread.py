@@ -86,6 +86,16 @@ async def test_a_call_that_spins_is_stopped_and_the_next_one_runs(functions: Fun
     assert after == "next"
 
 
+async def test_a_call_with_a_limit_of_its_own_does_not_name_the_key_of_another(functions: FunctionThread) -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    functions.call("model 'm': model.py", spin, future.set_result, 0.01)
+    assert str(await future) == "model 'm': model.py ran for 0.01 s and was stopped"
+
+
 async def test_a_call_that_cannot_be_stopped_makes_the_model_unavailable(
     functions: FunctionThread, untraced: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

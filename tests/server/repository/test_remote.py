@@ -192,3 +192,21 @@ def test_a_model_that_changed_back_after_an_interrupted_copy_is_the_old_one_agai
             put("a2", 2)
     assert put("a1", 1).changed == ["a"]
     assert (tmp_path / "copy" / "a" / "1" / "model.onnx").read_text() == "a1"
+
+
+def test_a_full_disk_is_named_and_not_the_address_and_there_is_no_model_by_halves(bucket: Bucket) -> None:
+    bucket.copy()
+    before = bucket.read()
+    bucket.put("a/1/model.onnx", "another")
+    (bucket.root / ".state.json.new").symlink_to("/dev/full")
+    outcome = bucket.copy()
+    assert outcome.error == f"{URL} cannot be copied to {bucket.root}: No space left on device"
+    assert bucket.read() in (before, before | {"a/1/model.onnx": "another"})
+    (bucket.root / ".state.json.new").unlink()
+    assert bucket.copy().error == ""
+    assert bucket.read() == before | {"a/1/model.onnx": "another"}
+
+
+def test_a_directory_that_cannot_be_made_is_named(bucket: Bucket) -> None:
+    bucket.root.write_text("a file")
+    assert bucket.copy().error == f"{URL} cannot be copied to {bucket.root}: File exists"
