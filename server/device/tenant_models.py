@@ -410,6 +410,7 @@ class TenantModels:
         elif left:  # Its HTTP process died: its requests may still be running.
             async with self._worker_control.stopped(tenant):
                 await asyncio.to_thread(close_all, [*wide, *left])
+        self._workers[tenant].metering.forget(keys)
         await self.pager.free(tenant, [executor.engine for executor in left])
 
     def _check_may_call(self, tenant: str, name: str) -> None:

@@ -1,5 +1,6 @@
 """Counts what a worker's works take, in its tenant's meter."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..accounts.meter import Counter, Meter, Place
@@ -32,6 +33,12 @@ class Metering:
         if found is None or found[0] is not executor:
             found = self._counters[model, place] = executor, self._find(executor, model, place)
         return found[1]
+
+    def forget(self, models: Iterable[ModelKey]) -> None:
+        """These models have left: keep their executors no longer. Nothing of them is in flight. Any thread."""
+        gone = frozenset(models)
+        for key in [key for key in list(self._counters) if key[0] in gone]:
+            self._counters.pop(key, None)
 
     def begin(self, flight: InFlight, now: int) -> None:
         """A thread begins to wait for the oldest work."""

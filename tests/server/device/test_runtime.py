@@ -178,6 +178,15 @@ async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(ro
         assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
 
 
+async def test_a_worker_keeps_nothing_of_models_that_were_loaded_again(root: Path) -> None:
+    async with serving(root) as site:
+        for _ in range(3):
+            await site.infer("acme", "a")
+            await site.controller.load("acme", "a")
+        await site.infer("acme", "a")
+        assert len(site.runtime._workers["acme"].metering._counters) == 1
+
+
 async def test_executions_describe_the_current_executors(root: Path) -> None:
     async with serving(root) as site:
         (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]

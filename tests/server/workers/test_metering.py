@@ -1,6 +1,7 @@
 """What works take is counted once each, whatever they end with, and works that queue on a stream do not overlap."""
 
 import time
+import weakref
 
 import pytest
 
@@ -38,6 +39,20 @@ def test_works_on_a_stream_begin_at_their_launch_or_at_the_end_of_the_one_before
         metering.begin(each, waited)
         metering.end(each, ended, -1)
     assert used(meter) == [(3, 4 * (100 + 100 + 100), {})]
+
+
+def test_what_a_model_took_is_kept_when_it_is_forgotten_and_its_executor_is_not() -> None:
+    meter, executor = Meter(), Timed()
+    metering, alive = Metering(meter, HOME, hosted=True), weakref.ref(executor)
+    for wide in (False, True):
+        counter = metering.counter(executor, "m/1#1", wide)
+        assert counter
+        counter.add(100)
+    assert metering.counter(Timed(), "m/1#2") is counter
+    del executor
+    metering.forget(["m/1#1", "m/1#3"])
+    assert alive() is None
+    assert used(meter) == [(2, 4 * 200, {})]
 
 
 def test_works_on_cores_begin_when_a_thread_runs_them_and_take_no_more_than_it_ran() -> None:
