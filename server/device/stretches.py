@@ -80,8 +80,7 @@ class Stretches:
         if late := [name for name, at_home in waiting.items() if not at_home.done()]:
             for name in late:
                 waiting[name].cancel()
-            text = f"tenant {late[0]}: an inference on granules of others has been running for {self._max_pause:g} s"
-            raise Conflict(f"{text} (server.max_pause); nothing was changed")
+            raise Conflict(f"tenant {late[0]}: {self._too_late()}; nothing was changed")
 
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         """Give every tenant the wide partition that is planned for it, or none. What cannot be made is logged, and left out."""
@@ -154,9 +153,17 @@ class Stretches:
         worker, found = self._workers[name], self._tenants.setdefault(name, _Tenant())
         if plan == found.plan and worker is found.worker and worker.borrowing:
             worker.widen()
+            found.problem = ""
             return
         if before := worker.borrowing:
-            await _narrow(worker)
+            try:
+                async with asyncio.timeout(self._max_pause):
+                    await _narrow(worker)
+            except TimeoutError:  # Its granules did not change hands: `narrow` would have refused that.
+                found.problem = self._too_late()
+                text = "tenant %s keeps its wide partition for now, and does not use it: %s"
+                log.warning(text, name, found.problem)
+                return
             worker.borrowing = None
             await asyncio.to_thread(before.close)
         found.plan, found.worker, found.problem = plan, worker, ""
@@ -175,6 +182,9 @@ class Stretches:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
         lent = "; ".join(f"{list(granules)} of {lender}" for lender, granules in plan.lent.items())
         log.info("tenant %s may borrow granules %s for up to %g ms a work", name, lent, plan.limit * 1e3)
+
+    def _too_late(self) -> str:
+        return f"an inference on granules of others has been running for {self._max_pause:g} s (server.max_pause)"
 
     def _make(self, name: str, worker: Worker, plan: Wide, statistics: BorrowingStatistics) -> Borrowing:
         """Blocks. Raises PartitionError."""

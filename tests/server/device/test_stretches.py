@@ -197,6 +197,27 @@ async def test_nothing_waits_for_a_wide_work_any_more_once_the_repartition_was_r
         await go_wide(site)
 
 
+async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
+        await settled(site)
+        await go_wide(site)
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        await asyncio.wait_for(site.runtime.stretch({}), 30)
+        why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
+        assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
+        (state,) = await site.runtime.stretches()
+        assert state.problems == (why,)
+        before = wide(site)
+        gate.open()
+        await asking
+        await site.infer("acme")
+        assert before.stream.ran == 2, "nothing more goes there"
+        await site.runtime.stretch({})
+        assert before.closed
+
+
 async def test_more_than_the_burst_is_refused_with_the_numbers(site: Site) -> None:
     with pytest.raises(DoesNotFit, match=r"acme: 6 granules, but tenants.acme.burst allows 5 at most"):
         await site.controller.repartition({"acme": 6})
