@@ -5,10 +5,12 @@ itself. Two things are compared:
 
 - The median: every request of the first kind met a borrower, so most of what lending costs is in the middle of them.
 - The tail, for borrowers that cost some requests much and others nothing: how many that met one are later than the slowest
-  twentieth of the others, by more than a borrower may cost. `exceedances` says how many are too many to be chance. The p99 of
-  some dozens would be their longest, which any other noise may be.
+  twentieth of the others, and than the slowest hundredth (their p99), by more than a borrower may cost. `exceedances` says how
+  many are too many to be chance. The p99 of those that met a borrower is not compared itself: of some dozens it would be their
+  longest, which any other noise may be.
 """
 
+from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
@@ -16,11 +18,11 @@ from .exceedances import critical
 
 ENOUGH = 16
 """Requests of a model, of each kind, that are compared."""
-_KEPT = 256
-TAIL = 20
+_KEPT = 1024
+TAILS = 20, 100
 """One in so many of the requests that met no borrower is slower than what is compared."""
 CHANCE = 0.001
-"""How likely so many late requests may be where lending costs nothing, for it to be stopped."""
+"""How likely so many late requests, of either tail, may be where lending costs nothing, for it to be stopped."""
 TOLERANCE = 0.15
 """How much longer the median may be that met a borrower, unless the longest work of a borrower is more."""
 FIRST_PAUSE, LONGEST_PAUSE = 1_000_000_000, 300_000_000_000
@@ -32,39 +34,50 @@ STALE = 60_000_000_000
 _MOST_MODELS = 256
 
 
+class _Tail(NamedTuple):
+    """The `rank`-th longest of the requests that met no borrower, in nanoseconds."""
+
+    rank: int
+    latency: int
+
+
 class _Baseline(NamedTuple):
-    """Of `size` requests that met no borrower, in nanoseconds: their median, and the `rank`-th longest."""
+    """Of `size` requests that met no borrower: their median in nanoseconds, and a tail for each of TAILS."""
 
     size: int
     median: int
-    rank: int
-    tail: int
+    tails: tuple[_Tail, ...]
 
 
 class _Latencies:
-    """Those of one model, in nanoseconds: `compared` of those that met a borrower, of which `late` were late; and `alone`, the
-    others, of which `fresh` came since the baseline was made.
+    """Those of one model, in nanoseconds: `compared` of those that met a borrower, of which `late` were late by each tail; and
+    `alone`, the others, of which `fresh` came since the baseline was made.
     """
 
     def __init__(self) -> None:
         self.met: list[int] = []
         self.alone: deque[int] = deque(maxlen=_KEPT)
         self.alone_at = 0
-        self.compared = self.late = 0
+        self.compared = 0
+        self.late = [0] * len(TAILS)
         self.fresh = 0
-        self._baseline = _Baseline(0, 0, 0, 0)
+        self._baseline = _Baseline(0, 0, ())
 
     def baseline(self) -> _Baseline:
         """Made again once half of them are new, so that each is sorted twice at most."""
         if 2 * self.fresh >= self._baseline.size:
             ordered, size = sorted(self.alone), len(self.alone)
-            rank = max(1, size // TAIL)
-            self._baseline, self.fresh = _Baseline(size, ordered[size // 2], rank, ordered[-rank]), 0
+            ranks = [max(1, size // each) for each in TAILS]
+            tails = tuple([_Tail(rank, ordered[-rank]) for rank in ranks])
+            self._baseline, self.fresh = _Baseline(size, ordered[size // 2], tails), 0
         return self._baseline
 
     def forget_met(self) -> None:
         self.met.clear()
-        self.compared = self.late = 0
+        self.forget_compared()
+
+    def forget_compared(self) -> None:
+        self.compared, self.late = 0, [0] * len(TAILS)
 
 
 class Guard:
@@ -136,20 +149,21 @@ class Guard:
     def _missed(self, found: _Latencies) -> str:
         """By what those that met a borrower miss the others; empty if they do not."""
         if found.compared >= _KEPT:
-            found.compared = found.late = 0
+            found.forget_compared()
         base, met = found.baseline(), sorted(found.met)
-        last = base.tail + max(TOLERANCE * base.tail, self._limit)
+        lasts = [tail.latency + max(TOLERANCE * tail.latency, self._limit) for tail in base.tails]
         found.compared += len(met)
-        found.late += len([each for each in met if each > last])
+        found.late = [late + len(met) - bisect_right(met, last) for late, last in zip(found.late, lasts, strict=True)]
         found.met.clear()
         middle = met[len(met) // 2]
         if middle - base.median > max(TOLERANCE * base.median, self._limit):
             return f"took {middle / 1e6:.2f} ms, and others {base.median / 1e6:.2f} ms (medians)"
-        if found.late >= critical(base.size, base.rank, found.compared, CHANCE):
-            return (
-                f"took more than {last / 1e6:.2f} ms in {found.late} of {found.compared} cases, and {base.rank} of "
-                f"{base.size} others {base.tail / 1e6:.2f} ms or more"
-            )
+        for tail, last, late in zip(base.tails, lasts, found.late, strict=True):
+            if late and late >= critical(base.size, tail.rank, found.compared, CHANCE / len(TAILS)):
+                return (
+                    f"took more than {last / 1e6:.2f} ms in {late} of {found.compared} cases, and {tail.rank} of "
+                    f"{base.size} others {tail.latency / 1e6:.2f} ms or more"
+                )
         return ""
 
     def _lend(self, now: int) -> None:

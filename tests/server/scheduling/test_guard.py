@@ -129,7 +129,26 @@ def test_it_stops_where_lending_costs_some_requests_much(lender: Lender) -> None
             break
     assert lender.guard.stops == 1
     assert "that met a borrower took more than 5.00 ms in " in lender.guard.reason
-    assert lender.guard.reason.endswith("cases, and 12 of 256 others 4.00 ms or more; nothing is lent for 1 s")
+    assert lender.guard.reason.endswith("cases, and 2 of 256 others 4.00 ms or more; nothing is lent for 1 s")
+
+
+def test_it_stops_where_lending_costs_one_request_in_twenty_much(lender: Lender) -> None:
+    """The slowest twentieth of the others is as slow; the p99 is ten times as long."""
+    for index in range(1024):
+        lender.answer(1, 40 * MS if index % 100 == 0 else 4 * MS, met=False)
+    for index in range(1024):
+        lender.answer(1, 90 * MS if index % 20 == 0 else 4 * MS, met=True)
+        if not lender.guard.lends:
+            break
+    assert lender.guard.stops == 1
+    assert lender.guard.reason.endswith("cases, and 10 of 1024 others 40.00 ms or more; nothing is lent for 1 s")
+
+
+def test_one_request_in_a_hundred_is_as_late_as_without_borrowers(lender: Lender) -> None:
+    for index in range(4096):
+        latency = 40 * MS if index % 100 < 2 else 4 * MS
+        lender.answer(1, latency, met=index % 2 == 1)
+    assert lender.guard.stops == 0
 
 
 def test_a_tail_that_is_later_by_what_a_borrower_may_cost_is_none(lender: Lender) -> None:
