@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..config.text import TextOptions
-from ..errors import DeadlineExceeded, NotFound
+from ..errors import DeadlineExceeded, NotFound, QueueFull
 from ..inference.inference import Inference
 from ..link.messages import Done
 from ..protocol.request import Input, write_inputs
@@ -21,13 +21,17 @@ from ..text.tokenizer import Tokens
 _AT_A_TIME = 2
 """Runs of one request that are queued or in flight: one is ready when another ends, and other requests get their turn."""
 
+_PAUSE = 0.005
+"""Seconds between two tries of a run that finds no room."""
+
 
 class Texts:
     """One request of texts for a model. Belongs to the event loop, and there to one task.
 
     The constructor admits it, as that of `Inference`: the model's name may be wrong, the queue full, a limit reached. It raises
     NotFound for a model that takes no texts, or is configured for another task. `nbytes` is the size of the body; `priority`
-    and `timeout`, in seconds from `arrived` on, are as in an inference. `close` it in the end.
+    and `timeout`, in seconds from `arrived` on, are as in an inference. Once its first run is queued the others wait for room,
+    in the queue and in memory. `close` it in the end.
     """
 
     def __init__(
@@ -92,8 +96,16 @@ class Texts:
     async def _run_all(self, batches: list[list[int]], tokens: Sequence[Tokens], rows: list[Any]) -> None:
         """Run batches until none is left, and put their results where they belong."""
         while batches:
-            batch = batches.pop(0)
-            for index, row in zip(batch, await self._run([tokens[index] for index in batch]), strict=True):
+            batch, begun = batches.pop(0), self._first is None
+            try:
+                found = await self._run([tokens[index] for index in batch])
+            except QueueFull:
+                if not begun:
+                    raise
+                batches.insert(0, batch)  # No memory, or the lead's queue was filled before this process saw that.
+                await asyncio.sleep(_PAUSE)
+                continue
+            for index, row in zip(batch, found, strict=True):
                 rows[index] = row
 
     async def _run(self, tokens: Sequence[Tokens]) -> Any:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from .harness import Served, configuration, cores, serving
 from .processes import client as client_of
 from .processes import configure, running, running_device
 from .test_several_http_processes import each_process
-from .wire import statistics, until
+from .wire import SMALL, Connection, posted, statistics, until
 
 TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
 """More than a batch, and of different lengths."""
@@ -266,3 +267,33 @@ def test_tenants_of_python_m_server_have_their_own(root: Path, tmp_path: Path) -
             with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30) as client:
                 assert [each.id for each in client.models.list()] == [name]
                 assert len(client.embeddings.create(model=name, input=TEXTS).data) == len(TEXTS)
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="several processes need two cores")
+def test_a_request_that_has_begun_is_completed_beside_others_that_fill_the_queue(root: Path, tmp_path: Path) -> None:
+    """Its later runs wait for room, where the process of the queue finds none for them as well."""
+    tenants = '[tenants.acme]\ngranules = 1\nqueue = 1\nhttp_processes = 3\nmodels = ["encoder", "identity"]\n'
+    path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"')
+    with running_device(path) as server, client_of(server) as http, ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        lead, *others = each_process(server, stack).values()
+        ended = threading.Event()
+
+        def fill(connection: Connection) -> None:
+            while not ended.is_set():
+                connection.send(posted("identity", SMALL, "X-Tenant: acme") * 4)
+                assert {connection.answer().status for _ in range(4)} <= {200, 429}
+
+        body = json.dumps({"model": "encoder", "input": TEXTS * 40})
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        filling = [pool.submit(fill, connection) for connection in (lead, others[0])]
+        try:
+            for _ in range(5):
+                before = statistics(http, "encoder")["inference_count"]
+                others[1].send(head)
+                answer = others[1].answer()
+                count = statistics(http, "encoder")["inference_count"] - before
+                assert answer.status == 200 or (answer.status == 429 and not count), (answer.status, count, answer.body[:200])
+        finally:
+            ended.set()
+        for each in filling:
+            each.result()
