@@ -62,8 +62,9 @@ static inline int wait_event(int event, int64_t ns) {
     return ppoll(&file, 1, &most, NULL) > 0;
 }
 
-/* Add the count of the tickets' eventfd; returns 0 if there is nothing to read. Does not wait: the HTTP side may have emptied it
- * since it was looked at, and decides whether a plain read waits. Linux before 5.8, for one, has plain reads only. */
+/* Add the count of the tickets' eventfd, more than INT32_MAX as that; returns 0 if there is nothing to read. Does not wait: the
+ * HTTP side may have emptied it since it was looked at, and decides whether a plain read waits. Linux before 5.8, for one, has
+ * plain reads only. */
 static inline int add_event(int event, int64_t *count) {
     uint64_t value;
     ssize_t length;
@@ -74,7 +75,7 @@ static inline int add_event(int event, int64_t *count) {
 #endif
         length = wait_event(event, 0) ? read(event, &value, sizeof value) : -1;
     if (length != (ssize_t)sizeof value) return 0;
-    *count += (uint32_t)value;
+    *count += value < INT32_MAX ? (int64_t)value : INT32_MAX;
     return 1;
 }
 

@@ -114,7 +114,7 @@ class Tickets:
         One of several listening threads returns. A `wake` without a listener makes the next `listen` return.
         """
         if self._listener is not None:
-            return self._listener.listen() & _ALL
+            return self._listener.listen()
         while True:
             try:
                 return os.eventfd_read(self.event) & _ALL
@@ -194,7 +194,7 @@ class Tickets:
     def _look(self) -> int:
         """How many tickets were put and not announced yet. Does not block."""
         if self._listener is not None:
-            return self._listener.take() & _ALL
+            return self._listener.take()
         return self.listen() if self._poller.poll(0) else 0
 
     def _take(self) -> Ticket:

@@ -128,3 +128,11 @@ def test_its_own_descriptors_are_closed_with_it() -> None:
     descriptors.close()
     del link
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("count", [SLOTS + 1, 1 << 32, FULL])
+def test_a_count_that_no_tickets_explain_is_malformed(tickets: Tickets, count: int) -> None:
+    """Otherwise a process could have its reader turn without end."""
+    os.eventfd_write(tickets.event, count)
+    with pytest.raises(Malformed):
+        tickets.add_unread(tickets.listen())
