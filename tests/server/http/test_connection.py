@@ -10,6 +10,7 @@ from uvicorn.server import ServerState
 from server.errors import Misdirected, Unauthorized, Unavailable
 from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
 from server.http.infer import Infer
+from server.http.strict import HEADER_TIMEOUT
 
 REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -402,6 +403,7 @@ async def test_header_timeout_applies_only_to_incomplete_headers() -> None:
         bench.connection.data_received(REQUEST + REQUEST[:-30])
         await bench.settle()
         assert bench.connection._header_timer is not None
+        assert bench.connection._header_timer.when() <= asyncio.get_running_loop().time() + HEADER_TIMEOUT
     quick.connection.data_received(REQUEST[-30:])
     await quick.settle()
     assert quick.connection._header_timer is None

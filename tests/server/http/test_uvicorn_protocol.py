@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from server.http.strict import HEADER_TIMEOUT
 from server.http.uvicorn_protocol import MAX_HEADER_BYTES, JsonHttpToolsProtocol
 
 
@@ -159,6 +160,7 @@ async def test_header_timeout_applies_to_later_requests_but_not_while_reading_is
     assert protocol._header_timer is None
     protocol.data_received(b"GET ")
     assert protocol._header_timer is not None
+    assert protocol._header_timer.when() <= asyncio.get_running_loop().time() + HEADER_TIMEOUT
     protocol._on_header_timeout()
     assert transport.written == b"", "the first one is still being answered"
     while not transport.written.endswith(b"ok"):
