@@ -63,13 +63,13 @@ class Listener:
 
 
 class CountingDispatcher(Dispatcher):
-    """Counts in `looks` how often it looked at a connection."""
+    """Counts in `looks` how often it has looked at a connection. A look counts when it is over: the next one sees what comes."""
 
     looks = 0
 
     def _look(self, connection: socket.socket) -> None:
-        self.looks += 1
         super()._look(connection)
+        self.looks += 1
 
 
 class Bench:
@@ -208,7 +208,7 @@ def test_headers_in_many_pieces_go_to_the_unauthenticated_process(bench: Bench) 
         send(bench, connection, ACME[index : index + 1])
     assert taken(unauthenticated) == (b"", ACME[:MAX_PIECES])
     connection.sendall(ACME[MAX_PIECES:])
-    assert bench.dispatcher.looks == MAX_PIECES + 1
+    until(lambda: bench.dispatcher.looks == MAX_PIECES + 1)
 
 
 @pytest.mark.parametrize("data", [b"\r\n" + b"X" * 17_000, b"\r\n" * 8_500], ids=["a line", "empty lines"])
