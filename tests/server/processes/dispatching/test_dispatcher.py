@@ -63,7 +63,7 @@ class Listener:
 
 
 class CountingDispatcher(Dispatcher):
-    """Counts in `looks` how often it has looked at a connection. A look counts when it is over: the next one sees what comes."""
+    """Counts in `looks` how often it has looked at a connection. A look counts when it is over: the next sees what comes."""
 
     looks = 0
 
