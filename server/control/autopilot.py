@@ -125,7 +125,7 @@ class Autopilot:
         for name in sorted(late, key=lambda name: (held[name] >= self.own[name], -view.miss(name), name)):
             if step := self._give(now, name, view):
                 return step
-        return self._return(view)
+        return self._return(view) if needs else None
 
     def moved(self, now: float, step: Step, needs: Mapping[str, Need]) -> None:
         """This step was made; `needs` are those that it was decided with."""

@@ -120,6 +120,14 @@ def test_an_own_share_is_given_back_to_who_needs_it_also_if_the_other_does() -> 
     assert step.reason.endswith(", which has 1 of its own 2")
 
 
+def test_nothing_goes_back_before_there_is_a_whole_window_after_a_move() -> None:
+    held = {"acme": 1, "globex": 4}
+    assert pilot().decide(0.0, 6, held, {}) is None
+    step = pilot().decide(0.0, 6, held, {"acme": EASY, "globex": EASY})
+    assert step
+    assert (step.counts, step.giver) == ({"acme": 2}, None), "the free one, of its own"
+
+
 def test_a_refused_move_is_not_repeated_at_once() -> None:
     late, needs = pilot(), {"acme": LATE, "globex": EASY}
     step = late.decide(0.0, 6, OWN, needs)
