@@ -32,7 +32,7 @@ def test_all_tests_run_when_a_process_ends_that_has_done_many_files(tmp_path: Pa
     plugins = "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "tests.workers", "-c", str(tmp_path / "pytest.ini")
     split = "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=1"
     command = [sys.executable, "-m", "pytest", *plugins, *split, str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 1
     assert "crashed while running" in ran.stdout
     assert f"1 failed, {2 * FILES} passed" in ran.stdout

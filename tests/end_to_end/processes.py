@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import httpx
 
-from greenlane.load.server_process import READY, ServerProcess, alive
+from greenlane.load.server_process import READY, ServerProcess, alive, terminate
 
 from .wire import Connection, infer, request, tensor, until
 
@@ -59,11 +59,13 @@ class Running(ServerProcess):
 
 
 R = TypeVar("R", bound=Running)
+SOON = 3.0
+"""Seconds for a server to end in after its test."""
 
 
 @contextmanager
 def running(config: Path, *options: str) -> Iterator[Running]:
-    """Serve this file until left; what is left of it then is killed."""
+    """Serve this file until left; then it may drain for a moment, and what is left of it is killed."""
     with _started([sys.executable, "-m", "server", "--config", str(config), *options]) as server:
         yield server
 
@@ -122,6 +124,7 @@ def _popen(
         try:
             server.start(signs)
             yield server
+            terminate(popen, SOON)  # A process that is killed leaves no coverage.
         finally:
             server.close()
 

@@ -143,7 +143,8 @@ def test_since_is_a_time_that_is_not_in_the_future(http: httpx.Client) -> None:
     infer(http, "identity", SMALL)
     until(lambda: usage(http, str(time.time()))["seconds"] < usage(http)["seconds"])
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    assert usage(http, "1970-01-02T00:00:00+01:00")["seconds"] == pytest.approx(usage(http)["seconds"], abs=1)
+    before, since, after = (usage(http, *since)["seconds"] for since in ((), ("1970-01-02T00:00:00+01:00",), ()))
+    assert before <= since <= after
     for since, problem in (("yesterday", "is not a time"), ("2026-01-01T00:00:00", "is not a time"), (later, "in the future")):
         answer = http.get("/admin/usage", params={"since": since})
         assert answer.status_code == 400
