@@ -84,3 +84,24 @@ def anonymous() -> int:
     """Bytes of memory that this process has for itself alone."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+
+class Peak:
+    """How much more memory this process had at most than when this was made."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # Begins the maximum anew.
+        self._before = _most()
+
+    def __repr__(self) -> str:
+        return f"<Peak {self.nbytes} bytes above>"
+
+    @property
+    def nbytes(self) -> int:
+        """So far."""
+        return _most() - self._before
+
+
+def _most() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))

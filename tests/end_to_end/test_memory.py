@@ -20,7 +20,7 @@ from server.link.slots import SMALLEST
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.auth import digest
 from server.tenants.local_frontend import LocalFrontend
-from tests.memory import anonymous
+from tests.memory import Peak
 
 from . import repository
 from .harness import Served, configuration, cores, serving
@@ -236,10 +236,10 @@ def test_outputs_that_never_fit_take_no_memory(
 ) -> None:
     """128 MB and 4 GB, of a tenant that has 16 MiB."""
     monkeypatch.setattr(reclaim, "KEPT", math.inf)
-    before = anonymous()
+    peak = Peak()
     answer = ask_for(http, times)
     assert answer.status_code == 413, answer.text
-    assert anonymous() - before < 32 * MIB
+    assert peak.nbytes < 32 * MIB
     assert f"{times * 4000} bytes of memory; the most for one is {MEMORY * 7 // 8} (tenants" in answer.json()["error"]
 
 
