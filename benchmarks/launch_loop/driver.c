@@ -54,6 +54,13 @@ static uint32_t take(Job *j, int64_t now, int64_t until) {
     return slot;
 }
 
+/* How many completions are announced. */
+static uint32_t announced(const Job *j) {
+    int64_t count = 0;
+    add_event(j->link.completion_event, &count);
+    return (uint32_t)count;
+}
+
 static void closed_loop(Job *j) {
     int64_t now = now_ns(), until = now + j->duration;
     for (uint32_t slot = 0; slot < j->outstanding; slot++) put(j, slot, now);
@@ -63,7 +70,7 @@ static void closed_loop(Job *j) {
             j->lost = 1;
             return;
         }
-        uint32_t count = read_event(j->link.completion_event), again = 0;
+        uint32_t count = announced(j), again = 0;
         now = now_ns();
         for (uint32_t i = 0; i < count; i++) {
             uint32_t slot = take(j, now, until);
@@ -90,7 +97,7 @@ static void open_loop(Job *j, uint32_t *idle) {
         }
         int64_t left = sent < all && free_slots ? due - now - 60000 : PATIENCE;
         if (left > 0) wait_event(j->link.completion_event, left);
-        uint32_t count = read_event(j->link.completion_event);
+        uint32_t count = announced(j);
         now = now_ns();
         for (uint32_t i = 0; i < count; i++, flying--) idle[free_slots++] = take(j, now, INT64_MAX);
         if (count || !flying) last_seen = now;

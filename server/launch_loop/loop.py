@@ -86,7 +86,7 @@ class LaunchLoop:
         self._kept: list[Any] = []
         self._refusals = [encode_outcome((), failure) for failure in (expired, withdrawn)]
         self._cancelled = np.zeros(link.arena.count, np.uint64)
-        self._loop = Loop(link=view_link(link), bundle=bundle, entries=ctypes.addressof(self._entries))
+        self._loop = Loop(link=view_link(link, link.tickets.wakes), bundle=bundle, entries=ctypes.addressof(self._entries))
         self._loop.expired, self._loop.cancelled = (_pointer(data) for data in self._refusals)
         self._loop.expired_length, self._loop.cancelled_length = (len(data) for data in self._refusals)
         self._loop.cancelled_serials = self._cancelled.ctypes.data

@@ -144,8 +144,8 @@ def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, in
     return made
 
 
-def view_link(link: Link) -> LinkView:
-    """A mapped link, for C, of which this is the reading end. The link must outlive it."""
+def view_link(link: Link, wakes: int = -1) -> LinkView:
+    """A mapped link, for C. The link must outlive it. `wakes` is `Tickets.wakes`, at the end that reads tickets."""
     shared = link.arena
     pages = address(shared.slot(0).ticket)
     if shared.count > 1 and address(shared.slot(1).ticket) - pages != 2 * arena.MESSAGE:
@@ -161,7 +161,7 @@ def view_link(link: Link) -> LinkView:
         page=arena.MESSAGE,
         ticket_event=link.tickets.event,
         completion_event=link.completions.event,
-        wakes=link.tickets.wakes,
+        wakes=wakes,
     )
 
 

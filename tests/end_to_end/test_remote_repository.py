@@ -235,7 +235,7 @@ def test_two_servers_of_one_cache_copy_follow_and_page_at_the_same_time(hub: Hub
                 hub.files[f"onnx/m{number}/{version}/model.onnx"] = files[number]
             for http in clients:
                 for number in (1, 2):
-                    until(lambda http=http, each=(f"m{number}", version): index(http, each[0]) == {each[1]: "READY"})  # type: ignore[misc]
+                    until(lambda http=http, each=(f"m{number}", version): [*index(http, each[0])] == [each[1]])  # type: ignore[misc]
             for each in asking:
                 each.result()
         for http in clients:
