@@ -55,7 +55,7 @@ for part in "$@"; do
     tests)
       # shellcheck disable=SC2086  # Options.
       OUT='' run tests "$(limit "${LIMIT_tests:-200}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m "$others" $side \
-        -p no:cacheprovider --junitxml="$out/tests.xml" ;;
+        -p no:cacheprovider -p no:benchmark --junitxml="$out/tests.xml" ;;
     alone)
       OUT=$out run alone "$(limit "${LIMIT_alone:-240}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
         -p no:cacheprovider --junitxml="$out/alone.xml" ;;
