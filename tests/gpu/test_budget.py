@@ -1,7 +1,4 @@
-"""What models take of a GPU's memory, by arithmetic and by the driver; and 20 models in a third of it, over HTTP.
-
-Not run on a GPU yet.
-"""
+"""What models take of a GPU's memory, by arithmetic and by the driver; and 20 models in a third of it, over HTTP."""
 
 import functools
 import random
