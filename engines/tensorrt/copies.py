@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, Stream, launch
+from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
 
-from partitions import PartitionError
+from partitions.cuda.device import CudaDevice
 from partitions.cuda.driver import handle_return, translated
 
 from ..memory import view
@@ -149,7 +149,7 @@ class SmCopies:
     captured = True
 
     def __init__(
-        self, kernels: tuple[Kernel, Kernel], ring: Buffer, state: Buffer, inputs: int, rows: int, clocks: Buffer, seen: Buffer
+        self, kernels: Sequence[Kernel], ring: Buffer, state: Buffer, inputs: int, rows: int, clocks: Buffer, seen: Buffer
     ) -> None:
         self._copy_in, self._copy_out = kernels
         self._ring = ring
@@ -243,14 +243,12 @@ class EngineCopies:
         """Do nothing."""
 
 
-def compile_copy_kernels(device: Device) -> tuple[Kernel, Kernel]:
-    """Compile the two kernels for a device, which must be current in this thread. Blocks. Raises PartitionError."""
-    try:
-        with translated("compiling the copy kernels"):
-            code = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
-            return code.get_kernel("copy_in"), code.get_kernel("copy_out")
-    except RuntimeError as error:  # libnvrtc was not found
-        raise PartitionError(f"compiling the copy kernels needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
+def copy_kernels(device: CudaDevice) -> tuple[Kernel, ...]:
+    """The two kernels, for the copies of all models on a device. It becomes current in this thread.
+
+    The first call compiles them, which blocks for some 0.1 s. Raises PartitionError.
+    """
+    return device.kernels.compiled(device.make_current(), SOURCE, ("copy_in", "copy_out"), "the copy kernels")
 
 
 def uses_sms(setting: str, nbytes: int) -> bool:
@@ -258,7 +256,7 @@ def uses_sms(setting: str, nbytes: int) -> bool:
     return setting == "sm" or (setting == "auto" and nbytes <= SM_COPY_LIMIT)
 
 
-def open_sm_copies(device: Device, stream: Stream, kernels: tuple[Kernel, Kernel], inputs: int, rows: int) -> SmCopies:
+def open_sm_copies(device: Device, stream: Stream, kernels: Sequence[Kernel], inputs: int, rows: int) -> SmCopies:
     """Copies for `rows` tensors, the first `inputs` of which are inputs. Blocks. Raises PartitionError."""
     with translated("allocating the ring of copy tables"):
         ring = LegacyPinnedMemoryResource().allocate(RING_LENGTH * rows * 24)

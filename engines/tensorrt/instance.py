@@ -19,7 +19,7 @@ from partitions.cuda.device import SideStream
 from ..errors import EngineError, ModelRefused
 from ..signature import Shape
 from .context import Context, Contexts
-from .copies import Copies, EngineCopies, open_sm_copies, uses_sms
+from .copies import Copies, EngineCopies, copy_kernels, open_sm_copies, uses_sms
 from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
 from .outputs import DataDependentOutputs
@@ -322,7 +322,7 @@ def open_copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[boo
     inputs, rows = len(loaded.signature.inputs), len(loaded.specs)
     copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
     if loaded.settings.copies != "engine":
-        device = loaded.device.make_current()
-        copies[True] = open_sm_copies(device, stream, loaded.copy_kernels(device), inputs, rows)
+        kernels = copy_kernels(loaded.device)
+        copies[True] = open_sm_copies(loaded.device.make_current(), stream, kernels, inputs, rows)
         made.callback(copies[True].close)
     return copies

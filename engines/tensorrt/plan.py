@@ -4,10 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any
-
-from cuda.core import Device, Kernel
 
 from partitions.cuda.current_context import restored
 from partitions.cuda.device import CudaDevice, CudaPartition
@@ -20,7 +17,6 @@ from ..warmup import shape_sets
 from .api import TensorRT
 from .building.builds import Builds
 from .building.kernels import KernelsRequest
-from .copies import compile_copy_kernels
 from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
 from .log_once import LogOnce
@@ -60,8 +56,6 @@ class LoadedPlan:
         """Bytes of the GPU's memory that each context takes."""
         self._key = key
         self._builds = builds
-        self._copy_kernels: tuple[Kernel, Kernel] | None = None
-        self._compile_lock = Lock()
         self._log_once = LogOnce()
 
     def __repr__(self) -> str:
@@ -120,15 +114,6 @@ class LoadedPlan:
         if refused:
             raise ExecutionFailed(f"running {self.path.name}: {refused}")
 
-    def copy_kernels(self, device: Device) -> tuple[Kernel, Kernel]:
-        """The kernels that copy inputs and outputs. The first call compiles them, which takes some 0.1 s.
-
-        `device` must be current in the calling thread. Raises PartitionError.
-        """
-        with self._compile_lock:
-            self._copy_kernels = self._copy_kernels or compile_copy_kernels(device)
-            return self._copy_kernels
-
     def open_kernel_cache(self) -> RuntimeCache:
         """A kernel cache for one executor, which closes it. It holds what other executors and processes have saved.
 
@@ -178,4 +163,4 @@ class LoadedPlan:
     def close(self) -> None:
         """Free the weights; all instances must be closed. The thread's current CUDA context does not change."""
         with restored():
-            self.plan = self._copy_kernels = None
+            self.plan = None

@@ -26,6 +26,7 @@ from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
+from .kernels import Kernels
 from .pages import populate
 from .sm_probe import SmProbe, open_probe
 
@@ -199,6 +200,7 @@ class CudaDevice:
         self.granules = groups.sizes
         self._groups = groups
         self._clusters = clusters
+        self.kernels = Kernels()
         self._probe: SmProbe | None = None
         self._meter: Meter | None = None
         self._lock = Lock()
@@ -296,7 +298,7 @@ class CudaDevice:
         with translated(f"looking where {partition!r} runs"):
             with self._lock:
                 if not self._probe:
-                    self._probe = open_probe(Device(self.index), sum(self.granules))
+                    self._probe = open_probe(Device(self.index), self.kernels, sum(self.granules))
             return self._probe.run(partition.stream, partition.size)
 
     @property
@@ -369,6 +371,7 @@ class CudaDevice:
         """
         idle, self._idle = self._idle, {}
         probe, self._probe = self._probe, None
+        self.kernels.close()
         with translated(f"closing {self!r}"), ExitStack() as closing:
             context = closing.enter_context(ExitStack())
             for green in chain.from_iterable(idle.values()):

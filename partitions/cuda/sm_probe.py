@@ -3,9 +3,9 @@
 from ctypes import c_uint32
 from threading import Lock
 
-from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, Stream, launch
+from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
 
-from ..errors import PartitionError
+from .kernels import Kernels
 
 SOURCE = r"""
 extern "C" __global__ void where_am_i(unsigned *seen, long long cycles) {
@@ -48,14 +48,10 @@ class SmProbe:
         self._seen.close()
 
 
-def open_probe(device: Device, sms: int) -> SmProbe:
-    """Compile the kernel for a device of this many SMs. Blocks for a good part of a second.
+def open_probe(device: Device, kernels: Kernels, sms: int) -> SmProbe:
+    """A probe of a device of this many SMs, which must be current in the calling thread. `kernels` are the device's.
 
-    Raises PartitionError if NVRTC is missing, CUDAError. The device must be current in the calling thread.
+    Blocks for a good part of a second where the kernel is not compiled yet. Raises PartitionError, CUDAError.
     """
-    try:
-        program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}"))
-        kernel = program.compile("cubin").get_kernel("where_am_i")
-    except RuntimeError as error:  # libnvrtc was not found
-        raise PartitionError(f"finding the SMs of a partition needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
+    (kernel,) = kernels.compiled(device, SOURCE, ("where_am_i",), "the kernel that finds a partition's SMs")
     return SmProbe(kernel, LegacyPinnedMemoryResource().allocate(BLOCKS_FOR_EACH_SM * sms * 4))

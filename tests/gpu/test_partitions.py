@@ -69,7 +69,7 @@ def everywhere(device: Any) -> frozenset[int]:
 
     here = device.make_current()
     stream = here.create_stream()
-    with closing(stream), closing(open_probe(here, sum(device.granules))) as sm_probe:
+    with closing(stream), closing(open_probe(here, device.kernels, sum(device.granules))) as sm_probe:
         return sm_probe.run(stream, sum(device.granules))
 
 

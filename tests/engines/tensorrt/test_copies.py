@@ -23,7 +23,7 @@ def copier(bench: Bench) -> Iterator[Any]:
 
 def open_sm_copies(bench: Bench, inputs: int, rows: int) -> Any:
     device = bench.device.make_current()
-    return bench.copies.open_sm_copies(device, bench.partition.stream, bench.copies.compile_copy_kernels(device), inputs, rows)
+    return bench.copies.open_sm_copies(device, bench.partition.stream, bench.copies.copy_kernels(bench.device), inputs, rows)
 
 
 class Lane:
@@ -180,17 +180,15 @@ def test_a_ring_that_cannot_be_allocated_leaks_nothing(bench: Bench, call: str) 
 
 
 def test_copy_kernels_that_cannot_be_compiled_raise_partition_error(bench: Bench) -> None:
-    device = bench.device.make_current()
     bench.gpu.fail("Program", error="NVRTC_ERROR_COMPILATION")
     with pytest.raises(PartitionError, match="compiling the copy kernels: NVRTC_ERROR_COMPILATION"):
-        bench.copies.compile_copy_kernels(device)
+        bench.copies.copy_kernels(bench.device)
 
 
 def test_without_nvrtc_the_package_to_install_is_named(bench: Bench) -> None:
-    device = bench.device.make_current()
     bench.gpu.nvrtc = False
     with pytest.raises(PartitionError, match="compiling the copy kernels needs NVRTC, pip install nvidia-cuda-nvrtc"):
-        bench.copies.compile_copy_kernels(device)
+        bench.copies.copy_kernels(bench.device)
 
 
 def test_the_simulation_checks_arguments_against_the_kernel_s_declaration(bench: Bench, copier: Any) -> None:

@@ -218,8 +218,9 @@ def steps(folder: Path) -> list[tuple[str, int]]:
 
 
 def outcome(engine: Any, partition: Any) -> str:
-    """Bind without cached kernels, and close: the type and the text of the error, or None."""
+    """Bind without cached kernels, the model's and those of copies, and close: the type and the text of the error, or None."""
     engine.loaded.settings.cache_file(engine.path).unlink(missing_ok=True)
+    engine.loaded.device.kernels.close()
     try:
         engine.bind(partition).close()
     except (ModelRefused, DeviceLost) as error:
@@ -272,12 +273,16 @@ def test_a_binding_that_fails_at_any_step_leaves_an_engine_that_can_be_bound(tmp
         assert bench.holdings() == before, call
 
 
-def test_the_copy_kernels_are_compiled_once_for_all_partitions(bench: Bench) -> None:
-    engine, compiled = bench.load(bench.plan()), bench.gpu.log.count("Program")
-    executors = [engine.bind(bench.partition) for _ in range(3)]
+def test_the_copy_kernels_are_compiled_once_for_all_partitions_and_models(bench: Bench) -> None:
+    """So a model that is loaded, reloaded or paged in waits for no compiler, and no tenant for a kernel that is loaded."""
+    compiled = bench.gpu.log.count("Program")
+    for _ in range(2):
+        engine = bench.load(bench.plan())
+        executors = [engine.bind(bench.partition) for _ in range(3)]
+        for executor in executors:
+            executor.close()
+        engine.close()
     assert bench.gpu.log.count("Program") == compiled + 1
-    for executor in executors:
-        executor.close()
 
 
 def test_a_device_lost_at_any_step_of_a_bind_raises_device_lost(tmp_path: Path) -> None:
