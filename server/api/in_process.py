@@ -1,4 +1,4 @@
-"""Asks the application of this process as a client of HTTP would: for fronts that speak something else."""
+"""Asks the application of this process as a client of HTTP would: for protocol handlers that speak something else."""
 
 from collections.abc import Callable, Mapping
 

@@ -9,8 +9,8 @@ import orjson
 from ..errors import NotFound
 from ..protocol.json_document import Object
 from . import sockets
-from .front import Front, Refused
 from .messages import MESSAGES
+from .tenant_port import Refused, TenantPort
 
 Ask = Callable[[str, str, Mapping[str, str], bytes, tuple[str, int]], Awaitable[tuple[int, bytes]]]
 """Asks the routes of HTTP: method, path, headers, body and the client's address; returns status and body."""
@@ -22,12 +22,12 @@ _OF_LISTS = ("trace_level",)
 class Administration:
     """Belongs to the event loop. Who may do what, and the audit, are those of the routes."""
 
-    def __init__(self, front: Front, ask: Ask) -> None:
-        self._front = front
+    def __init__(self, tenant_port: TenantPort, ask: Ask) -> None:
+        self._tenant_port = tenant_port
         self._ask = ask
 
     def __repr__(self) -> str:
-        return f"<Administration of {self._front!r}>"
+        return f"<Administration of {self._tenant_port!r}>"
 
     async def load(self, context: Any) -> bytes:
         """RepositoryModelLoad."""
@@ -39,7 +39,7 @@ class Administration:
 
     async def log_settings(self, context: Any) -> bytes:
         """LogSettings: without settings, those that are; with some, changes those."""
-        request = await self._front.request(context, "LogSettingsRequest")
+        request = await self._tenant_port.request(context, "LogSettingsRequest")
         settings = {name: _chosen(value) for name, value in request.settings.items()}
         found = await self._settings(context, "/v2/logging", settings)
         answer = MESSAGES["LogSettingsResponse"]()
@@ -50,10 +50,10 @@ class Administration:
 
     async def trace_setting(self, context: Any) -> bytes:
         """TraceSetting, of a model if one is named: without settings, those that are; others are refused as over HTTP."""
-        request = await self._front.request(context, "TraceSettingRequest")
+        request = await self._tenant_port.request(context, "TraceSettingRequest")
         path = "/v2/trace/setting"
         if request.model_name:
-            self._front.tenant(context)
+            self._tenant_port.tenant(context)
             path = f"/v2/models/{_encoded(request.model_name)}/trace/setting"
         settings = {name: _setting(name, list(value.value)) for name, value in request.settings.items()}
         found = await self._settings(context, path, settings)
@@ -63,8 +63,8 @@ class Administration:
         return _bytes(answer)
 
     async def _change(self, context: Any, what: str) -> bytes:
-        self._front.tenant(context)
-        request = await self._front.request(context, f"RepositoryModel{what}Request")
+        self._tenant_port.tenant(context)
+        request = await self._tenant_port.request(context, f"RepositoryModel{what}Request")
         path = f"/v2/repository/models/{_encoded(request.model_name)}/{what.lower()}"
         values = {name: _chosen(value) for name, value in request.parameters.items()}
         await self._answer(context, "POST", path, {"parameters": values})
@@ -77,7 +77,7 @@ class Administration:
 
     async def _answer(self, context: Any, method: str, path: str, document: Object) -> bytes:
         """The answer of a route, with the call's metadata as headers. Raises Refused, Ambiguous."""
-        headers = self._front.headers(context)
+        headers = self._tenant_port.headers(context)
         body = orjson.dumps(document) if document else b""
         status, answer = await self._ask(method, path, headers, body, sockets.address(context.peer()))
         if status >= 400:

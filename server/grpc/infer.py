@@ -11,38 +11,38 @@ from ..inference.in_parts import InferenceInParts
 from ..inference.refusals import refuse
 from ..tenants.auth import Tenancy
 from ..tenants.service import Tenant
-from .front import Front, shortened
 from .messages import ModelInferResponse, ModelStreamInferResponse
 from .response import empty_end
 from .run import Run
+from .tenant_port import TenantPort, shortened
 from .unread import KeptAnswer
 
 
 class Infer:
     """Serves the inferences of one tenant's port. Belongs to the event loop."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, tenant_port: TenantPort) -> None:
+        self._tenant_port = tenant_port
         self._streams = 0
         self._idle: set[asyncio.Future[Any]] = set()
         self._stopping = False
 
     def __repr__(self) -> str:
-        return f"<Infer of {self._front!r}, {self._streams} streams>"
+        return f"<Infer of {self._tenant_port!r}, {self._streams} streams>"
 
     async def unary(self, context: Any) -> bytes:
         """ModelInfer. A flood is refused before its tensors have arrived."""
-        tenant = self._front.tenant(context)
+        tenant = self._tenant_port.tenant(context)
         tenant.lane.check_room()
         tenant.lane.check_limits()
-        run = Run(tenant, self._front.service.limits)
+        run = Run(tenant, self._tenant_port.service.limits)
         try:
-            data = await self._front.read(context)
-            await run.begin(data, context.time_remaining(), self._front.traceparent(context))
+            data = await self._tenant_port.read(context)
+            await run.begin(data, context.time_remaining(), self._tenant_port.traceparent(context))
             del data
             done = await run.next()
             answer = await run.encode(done)
-            self._front.kept.keep_until_done(context, len(answer))
+            self._tenant_port.kept.keep_until_done(context, len(answer))
         except CancelledError:
             run.cancel(context.time_remaining())
             raise
@@ -54,13 +54,13 @@ class Infer:
 
     async def stream(self, context: Any) -> None:
         """ModelStreamInfer: the answer to each request, or an error message, in their order; it may come in parts."""
-        tenant = self._front.tenant(context)
-        if self._streams >= self._front.readers:
+        tenant = self._tenant_port.tenant(context)
+        if self._streams >= self._tenant_port.readers:
             text = f"{self._streams} streams are open, in each of which a message may arrive"
             raise QueueFull(f"{text}; as many fit into tenants.{tenant.name}.memory by server.max_body")
         self._streams += 1
         try:
-            tenancy = self._front.service.tenancy
+            tenancy = self._tenant_port.service.tenancy
             while await self._answer_next(tenant, context, tenancy):
                 pass
         finally:
@@ -94,11 +94,11 @@ class Infer:
         message = await self._next(context)
         if message is EOF:
             return False
-        if self._front.service.tenancy is not tenancy:  # Reloaded: the stream's key may be valid no more.
-            self._front.tenant(context)
-        run = Run(tenant, self._front.service.limits, InferenceInParts)
+        if self._tenant_port.service.tenancy is not tenancy:  # Reloaded: the stream's key may be valid no more.
+            self._tenant_port.tenant(context)
+        run = Run(tenant, self._tenant_port.service.limits, InferenceInParts)
         try:
-            await run.begin(message, context.time_remaining(), self._front.traceparent(context))
+            await run.begin(message, context.time_remaining(), self._tenant_port.traceparent(context))
             del message
             while (done := await run.next()).outputs and run.in_parts:
                 await _write(context, *self._keep(context, infer_response=await run.encode(done, final=False)))
@@ -126,7 +126,7 @@ class Infer:
     def _keep(self, context: Any, **fields: Any) -> tuple[bytes, KeptAnswer]:
         """A message of a stream, which counts as unread from now on. Raises MemoryFull."""
         message: bytes = ModelStreamInferResponse(**fields).SerializeToString()
-        return message, self._front.kept.keep(context, len(message))
+        return message, self._tenant_port.kept.keep(context, len(message))
 
 
 async def _write(context: Any, message: bytes, kept: KeptAnswer) -> None:

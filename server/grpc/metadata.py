@@ -14,8 +14,8 @@ from ..protocol.json_document import Object
 from ..repository.model_repository import names_for
 from ..repository.triton_schema import MESSAGE as ModelConfig
 from ..tenants.catalog import ServedModel
-from .front import Front
 from .messages import MESSAGES
+from .tenant_port import TenantPort
 
 _SERVING, _NOT_SERVING = 1, 2
 
@@ -23,15 +23,15 @@ _SERVING, _NOT_SERVING = 1, 2
 class Metadata:
     """Answers about the server, and about the models of the port's tenant. Belongs to the event loop."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, tenant_port: TenantPort) -> None:
+        self._tenant_port = tenant_port
 
     def __repr__(self) -> str:
-        return f"<Metadata of {self._front!r}>"
+        return f"<Metadata of {self._tenant_port!r}>"
 
     async def health(self, _: Any) -> bytes:
         """Check of `grpc.health.v1.Health`, for every service: as ServerReady."""
-        return _encoded("HealthCheckResponse", {"status": _NOT_SERVING if self._front.service.unready else _SERVING})
+        return _encoded("HealthCheckResponse", {"status": _NOT_SERVING if self._tenant_port.service.unready else _SERVING})
 
     async def live(self, _: Any) -> bytes:
         """ServerLive."""
@@ -39,7 +39,7 @@ class Metadata:
 
     async def ready(self, _: Any) -> bytes:
         """ServerReady: false where HTTP answers 503."""
-        return _encoded("ServerReadyResponse", {"ready": not self._front.service.unready})
+        return _encoded("ServerReadyResponse", {"ready": not self._tenant_port.service.unready})
 
     async def server(self, _: Any) -> bytes:
         """ServerMetadata."""
@@ -47,7 +47,7 @@ class Metadata:
 
     async def model_ready(self, context: Any) -> bytes:
         """ModelReady: false for a model that is not there too, as in Triton."""
-        tenant, request = self._front.tenant(context), await self._front.request(context, "ModelReadyRequest")
+        tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, "ModelReadyRequest")
         try:
             tenant.catalog.find(request.name, request.version or None)
         except (NotFound, Unavailable):
@@ -59,7 +59,7 @@ class Metadata:
         served = await self._model(context, "ModelMetadataRequest")
         answer: Object = {
             "name": served.name,
-            "versions": self._front.tenant(context).catalog.versions(served.name)[::-1],
+            "versions": self._tenant_port.tenant(context).catalog.versions(served.name)[::-1],
             "platform": served.platform,
             "inputs": [_tensor(spec) for spec in served.signature.inputs],
             "outputs": [_tensor(spec) for spec in served.signature.outputs],
@@ -75,26 +75,26 @@ class Metadata:
 
     async def statistics(self, context: Any) -> bytes:
         """ModelStatistics: of all models where none is named, of all versions where none is."""
-        tenant, request = self._front.tenant(context), await self._front.request(context, "ModelStatisticsRequest")
+        tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, "ModelStatisticsRequest")
         served = tenant.catalog.served()
         if request.name:
             first = tenant.catalog.find(request.name, request.version or None)
             served = [first] if request.version else [each for each in served if each.name == request.name]
-        found = await self._front.service.statistics(served)
+        found = await self._tenant_port.service.statistics(served)
         return _encoded("ModelStatisticsResponse", {"model_stats": found})
 
     async def index(self, context: Any) -> bytes:
         """RepositoryIndex."""
-        tenant, request = self._front.tenant(context), await self._front.request(context, "RepositoryIndexRequest")
+        tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, "RepositoryIndexRequest")
         if request.ready:
             entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
         else:
-            there = await asyncio.to_thread(names_for, tenant.config, self._front.service.config.models.repository)
+            there = await asyncio.to_thread(names_for, tenant.config, self._tenant_port.service.config.models.repository)
             entries = tenant.catalog.index(there, tenant.config.models)
         return _encoded("RepositoryIndexResponse", {"models": [entry.as_json() for entry in entries]})
 
     async def _model(self, context: Any, kind: str) -> ServedModel:
-        tenant, request = self._front.tenant(context), await self._front.request(context, kind)
+        tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, kind)
         return tenant.catalog.find(request.name, request.version or None)
 
 

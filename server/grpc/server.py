@@ -16,10 +16,10 @@ from ..config.tenant import TenantConfig
 from ..errors import WrongMethod
 from ..tenants.service import SPARE_SLOTS, Service
 from .administration import Administration, Ask
-from .front import Front
 from .infer import Infer
 from .messages import HEALTH, INFERENCE
 from .metadata import Metadata
+from .tenant_port import TenantPort
 
 MAX_CONNECTIONS = 1024
 """Open connections; a client needs one, however many calls it makes at a time."""
@@ -50,22 +50,22 @@ class GrpcServer:
         """
         config = service.config.tenants[name]
         calls = config.queue + SPARE_SLOTS  # Of one connection; all together may have twice as many.
-        front = self._front = Front(service, name, 2 * calls)
-        self._infer = Infer(front)
+        tenant_port = self._tenant_port = TenantPort(service, name, 2 * calls)
+        self._infer = Infer(tenant_port)
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
         limits = _options(service.config.server, config, calls)
         options = [*limits.items(), ("grpc.so_reuseport", int(shares_port))]
         self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * calls)
-        for service_name, methods in _methods(self._infer, Metadata(front), Administration(front, ask)).items():
-            handlers = {method: _handler(front, method, call) for method, call in methods.items()}
+        for service_name, methods in _methods(self._infer, Metadata(tenant_port), Administration(tenant_port, ask)).items():
+            handlers = {method: _handler(tenant_port, method, call) for method, call in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, handlers),))
 
     def __repr__(self) -> str:
-        return f"<GrpcServer {self._front!r}>"
+        return f"<GrpcServer {self._tenant_port!r}>"
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if that is not possible."""
-        config, name = self._front.service.config, self._front.name
+        config, name = self._tenant_port.service.config, self._tenant_port.name
         host, port = config.server.host, config.tenants[name].grpc_port
         loop = asyncio.get_running_loop()
         try:
@@ -136,17 +136,17 @@ def _unserved(method: str, instead: str) -> Method:
     return refuse
 
 
-def _handler(front: Front, method: str, call: Method) -> Any:
+def _handler(tenant_port: TenantPort, method: str, call: Method) -> Any:
     """The handler of a method, which reads its message itself, when it wants it: gRPC would read it before any check."""
 
     async def handle(_: Any, context: Any) -> Any:
         try:
             answer = await call(context)
             if not keeps:
-                front.kept.keep_until_done(context, len(answer))
+                tenant_port.kept.keep_until_done(context, len(answer))
             return answer
         except Exception as error:
-            await front.refuse(context, error)
+            await tenant_port.refuse(context, error)
 
     streams, keeps = method == "ModelStreamInfer", method in ("ModelInfer", "ModelStreamInfer")
     return (grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler)(handle)

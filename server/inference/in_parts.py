@@ -1,4 +1,4 @@
-"""An inference whose answer may come in parts: what a front that can pass parts on makes in place of `Inference`."""
+"""An inference whose answer may come in parts: what a protocol handler that can pass parts on makes in place of `Inference`."""
 
 import time
 from asyncio import CancelledError
@@ -13,8 +13,8 @@ from .outgrown import reserve_more
 class InferenceInParts(Inference):
     """As `Inference`, for a model that answers in parts or as a whole.
 
-    `on_end` is called with each part: with a completion that has outputs. The front encodes them, calls `encoded`, and
-    `proceed` when it wants the next part. The answer ends with a completion without outputs, after which the front calls
+    `on_end` is called with each part: with a completion that has outputs. The handler encodes them, calls `encoded`, and
+    `proceed` when it wants the next part. The answer ends with a completion without outputs, after which the handler calls
     `succeed`, or with an error. A model that answers as a whole gives one completion with outputs, which is also the end.
     """
 

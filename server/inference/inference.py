@@ -1,4 +1,4 @@
-"""One inference of a tenant's model, from its admission to its end: what every front does, whatever its clients speak."""
+"""One inference of a tenant's model, from its admission to its end: whatever protocol its client speaks."""
 
 import time
 from asyncio import CancelledError
@@ -35,16 +35,16 @@ _MAX_ERROR = 500
 class Inference:
     """One inference. Belongs to the event loop; nothing here blocks or awaits.
 
-    A front (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The constructor
-    raises NotFound or Unavailable for the model, and refuses as the tenant's queue and its limits do (QueueFull, TooLarge);
-    `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. One of several for a
-    single request is `charged` if it is not the first. Then the front
+    A protocol handler (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The
+    constructor raises NotFound or Unavailable for the model, and refuses as the tenant's queue and its limits do (QueueFull,
+    TooLarge); `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. One of several
+    for a single request is `charged` if it is not the first. Then the handler
     1. sets `arrived` when the request is complete,
     2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
     4. reads the outputs in `slot_of` the completion, and calls `succeed` when it has encoded them.
     `fail` or `cancel` ends it at any point. `served` is the model at the version asked for; `arrived` is on the clock of
-    `time.monotonic_ns`. If the tenant is traced, the front sets `trace` before that.
+    `time.monotonic_ns`. If the tenant is traced, the handler sets `trace` before that.
     """
 
     __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_through", "_timeout",

@@ -1,4 +1,4 @@
-"""The answer to an inference that was refused or failed, for any front."""
+"""The answer to an inference that was refused or failed, for any protocol."""
 
 import logging
 import uuid

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc.aio as triton
 
-from server.grpc.front import MAX_MESSAGE
+from server.grpc.tenant_port import MAX_MESSAGE
 from server.tenants.model_changes import MAX_WAITING
 
 from .bench import GLOBEX_KEY, Bench, refused

@@ -1,4 +1,4 @@
-"""Inference as any front uses it: no HTTP, no JSON. The test is the front, and plays the worker."""
+"""Inference as any protocol handler uses it: no HTTP, no JSON. The test is the handler, and plays the worker."""
 
 import asyncio
 import os

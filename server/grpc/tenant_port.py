@@ -37,7 +37,7 @@ class Refused(Exception):
         self.answer = Answer(status, code_of(status), text)
 
 
-class Front:
+class TenantPort:
     """The gRPC port of one tenant. Belongs to the event loop.
 
     A message has no announced length, so its memory cannot be reserved: `readers` messages may arrive at a time, as many of the
@@ -56,7 +56,7 @@ class Front:
         self._limits: dict[asyncio.Timeout, float] = {}  # Of the messages that arrive and may take their time, oldest first.
 
     def __repr__(self) -> str:
-        return f"<Front of {self.name}>"
+        return f"<TenantPort of {self.name}>"
 
     def tenant(self, context: Any) -> Tenant:
         """The tenant of a call. Raises Unauthorized, Misdirected for another tenant than the port's, Ambiguous."""
