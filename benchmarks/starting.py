@@ -1,7 +1,8 @@
 """`python -m benchmarks.starting`: from the start of `python -m server` until it listens, and until it is ready.
 
 Ten ONNX models of a few MB that each of three tenants is served, on a CPU core each (fewer tenants where there are fewer
-cores), all files in the kernel's cache, Python's modules compiled. Printed are medians of the seconds, and of the CPU seconds
+cores) or on two granules of a GPU each; all files in the kernel's cache, Python's modules compiled, plans built and kernels on
+disk by a start that is not counted. Printed are medians of the seconds, and of the CPU seconds
 that the server's processes took until it was ready, by process. "Imports" is what importing the server takes by itself; the
 main process and the forkserver both do that. With `--checkout FOLDER` the server of another revision takes turns with this one.
 """
@@ -32,6 +33,7 @@ HIDDEN = 700
 """Of each model's two layers: 4 MB of weights."""
 _MODEL = f"""<ir_version: 8, opset_import: ["": 17], producer_name: "greenlane">
 mlp (float[rows, {HIDDEN}] x) => (float[rows, {HIDDEN}] y) {{ a = MatMul(x, w0)  b = Relu(a)  y = MatMul(b, w1) }}"""
+SHARES = {"cpu": "cores = 1", "cuda": "granules = 2"}
 PROCESSES = ("main process", "forkserver", "tenants' processes", "others")
 
 
@@ -45,42 +47,44 @@ class Start(NamedTuple):
 
 def main() -> int:
     """Run a command line; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.starting", description="From a start to ready, on CPU cores.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.starting", description="From a start to ready.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument("--starts", type=count, default=9, metavar="N", help="of each revision; default: 9")
     parser.add_argument("--models", type=count, default=10, metavar="N", help="default: 10")
     tenants = min(3, len(os.sched_getaffinity(0)))
-    parser.add_argument("--tenants", type=count, default=tenants, metavar="N", help=f"default: {tenants} here, a core each")
+    parser.add_argument("--tenants", type=count, default=tenants, metavar="N", help=f"default: {tenants} here")
     parser.add_argument("--checkout", type=Path, metavar="FOLDER", help="another revision, installed there by scripts/install")
     options = parser.parse_args()
     pythons = {"here": [sys.executable]}
     if options.checkout:
         pythons[options.checkout.name] = [str(options.checkout / PYTHON), "-P"]
     with TemporaryDirectory(prefix="greenlane-starting-") as folder:
-        config = write(Path(folder), options.models, options.tenants)
+        config = write(Path(folder), options.models, options.tenants, options.device)
         os.environ |= {"PYTHONPYCACHEPREFIX": str(Path(folder, "compiled")), "PYTHONDONTWRITEBYTECODE": ""}
         for python in pythons.values():
-            start(python, config)  # Modules are compiled, and files in the kernel's cache from now on.
+            start(python, config)  # Modules are compiled, plans built, and files in the kernel's cache from now on.
         starts: dict[str, list[Start]] = {name: [] for name in pythons}
         imports: dict[str, list[tuple[float, float]]] = {name: [] for name in pythons}
         for _ in range(options.starts):
             for name, python in pythons.items():
                 imports[name].append(timed([*python, "-c", "import server.__main__"]))
                 starts[name].append(start(python, config))
-    print(f"{options.models} models, {options.tenants} tenants, {options.starts} starts, {len(os.sched_getaffinity(0))} cores")
+    cores = len(os.sched_getaffinity(0))
+    print(f"{options.device}: {options.models} models, {options.tenants} tenants, {options.starts} starts, {cores} cores")
     for name, found in starts.items():
         print("\n".join(report(name, found, imports[name])))
     return 0
 
 
-def write(folder: Path, models: int, tenants: int) -> Path:
+def write(folder: Path, models: int, tenants: int, device: str) -> Path:
     """Write the repository and the configuration, and return that."""
     for number in range(models):
         path = folder / "models" / f"mlp{number}" / "1" / "model.onnx"
         path.parent.mkdir(parents=True)
         path.write_bytes(model(number))
-    lines = ["[models]", f'repository = "{folder / "models"}"', "[device]", 'backend = "cpu"']
+    lines = ["[models]", f'repository = "{folder / "models"}"', "[device]", f'backend = "{device}"']
     for number in range(tenants):
-        lines += [f"[tenants.tenant{number}]", "cores = 1", 'models = ["*"]']
+        lines += [f"[tenants.tenant{number}]", SHARES[device], 'models = ["*"]']
     config = folder / "greenlane.toml"
     config.write_text("\n".join([*lines, ""]))
     return config

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Runs what there is for a GPU, from the project's root, each part with its own log and limit, all within ten minutes:
-#   bash tests/gpu/all.sh OUT [PART...]        OUT is the folder for the logs; by default every part, in this order
+#   bash tests/gpu/all.sh OUT [PART...]        OUT is the folder for the logs; by default the first five parts
 #   tests    pytest tests/gpu without those of alone and felt, SIDE (4) at a time   tests.log, tests.xml
 #   alone    pytest tests/gpu -m alone: those that measure time or memory, one at a time     alone.log, alone.xml, partitions.json
 #   felt     pytest on change, isolation and confinement                    felt.log, felt.xml, felt/partitions.json
 #   memcheck tests/gpu/sanitize.sh                                          memcheck.log, memcheck.tests.log
 #   change   python -m benchmarks.change                                    change.log, change.json
-# A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_change seconds, and all together LIMIT (590): the
-# last one, which leaves out what it has no time for, is best run by itself as well. CHANGE_OPTIONS are more options for it.
+#   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
+# A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_change ... seconds, and all together LIMIT (590).
+# change leaves out what it has no time for, so it is best run by itself as well. CHANGE_OPTIONS, LENDING_OPTIONS and
+# ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
 [ $# -gt 0 ] || set -- tests alone felt memcheck change
@@ -69,8 +71,17 @@ for part in "$@"; do
       # shellcheck disable=SC2086  # Options.
       run change "$seconds" "$python" -m benchmarks.change --device cuda --within "$((seconds - 15))" --output "$out/change.json" \
         ${CHANGE_OPTIONS:-} ;;
+    starting)
+      run starting "$(limit "${LIMIT_starting:-240}")" "$python" -m benchmarks.starting --device cuda --starts 5 ;;
+    lending)
+      # shellcheck disable=SC2086  # Options.
+      run lending "$(limit "${LIMIT_lending:-580}")" "$python" -u -m benchmarks.lending --device cuda ${LENDING_OPTIONS:-} ;;
+    isolation)
+      # shellcheck disable=SC2086  # Options.
+      run isolation "$(limit "${LIMIT_isolation:-580}")" "$python" -u -m benchmarks.isolation --device cuda --json "$out/isolation.json" \
+        ${ISOLATION_OPTIONS:-} ;;
     *)
-      echo "there is no part $part; there are tests, alone, felt, memcheck, change" >&2
+      echo "there is no part $part; there are tests, alone, felt, memcheck, change, starting, lending, isolation" >&2
       exit 2 ;;
   esac
 done
