@@ -1,7 +1,8 @@
 """Copies a model repository from where fsspec can read it (s3://, gs://, hf://) into a directory, one model at a time.
 
-Run as a process of its own, `python remote.py URL DIRECTORY`: so the libraries that do it, and what they hold, are in no
-process that serves. For each line that it reads it copies once and prints an `Outcome` as JSON. It imports nothing of ours.
+Run as a process of its own, `python remote.py URL DIRECTORY LIMIT`: so the libraries that do it, and what they hold, are in no
+process that serves. Each line that it reads is a JSON array of models to leave alone; it copies the others once and prints an
+`Outcome` as JSON. It imports nothing of ours.
 
 The directory has a link for each model, to a directory in `.copies` that is complete. A model that has changed gets another
 one, where files that are the same are hard links, and the link is replaced in one step. So who reads a model sees all of the
@@ -13,13 +14,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
+LIMIT = 300.0
+"""Seconds that a listing may take, and that a download may go without a byte, before they are broken off."""
 COPIES, STATE, LOCK = ".copies", ".state.json", ".lock"
 _IDENTITIES = ("ETag", "etag", "md5Hash", "generation", "blob_id", "LastModified", "mtime", "updated", "created")
 """What the file systems say of a file's content or version, the surer ones first; the first that there is, is compared."""
@@ -30,12 +34,22 @@ _HINTS = {
 }
 
 
+T = TypeVar("T")
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What a copy did. `error` is why it could not even begin; `problems` are of single models, which stay as they were."""
+    """What a copy did. `error` is why it could not even begin, and `kind` of which kind that is: the same when the same thing
+    fails again, while the text may have another number in it."""
 
     error: str = ""
+    kind: str = ""
     problems: list[str] = field(default_factory=list)
+    """Paths that are not copied, and why."""
+    failed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The models that could not be fetched and stay as they were: of which kind that is, and the text."""
+    hangs: bool = False
+    """Whether something was broken off that still waits, so that this process is of no more use."""
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     files: int = 0
@@ -54,6 +68,10 @@ class RemoteFile:
     tag: str
 
 
+class Hangs(TimeoutError):
+    """A call of the file system's library has not returned in time, and still waits."""
+
+
 class CannotWrite(Exception):
     """The directory of the copy cannot be written; the text says why."""
 
@@ -62,37 +80,71 @@ Models = Mapping[str, Mapping[str, RemoteFile]]
 """The files of each model, by their paths below its directory."""
 
 
-def copy(url: str, root: Path) -> Outcome:
-    """Make a directory the same as a remote repository. Blocks. Whatever goes wrong is in the outcome, never raised."""
+def copy(url: str, root: Path, left_alone: Collection[str] = (), limit: float = LIMIT) -> Outcome:
+    """Make a directory the same as a remote repository, except for models that are to be left alone. Blocks, but a listing for
+    `limit` seconds at most. Whatever goes wrong is in the outcome, never raised."""
     outcome, files = Outcome(), None
     try:
         from fsspec.core import url_to_fs  # Slow, and need not be installed.
 
-        files, path = url_to_fs(url)
+        files, path = _within(limit, "opening it", lambda: url_to_fs(url))
         with _locked(root):
-            _Copy(root, url, outcome).follow(files, _listed(files, path.rstrip("/"), outcome))
+            models = _within(limit, "listing it", lambda: _listed(files, path.rstrip("/"), outcome))
+            _Copy(root, url, outcome, limit).follow(files, models, left_alone)
     except CannotWrite as error:
-        outcome.error = f"{url} cannot be copied to {root}: {error}"
+        outcome.error, outcome.kind = f"{url} cannot be copied to {root}: {error}", "CannotWrite"
     except Exception as error:  # The libraries of all these file systems raise what they like.
-        outcome.error = _explained(url, error)
+        outcome.error, outcome.kind = _explained(url, error), _kind(error)
+        outcome.hangs = isinstance(error, Hangs)
         if files:  # The next time begins with new connections and credentials.
             type(files).clear_instance_cache()
     return outcome
 
 
+def _within(limit: float, doing: str, work: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
+    """What this returns. Raises what it raises, and Hangs where what `progress` says stays the same for so many seconds.
+
+    It runs on a thread, which is left alone then: the libraries have calls that nothing breaks off.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=doing, daemon=True)
+    thread.start()
+    while True:
+        before = progress()
+        thread.join(limit)
+        if not thread.is_alive():
+            break
+        if progress() == before:
+            raise Hangs(f"{doing} was broken off after {limit:g} s without an answer")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 class _Copy:
     """One run over a directory, which is locked. `state` has each model's copy, and the tags of its files."""
 
-    def __init__(self, root: Path, url: str, outcome: Outcome) -> None:
+    def __init__(self, root: Path, url: str, outcome: Outcome, limit: float) -> None:
+        self._limit = limit
         self._root = root
         self._url = url
         self._outcome = outcome
         self._state = _state(root / STATE)
 
-    def follow(self, files: Any, models: Models) -> None:
-        """Copy what differs, and take away what is not there any more."""
+    def follow(self, files: Any, models: Models, left_alone: Collection[str]) -> None:
+        """Copy what differs, and take away what is not there any more. It ends where a download hangs."""
         self._clear()
         for name, wanted in models.items():
+            if name in left_alone:
+                continue
             tags = {path: each.tag for path, each in wanted.items()}
             if self._tags(name) != tags or not self._is_whole(name, wanted):
                 try:
@@ -100,7 +152,11 @@ class _Copy:
                 except CannotWrite:
                     raise
                 except Exception as error:
-                    self._outcome.problems.append(f"{name} stays as it was: {_why(error)}")
+                    text = f"{name} of {self._url} stays as it was: {_why(error)}{_advice(self._url, 'its files')}"
+                    self._outcome.failed[name] = _kind(error), text
+                    if isinstance(error, Hangs):
+                        self._outcome.hangs = True
+                        return
         for name in sorted({*self._state, *self._links()}.difference(models)):
             (self._root / name).unlink(missing_ok=True)
             self._state.pop(name, None)
@@ -142,7 +198,7 @@ class _Copy:
             if tags.get(path) == each.tag and _has(before / path, each.size):
                 os.link((before / path).resolve(), target)
                 continue
-            files.get_file(each.path, str(target))
+            self._fetch(files, each.path, target)
             if not _has(target, each.size):
                 came = target.stat().st_size if target.is_file() else "no"
                 raise OSError(f"{each.path}: {came} bytes came; expected {each.size}")
@@ -154,6 +210,15 @@ class _Copy:
         self._state[name] = {"copy": made.name, "files": {path: each.tag for path, each in wanted.items()}}
         self._outcome.changed.append(name)
         self._save()
+
+    def _fetch(self, files: Any, path: str, target: Path) -> None:
+        """Download a file. Raises Hangs if nothing of it comes for too long."""
+
+        def arrived() -> tuple[int, int]:
+            found = target.stat() if target.exists() else None
+            return (found.st_size, found.st_mtime_ns) if found else (0, 0)
+
+        _within(self._limit, f"downloading {path}", lambda: files.get_file(path, str(target)), arrived)
 
     def _save(self) -> None:
         """Raises CannotWrite; what was copied last is copied again then."""
@@ -245,16 +310,29 @@ def _explained(url: str, error: Exception) -> str:
         return f"{url} cannot be read without fsspec: pip install 'greenlane[remote]'"
     if isinstance(error, ImportError | ValueError):  # The library for this scheme is missing, or there is none.
         return f"{url} cannot be read: {_why(error)}; greenlane[remote] has what s3://, gs:// and hf:// need"
+    return f"{url} cannot be read: {_why(error)}{_advice(url, 'the address')}"
+
+
+def _advice(url: str, what: str) -> str:
+    """What to look at, as the end of a text."""
     hint = _HINTS.get(url.partition("://")[0])
-    return f"{url} cannot be read: {_why(error)}" + (f"; check the address, and {hint}" if hint else "; check the address")
+    return f"; check {what}, and {hint}" if hint else f"; check {what}"
 
 
-def main(url: str, directory: str) -> int:
+def _kind(error: Exception) -> str:
+    """The same for what fails in the same way: the class, and the number of the error or of the answer if there is one."""
+    numbers = (getattr(error, "errno", None), getattr(getattr(error, "response", None), "status_code", None))
+    number = next((str(each) for each in numbers if isinstance(each, int)), "")
+    return f"{type(error).__name__} {number}".strip()
+
+
+def main(url: str, directory: str, limit: str) -> int:
     """The process, until its input ends, as it does when the process that started it has ended."""
     os.nice(10)
     out, sys.stdout = sys.stdout, sys.stderr  # Libraries may print something.
-    for _ in sys.stdin:
-        print(json.dumps(asdict(copy(url, Path(directory)))), file=out, flush=True)
+    for line in sys.stdin:
+        outcome = copy(url, Path(directory), json.loads(line), float(limit))
+        print(json.dumps(asdict(outcome)), file=out, flush=True)
     return 0
 
 

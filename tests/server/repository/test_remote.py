@@ -1,7 +1,9 @@
 """The copy of a remote repository: what is fetched, what is kept, and that a model is never seen by halves."""
 
+import itertools
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from server.repository import remote
 from server.repository.model_repository import Repository
-from server.repository.remote import COPIES, Outcome, copy
+from server.repository.remote import COPIES, LIMIT, Outcome, copy
+from tests.fakes import PATIENCE
 
 URL = "memory://bucket/models"
 
@@ -29,8 +32,8 @@ class Bucket:
     def remove(self, path: str) -> None:
         self._files.rm(f"/bucket/models/{path}", recursive=True)
 
-    def copy(self) -> Outcome:
-        return copy(URL, self.root)
+    def copy(self, *left_alone: str, limit: float = LIMIT) -> Outcome:
+        return copy(URL, self.root, left_alone, limit)
 
     def read(self) -> dict[str, str]:
         """The files of all models."""
@@ -93,12 +96,62 @@ def test_a_download_that_breaks_off_leaves_the_model_as_it_was(bucket: Bucket, m
 
     monkeypatch.setattr(MemoryFileSystem, "get_file", cut)
     outcome = bucket.copy()
-    assert outcome.problems == ["a stays as it was: /bucket/models/a/1/model.onnx: 4 bytes came; expected 7"]
+    why = "/bucket/models/a/1/model.onnx: 4 bytes came; expected 7; check its files"
+    assert outcome.failed == {"a": ("OSError", f"a of {URL} stays as it was: {why}")}
     assert outcome.changed == ["b"], "others are copied all the same"
     assert bucket.read() == {"a/1/model.onnx": "a1", "a/config.pbtxt": "max_batch_size: 4", "b/1/model.onnx": "b2"}
     monkeypatch.undo()
     assert bucket.copy().changed == ["a"]
     assert bucket.read()["a/1/model.onnx"] == "another"
+
+
+def test_models_that_are_left_alone_stay_as_they_are(bucket: Bucket) -> None:
+    bucket.copy()
+    bucket.put("a/1/model.onnx", "another")
+    bucket.put("b/1/model.onnx", "b2")
+    assert bucket.copy("a").changed == ["b"]
+    assert bucket.read()["a/1/model.onnx"] == "a1"
+    assert bucket.copy().changed == ["a"]
+
+
+def test_a_listing_without_an_answer_is_broken_off_and_the_error_names_the_url_and_the_limit(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "find", lambda *_, **__: gate.wait(PATIENCE))
+        outcome = bucket.copy(limit=0.01)
+    gate.set()
+    assert outcome.error == (
+        f"{URL} cannot be read: listing it was broken off after 0.01 s without an answer; check the address"
+    )
+    assert (outcome.kind, outcome.hangs) == ("Hangs", True)
+    assert bucket.copy().changed == ["a", "b", "whole"]
+
+
+def test_a_download_of_which_nothing_comes_is_broken_off_and_the_rest_is_for_another_process(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "get_file", lambda *_, **__: gate.wait(PATIENCE))
+        outcome = bucket.copy(limit=0.01)
+        assert bucket.copy("a", limit=0.01).failed.keys() == {"b"}, "the others have their turn while it is left alone"
+    gate.set()
+    why = "downloading /bucket/models/a/1/model.onnx was broken off after 0.01 s without an answer; check its files"
+    assert outcome == Outcome(failed={"a": ("Hangs", f"a of {URL} stays as it was: {why}")}, hangs=True)
+    assert bucket.copy().changed == ["a", "b", "whole"]
+
+
+def test_what_takes_long_is_not_broken_off_while_there_is_progress() -> None:
+    done, looks = threading.Event(), itertools.count()
+
+    def progress() -> int:
+        if (look := next(looks)) == 5:
+            done.set()
+        return look
+
+    assert remote._within(0.001, "it", lambda: done.wait(PATIENCE), progress)
 
 
 def test_a_process_that_ends_in_the_middle_leaves_the_old_model_and_the_next_one_goes_on(
