@@ -195,7 +195,9 @@ class Executor(Protocol):
         - `notes`: a list of texts for the operator: settings that have no effect, fallbacks.
         - `adds`: of an alternate, what `memory` counts of it and not of the executor that it was made of: {} if all is shared.
         - `counts`: numbers since it was bound, which only grow, by names of COUNTS; those that cannot occur are left out.
-        - anything else that explains how it runs, such as `copies`, `profiles`, `shapes`, `kernels` and `threads`.
+        - `missing_sms`: how many SMs the partition has fewer than a profile is meant for that is in use.
+        - `kernels`: bytes of compiled kernels `found` in the cache and last `saved` there, and whether those were `refused`.
+        - anything else that explains how it runs, such as `copies`, `profiles`, `shapes` and `threads`.
         """
 
     @property

@@ -181,7 +181,7 @@ def _add_profiles(group: Any) -> None:
     for word, which in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
         help_ = f"{which} shape of a dynamic input"
         group.add_argument(f"--{word}", type=_shape, metavar="NAME:1x3x224x224", help=help_, **profile)
-    sms = "the partition the profile is for, in SMs; recorded, and tuned for where library and GPU can"
+    sms = "the size of partition that the profile is for, in SMs; preferred there, and a warning on smaller ones"
     group.add_argument("--sms", type=int, metavar="N", help=sms, **profile)
     batch = f"for profiles without --min, --opt and --max: batches of 1 to N; default: {DEFAULTS.max_batch}"
     group.add_argument("--max-batch", type=int, metavar="N", help=batch)

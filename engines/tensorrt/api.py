@@ -184,8 +184,10 @@ def engine_facts(engine: Any) -> dict[str, int]:
 
 
 def _describe(library: str, module: Any) -> TensorRT:
-    found = frozenset(feature for feature, path in _FEATURES.items() if _has(module, path))
-    return TensorRT(module, library, module.__version__, found, _logger(module))
+    found = {feature for feature, path in _FEATURES.items() if _has(module, path)}
+    if "runtime_config" not in found and _has(module, "ExecutionContextAllocationStrategy"):
+        found.add("allocation_strategy")  # `create_execution_context` takes it in place of a configuration.
+    return TensorRT(module, library, module.__version__, frozenset(found), _logger(module))
 
 
 def _has(module: Any, path: str) -> bool:

@@ -182,7 +182,7 @@ class Contexts:
         """
         config = self._configured(native)
         with collect_messages() as messages, LIBRARY_LOCK.shared():
-            trt_context = self._loaded.plan.create_execution_context(*(() if config is None else (config,)))
+            trt_context = self._loaded.plan.create_execution_context(*self._how(config))
         if trt_context is None:
             stream.sync()  # Raises if the device is lost, which would be the reason.
             raise ModelRefused(f"{self._loaded.path}: {self._loaded.api} created no context: {first_error(messages)}")
@@ -202,6 +202,16 @@ class Contexts:
         if not done:
             raise ExecutionFailed(f"profile {profile}: {first_error(messages)}")
 
+    def _how(self, config: Any) -> tuple[Any, ...]:
+        """What a context is made of: a configuration, or, with a library without any, the allocation strategy alone."""
+        if config is not None:
+            return (config,)
+        return (self._allocation_strategy(),) if "allocation_strategy" in self._loaded.api.features else ()
+
+    def _allocation_strategy(self) -> Any:
+        kinds = self._loaded.api.module.ExecutionContextAllocationStrategy
+        return getattr(kinds, self._loaded.settings.allocation_strategy.upper())
+
     def _configured(self, native: bool) -> Any:
         """The runtime configuration; None for a library without one."""
         api, settings = self._loaded.api, self._loaded.settings
@@ -214,8 +224,7 @@ class Contexts:
             strategies = api.module.DynamicShapesKernelSpecializationStrategy
             setattr(config, name, getattr(strategies, getattr(settings, name).upper()))
         if "allocation_strategy" in api.features:
-            kinds = api.module.ExecutionContextAllocationStrategy
-            config.set_execution_context_allocation_strategy(getattr(kinds, settings.allocation_strategy.upper()))
+            config.set_execution_context_allocation_strategy(self._allocation_strategy())
         if "cache_path" in api.features:
             self._lend_kernels(config)
         return config

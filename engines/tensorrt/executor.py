@@ -285,6 +285,7 @@ class TensorRTExecutor:
             "shapes": [[list(shape) for shape in shapes] for shapes in self._shapes.ready_sets()],
             "profiles": len(self.instance.contexts),
             "kernels": {"found": kernels.found, "saved": kernels.saved, "refused": kernels.refused},
+            **({"missing_sms": missing} if (missing := self._shapes.missing_sms()) else {}),
             **({"adds": {} if self.alternate_of is self.instance else dict(self.memory)} if self.alternate_of else {}),
         }
 

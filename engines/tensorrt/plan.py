@@ -150,14 +150,18 @@ class LoadedPlan:
         text = "inputs or outputs are staged through the host, as their memory is not pinned"
         self._log_once(logging.INFO, f"{self.path.name}: {text}")
 
+    def missing_sms(self, partition: CudaPartition, profile: int) -> int:
+        """How many SMs the partition has fewer than the profile is meant for."""
+        return max(0, (self.profiles[profile].sms or 0) - partition.size)
+
     def warn_of_tuning(self, partition: CudaPartition, profile: int) -> None:
         """Warn, once for a partition's granules, that a profile is meant for more SMs than the partition has."""
-        sms = self.profiles[profile].sms or 0
-        if sms > partition.size:
-            how = "tuned" if self.profiles[profile].tuned else "meant"
+        if self.missing_sms(partition, profile):
+            meant = self.profiles[profile]
+            how = "tuned" if meant.tuned else "meant"
             self.warn_once(
-                f"profile {profile} is {how} for {sms} SMs and runs on {partition.size} of {partition!r}; build one for this "
-                f"size with --profile --sms {partition.size}"
+                f"profile {profile} is {how} for {meant.sms} SMs and runs on {partition.size} of {partition!r}; build one for "
+                f"this size with --profile --sms {partition.size}"
             )
 
     def close(self) -> None:

@@ -139,6 +139,11 @@ class ReadyShapes:
         """The sets of input shapes that are ready. Any thread."""
         return list(self._ready)
 
+    def missing_sms(self) -> int:
+        """How many SMs the partition has fewer than a profile is meant for that ready shapes run with, at most. Any thread."""
+        profiles = {prepared.context.profile for prepared in list(self._ready.values())}
+        return max((self._loaded.missing_sms(self._partition, profile) for profile in profiles), default=0)
+
     def find(self, shapes: Shapes) -> Fit | None:
         """The fit for these shapes, as they are or padded with rows; None if nothing is ready.
 

@@ -198,14 +198,35 @@ class ServerCollector(Collector):
             "greenlane_model_graphs", "1 for the kind of CUDA graph that the model runs by", labels=[*_MODEL_LABELS, "graphs"]
         )
         families = {name: CounterMetricFamily(*about, labels=_MODEL_LABELS) for name, about in COUNTED.items()}
+        cached = GaugeMetricFamily(
+            "greenlane_kernel_cache_bytes",
+            "Compiled kernels that were found in the cache when the model was loaded, and last saved there",
+            labels=[*_MODEL_LABELS, "kernels"],
+        )
+        refused = GaugeMetricFamily(
+            "greenlane_kernel_cache_refused",
+            "1 if the library refused the kernels that were found, so that they were compiled again",
+            labels=_MODEL_LABELS,
+        )
+        missing = GaugeMetricFamily(
+            "greenlane_model_missing_sms",
+            "SMs that the partition has fewer than an optimization profile is meant for with which the model runs",
+            labels=_MODEL_LABELS,
+        )
         for execution in self._executions:
             labels = [execution.name, execution.version, execution.tenant]
             graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
+            if isinstance(kernels := execution.description.get("kernels"), dict):
+                for which in ("found", "saved"):
+                    cached.add_metric([*labels, which], kernels[which])
+                refused.add_metric(labels, float(kernels["refused"]))
+            if isinstance(lacking := execution.description.get("missing_sms"), int):
+                missing.add_metric(labels, lacking)
             counts = execution.description.get("counts")
             for name, count in counts.items() if isinstance(counts, dict) else ():
                 if name in families:
                     families[name].add_metric(labels, count)
-        yield from (graphs, *families.values())
+        yield from (graphs, *families.values(), cached, refused, missing)
 
     def _readiness(self) -> Metric:
         about = "1 for a model that is served, 0 for one that is loading or could not be loaded; none once it was unloaded"

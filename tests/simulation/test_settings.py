@@ -112,7 +112,8 @@ def test_required_graphs_that_cannot_be_captured_are_a_problem(bench: Bench) -> 
 
 def test_a_setting_that_the_library_lacks_is_a_problem_with_its_key(tmp_path: Path) -> None:
     gpu = Gpu()
-    with opened(tmp_path, library(gpu, IRuntimeConfig=None), gpu) as bench, closing(bench):
+    without_strategies = type("IRuntimeConfig", (), {})
+    with opened(tmp_path, library(gpu, IRuntimeConfig=without_strategies), gpu) as bench, closing(bench):
         loaded = load(bench, strategy="none", allocation="user_managed")
     assert [problem.reason for problem in loaded.problems] == [
         f"greenlane.toml: models.m.{key} cannot be honoured: TensorRT-RTX 1.6.1.120 has no {field}; leave it out"

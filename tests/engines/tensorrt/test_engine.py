@@ -169,6 +169,21 @@ def test_a_profile_that_was_not_tuned_is_logged_as_meant_for_its_sms(bench: Benc
     assert "profile 0 is meant for 16 SMs and runs on 8" in caplog.text
 
 
+def test_an_executor_says_how_many_sms_its_partition_lacks_for_the_profile_in_use(bench: Bench) -> None:
+    """F76. A profile that nothing runs with lacks nothing."""
+    engine, whole = tuned(bench, (48, True)), bench.device.carve(range(1, 7))
+    executor = engine.bind(bench.partition)
+    assert executor.describe()["missing_sms"] == 48 - 8
+    moved = executor.rebind(whole)
+    assert "missing_sms" not in moved.describe()
+    fitting = tuned(bench, (48, True), (8, True)).bind(bench.partition)
+    assert "missing_sms" not in fitting.describe()
+    for each in (executor, moved, fitting):
+        each.close()
+    bench.close_engines()
+    whole.close()
+
+
 @pytest.mark.parametrize(("granules", "profile"), [([1], 1), ([1, 2], 2), ([1, 2, 3], 2), (range(1, 7), 0)])
 def test_a_partition_begins_with_the_profile_for_its_size(bench: Bench, granules: Any, profile: int) -> None:
     engine, partition = tuned(bench, (48, True), (8, True), (16, True)), bench.device.carve(granules)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from engines import Tensor
+from engines import ModelRefused, Tensor
 from tests.engines.simulated import AFFINE, ROWS, Bench, affine, assert_right, rows
+from tests.engines.tensorrt.test_data_dependent import FIVE, NONZERO, answer, expected, sparse
 from tests.engines.tensors import array
 from tests.simulation.plans import Ranges
 
@@ -59,6 +60,23 @@ def test_weights_are_streamed_without_a_graph(full: Bench) -> None:
     assert_right(executor, rows(4))
     assert executor.describe()["graphs"] == "none"
     executor.close()
+
+
+@pytest.mark.parametrize("copies", ["sm", "engine"])
+def test_f32_outputs_whose_size_depends_on_data_have_the_shapes_that_the_data_give(full: Bench, copies: str) -> None:
+    """F32, F67: with several in flight and auxiliary streams, and never as a graph."""
+    data = [sparse(5, 1, 3), sparse(5), sparse(9, *range(9)), sparse(1, 0)] * 5
+    executor = full.load(full.plan(NONZERO, FIVE, aux_streams=1), copies=copies).bind(full.partition)
+    works = [executor.enqueue([Tensor.of(each)]) for each in data]
+    assert [answer(work) for work in works] == [expected(each) for each in data]
+    assert executor.describe()["graphs"] == "none"
+    executor.close()
+
+
+def test_f67_graphs_that_are_required_of_data_dependent_outputs_are_refused(full: Bench) -> None:
+    """F67."""
+    with pytest.raises(ModelRefused, match="the size of output 'y' depends on data"):
+        full.bind(NONZERO, FIVE, graphs="required")
 
 
 def test_there_is_no_cache_of_kernels_to_keep(full: Bench) -> None:

@@ -360,6 +360,31 @@ def test_a_library_without_strategies_is_not_asked_for_any(tmp_path: Path, lacki
         bench.close()
 
 
+@pytest.mark.parametrize("strategy", ["static", "on_profile_change", "user_managed"])
+def test_a_library_without_a_configuration_is_given_the_allocation_strategy_alone(tmp_path: Path, strategy: str) -> None:
+    """F46: it has an overload of `create_execution_context` for that."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, IRuntimeConfig=None), gpu) as bench:
+        executor = bench.bind(allocation_strategy=strategy)
+        (context,) = gpu.executions
+        assert context.get_runtime_config().get_execution_context_allocation_strategy().name == strategy.upper()
+        assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+        assert "ICudaEngine.create_runtime_config" not in gpu.log
+        executor.close()
+        bench.close()
+
+
+def test_an_allocation_strategy_is_a_warning_where_a_configuration_takes_none(tmp_path: Path) -> None:
+    """F42, F46."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, IRuntimeConfig=Plain), gpu) as bench:
+        with pytest.warns(UserWarning, match="has no allocation_strategy: 'on_profile_change' has no effect"):
+            executor = bench.bind(allocation_strategy="on_profile_change")
+        assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+        executor.close()
+        bench.close()
+
+
 # ONNX.
 
 

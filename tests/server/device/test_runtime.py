@@ -220,6 +220,29 @@ async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Pat
         assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
 
 
+async def test_metrics_have_the_compiled_kernels_that_executors_found_and_saved(root: Path) -> None:
+    async with serving(root) as site:
+        with_kernels, without = site.engines
+        with_kernels.description = {"graphs": "none", "kernels": {"found": 300, "saved": 400, "refused": True}}
+        without.description = {"graphs": "none"}
+        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
+        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        (labels,) = {tuple(sample.labels.values())[:3] for sample in families["greenlane_kernel_cache_bytes"].samples}
+        assert labels in {("a", "1", "acme"), ("b", "1", "acme")}
+        found = {sample.labels["kernels"]: sample.value for sample in families["greenlane_kernel_cache_bytes"].samples}
+        assert found == {"found": 300, "saved": 400}
+        assert [sample.value for sample in families["greenlane_kernel_cache_refused"].samples] == [1]
+
+
+async def test_metrics_have_the_sms_that_a_partition_lacks_for_a_model(root: Path) -> None:
+    async with serving(root) as site:
+        short, enough = site.engines
+        short.description, enough.description = {"graphs": "none", "missing_sms": 40}, {"graphs": "none"}
+        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
+        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        assert [sample.value for sample in families["greenlane_model_missing_sms"].samples] == [40]
+
+
 def test_metrics_have_every_count_of_executors() -> None:
     assert tuple(COUNTED) == COUNTS
 
