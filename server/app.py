@@ -99,8 +99,9 @@ class Application:
     """Greenlane as an ASGI application; its devices are open from lifespan startup to shutdown.
 
     `source` returns the configuration as a context manager, which is entered and left on a thread, the latter after everything
-    is closed. `opener` opens the device. `prepare` is called with the configuration before anything is opened; it raises
-    ConfigError for a configuration that cannot be served in this way. `read` reads it again, for a reload.
+    is closed. `opener` opens the device. `prepare` is called with the configuration before anything is opened, and with that of
+    each reload; it raises ConfigError for a configuration that cannot be served in this way. `read` reads it again, for a
+    reload.
     `abandon` ends the process with a status when the device is lost, which nothing can be closed after, or when shutdown takes
     too long.
     """
@@ -162,6 +163,7 @@ class Application:
 
     async def _reconfigure(self, config: Config) -> None:
         """Use this configuration in all of this process."""
+        self._prepare(config)
         service = self.service()
         service.reconfigure(config)
         for tenant in service.tenants.values():

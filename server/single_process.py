@@ -21,7 +21,7 @@ busy. Python's default is 5 ms. Below 1 ms the waiting itself costs more, as eac
 
 
 def prepare(config: Config) -> None:
-    """Configure this process, and log one warning with all settings that are ignored.
+    """Configure this process, and log one warning with all settings that are ignored; at the start, and at each reload.
 
     Raises ConfigError for several devices, and for a tenant's own port, which must not be ignored: it keeps other clients away
     from the tenant.

@@ -44,7 +44,6 @@ _FEATURES = {
     "compute_capabilities": "IBuilderConfig.num_compute_capabilities",
     "profile_stream": "IOptimizationProfile.profile_stream",
     "engine_validity": "Runtime.get_engine_validity",
-    "stream_capturable": "IExecutionContext.is_stream_capturable",
 }
 
 _DATATYPES = {"FLOAT": "FP32", "HALF": "FP16"} | {name: name for name in ("BF16", "INT8", "INT32", "INT64", "BOOL", "UINT8")}

@@ -150,6 +150,15 @@ def test_limits_change_and_go(site: Site) -> None:
     assert [site.status(OLD) for _ in range(8)] == [200] * 8
 
 
+def test_a_limit_that_uvicorn_ignores_is_a_warning_when_it_comes_by_a_reload(tmp_path: Path) -> None:
+    repository.write(tmp_path / "models", "identity", repository.IDENTITY)
+    site = Site(tmp_path / "greenlane.toml", tmp_path / "models", "")
+    with running_plain(site.write(OLD)) as site.server:
+        site.write(OLD, more="max_connections = 3")
+        assert set(changed(site.reload())) == {"tenants.acme.max_connections"}
+        site.server.wait_for_log("tenants.acme.max_connections: connections belong to no tenant in one process")
+
+
 def test_the_admin_key_and_web_pages_origins_change(site: Site) -> None:
     site.write(OLD, admin_key_sha256=f'"{digest("admin")}"', cors_origins='["https://app.example"]')
     assert set(changed(site.reload())) == {"server.admin_key_sha256", "server.cors_origins"}
