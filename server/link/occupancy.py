@@ -20,14 +20,19 @@ from .blocks import LARGE, UNIT, BlockAllocator
 
 _HEAD = mmap.PAGESIZE
 """Bytes before the units' bytes: cells of 64 bits. The first says whether the queue is full, then each process has one for its
-arriving bytes; from `_CONNECTIONS` and `_LARGE` on others of each process, and from `_BUCKETS` on token buckets."""
+arriving bytes; from `_HELD_TOKENS`, `_CONNECTIONS`, `_LARGE` and `_LOT_SINCE` on others of each process, and from `_BUCKETS` on
+token buckets."""
 LEAD = 1
 """The number of the lead, the process whose lane has the tenant's queue."""
 MOST_PROCESSES = 64
 """HTTP processes of one tenant, at most: more would help no machine that there is, and their numbers fit into a byte."""
 _CONNECTIONS = 128
 _LARGE = 256
-_BUCKETS = 384
+_HELD_TOKENS = (64, 192)
+"""For each of the two token buckets. The number of a process is added to each of these, so none has a process 0."""
+_LOT_SINCE = 320
+_BUCKETS = 385
+_NO_TOKENS = bytes(8 * MOST_PROCESSES)
 _ATTEMPTS = 200
 """Attempts to take the lock, about 0.1 ms. It is held for a few microseconds, longer by a process that the kernel or its own
 interpreter has put aside meanwhile."""
@@ -90,15 +95,41 @@ class Occupancy:
         own = self._cells[_LARGE + self.number]
         return sum(self._cells[_LARGE + 1 : _LARGE + 1 + MOST_PROCESSES].tolist()) - own
 
-    def bucket(self, index: int) -> tuple[int, int]:
-        """What is in a token bucket, and since when (see `scheduling.limits`). Both are 0 at first: so it is full by now."""
-        at = _BUCKETS + 2 * index
-        return self._cells[at], self._cells[at + 1]
+    def bucket(self, index: int) -> tuple[int, int, int]:
+        """What is in a token bucket, since when, and what all processes held then (see `scheduling.limits`).
+
+        All are 0 at first: so it is full by now.
+        """
+        at = _BUCKETS + 3 * index
+        return self._cells[at], self._cells[at + 1], self._cells[at + 2]
 
     def set_bucket(self, index: int, level: int, since: int) -> None:
-        """Set that, with the lock held."""
-        at = _BUCKETS + 2 * index
+        """Set that, with the lock held; what all processes hold now is read from their cells."""
+        at, held = _BUCKETS + 3 * index, _HELD_TOKENS[index] + 1
         self._cells[at], self._cells[at + 1] = level, since
+        none = self._map[8 * held : 8 * (held + MOST_PROCESSES)] == _NO_TOKENS
+        self._cells[at + 2] = 0 if none else sum(self._cells[held : held + MOST_PROCESSES].tolist())
+
+    def held_tokens(self, index: int) -> memoryview:
+        """The cell of what this process has taken from a token bucket in advance, and has not used: of length 1.
+
+        Only this process makes it more, and only with the lock held. It is emptied when the process has ended.
+        """
+        at = _HELD_TOKENS[index] + self.number
+        return self._cells[at : at + 1]
+
+    def set_lot_since(self, now: int) -> None:
+        """This process has taken tokens in advance, which it uses for a moment only; with the lock held."""
+        self._cells[_LOT_SINCE + self.number] = now
+
+    def take_back_tokens(self, index: int, before: int) -> int:
+        """Take what other processes hold of a token bucket since before this time and do not use now; with the lock held."""
+        held, found = _HELD_TOKENS[index], 0
+        for number in range(1, MOST_PROCESSES + 1):
+            if number != self.number and self._cells[_LOT_SINCE + number] < before:
+                found += self._cells[held + number]
+                self._cells[held + number] = 0
+        return found
 
     def used(self) -> int:
         """Bytes of tensor memory that all processes hold."""
@@ -141,7 +172,8 @@ class Occupancy:
                 end += 1
             self._map[_HEAD + at : _HEAD + end] = bytes(end - at)
             at = units.find(held, end)
-        self._cells[number] = self._cells[_CONNECTIONS + number] = self._cells[_LARGE + number] = 0
+        for first in (0, _CONNECTIONS, _LARGE, *_HELD_TOKENS):
+            self._cells[first + number] = 0
 
     def longest_free(self, low: int, high: int) -> int:
         """The largest piece that is free between these offsets, in bytes."""

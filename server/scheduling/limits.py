@@ -14,6 +14,15 @@ LIMITS: Final = (REQUESTS, BYTES, CONNECTIONS, LARGE_BODIES)
 """The keys of a tenant's limits, in the order of `LaneStatistics.limited`."""
 
 _MICROSECONDS: Final = 1_000_000
+_LOT_TIME: Final = 10_000
+"""A lot is at most what comes in so many microseconds ..."""
+_LOTS: Final = 128
+"""... and at most one part in so many of the burst."""
+_LOT_USED: Final = 100_000
+"""It is used for so many microseconds ..."""
+_LOT_HELD: Final = 1_000_000
+"""... and after so many another process may take it back. A process that was stopped for as long between reading the clock and
+taking a token would grant one request too many."""
 
 
 class TokenBucket:
@@ -98,39 +107,113 @@ class RateLimits:
         return _exceeded(BYTES, wait, f"{allowed}; this body has {nbytes}, for which too few are left")
 
 
+class SharedBucket(TokenBucket):
+    """A bucket of a tenant with several HTTP processes: what is in it is on the page that they share, at the place `index`.
+
+    A process uses the tokens that it holds, a lot taken in advance, without a lock. No more is granted than by one bucket
+    without lots: what is held counts as if it were still in there, and what can come in is bounded by what was held at the last
+    change of the page, so that what was used since then comes back too late rather than too early. For that reason, and as
+    others hold tokens, a request may be refused where that one bucket would have up to twice the lots of all processes left.
+    """
+
+    __slots__ = ("_full", "_index", "_lot", "_occupancy", "held")
+
+    def __init__(self, rate: int, burst: int, occupancy: Occupancy, index: int) -> None:
+        super().__init__(rate, burst)
+        self._full = burst * _MICROSECONDS
+        self._index = index
+        self._occupancy = occupancy
+        self.held = occupancy.held_tokens(index)
+        lot = min(rate * _LOT_TIME, self._full // _LOTS)
+        self._lot = lot if lot >= _MICROSECONDS else 0
+
+    def load(self, now: int) -> None:
+        """Set the level to what this process may take now: what is in the bucket, and what it holds itself."""
+        level, since, held = self._occupancy.bucket(self._index)
+        if now > since:
+            level = max(0, min(level + (now - since) * self.rate, self._full - held))
+            since = now
+        self.level, self.at = level + self.held[0], since
+
+    def store(self) -> None:
+        """Put back what is left; of a bucket that is at least half full except a lot. With the lock held."""
+        lot = self._lot if 2 * self.level >= self._full else 0
+        self.held[0] = lot
+        self._occupancy.set_bucket(self._index, self.level - lot, self.at)
+
+    def take_back(self) -> None:
+        """After `load`, with the lock held: also what processes hold that have not taken anything for long."""
+        self.level += self._occupancy.take_back_tokens(self._index, self.at - _LOT_HELD)
+
+    def give_up(self) -> None:
+        """Forget what this process holds. With the lock held."""
+        self.held[0] = 0
+        level, since, _ = self._occupancy.bucket(self._index)
+        self._occupancy.set_bucket(self._index, level, since)
+
+
 class SharedRateLimits(RateLimits):
-    """As `RateLimits`, for a tenant with several HTTP processes: what is in the buckets is on the page that they share."""
+    """As `RateLimits`, of shared buckets. While a bucket is at least half full, a process takes a lot of tokens more than it
+    needs (`_LOT_TIME`, `_LOTS`), so that the requests after that cost it no lock."""
 
     def __init__(self, tenant: str, requests: TokenBucket | None, nbytes: TokenBucket | None, occupancy: Occupancy) -> None:
-        super().__init__(tenant, requests, nbytes)
+        """Of buckets like these."""
+        of_requests = None if requests is None else SharedBucket(requests.rate, requests.burst, occupancy, 0)
+        of_bytes = None if nbytes is None else SharedBucket(nbytes.rate, nbytes.burst, occupancy, 1)
+        super().__init__(tenant, of_requests, of_bytes)
         self._occupancy = occupancy
+        self._shared = [bucket for bucket in (of_requests, of_bytes) if bucket is not None]
+        self._held_requests, self._held_bytes = occupancy.held_tokens(0), occupancy.held_tokens(1)
+        self._for_request = 0 if requests is None else _MICROSECONDS
+        self._for_byte = 0 if nbytes is None else _MICROSECONDS
+        self._until = 0
 
     def charge(self, requests: int, nbytes: int, now: int) -> None:
-        locked = self._occupancy.lock()  # If not, another process was stopped while it had the lock; a token may get lost.
+        if now < self._until:
+            of_requests, of_bytes = self._held_requests, self._held_bytes
+            requests_left = of_requests[0] - requests * self._for_request
+            bytes_left = of_bytes[0] - nbytes * self._for_byte
+            if requests_left >= 0 and bytes_left >= 0:
+                of_requests[0] = requests_left
+                of_bytes[0] = bytes_left
+                return
+        self._charge_locked(requests, nbytes, now)
+
+    def check(self, now: int) -> None:
+        for bucket in self._shared:
+            bucket.load(now)
+        super().check(now)
+
+    def take_over(self, before: RateLimits | None) -> None:
+        """What is in the buckets stays on the page. What this process holds was of another rate, and is lost."""
+        locked = self._occupancy.lock()
         try:
-            self._load()
-            super().charge(requests, nbytes, now)
-            self._store()
+            for bucket in self._shared:
+                bucket.give_up()
         finally:
             if locked:
                 self._occupancy.unlock()
 
-    def check(self, now: int) -> None:
-        self._load()
-        super().check(now)
-
-    def take_over(self, before: RateLimits | None) -> None:
-        """Nothing: it stays on the page."""
-
-    def _load(self) -> None:
-        for index, bucket in enumerate((self.requests, self.nbytes)):
-            if bucket is not None:
-                bucket.level, bucket.at = self._occupancy.bucket(index)
-
-    def _store(self) -> None:
-        for index, bucket in enumerate((self.requests, self.nbytes)):
-            if bucket is not None:
-                self._occupancy.set_bucket(index, bucket.level, bucket.at)
+    def _charge_locked(self, requests: int, nbytes: int, now: int) -> None:
+        """Charge the page, and take a lot."""
+        locked = self._occupancy.lock()  # If not, another process was stopped while it had the lock; a token may get lost.
+        try:
+            for bucket in self._shared:
+                bucket.load(now)
+            try:
+                super().charge(requests, nbytes, now)
+            except LimitExceeded:
+                for bucket in self._shared:
+                    bucket.take_back()
+                super().charge(requests, nbytes, now)
+            finally:
+                for bucket in self._shared:
+                    bucket.store()
+                self._until = now + _LOT_USED
+                self._occupancy.set_lot_since(now)
+        finally:
+            if locked:
+                self._occupancy.unlock()
 
 
 def _continue(bucket: TokenBucket | None, before: TokenBucket | None) -> None:

@@ -113,6 +113,85 @@ def test_processes_of_a_tenant_share_one_bucket(page: int) -> None:
         helper.check(1001 * SECOND)
 
 
+@given(
+    st.one_of(rates, st.integers(100, 2000)),
+    st.integers(1, 4000),
+    st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(0, 2), st.integers(1, 50)), max_size=60),
+)
+def test_processes_with_lots_grant_no_more_than_one_bucket_and_little_less(
+    rate: int, burst: int, arrivals: list[tuple[int, int, int]]
+) -> None:
+    """Never what one bucket would refuse; what it would grant only where little more than the lots is left in it."""
+    page = occupancy.create(1 << 20)
+    try:
+        shared = [SharedRateLimits("acme", TokenBucket(rate, burst), None, Occupancy(page, n)) for n in (LEAD, 2, 3)]
+        one, now = TokenBucket(rate, burst), 10**12
+        lots = 2 * len(shared) * min(rate * SECOND // 100, burst * SECOND // 128)
+        for pause, process, count in arrivals:
+            now += pause
+            try:
+                shared[process].charge(count, 0, now)
+            except LimitExceeded:
+                one.wait(count, now)
+                assert one.level < count * SECOND + lots
+            else:
+                assert one.wait(count, now) == 0
+                one.take(count)
+    finally:
+        os.close(page)
+
+
+def test_most_requests_of_several_processes_take_no_lock(page: int) -> None:
+    class Counted(Occupancy):
+        locked = 0
+
+        def lock(self) -> bool:
+            self.locked += 1
+            return super().lock()
+
+    view = Counted(page, 2)
+    limits = SharedRateLimits("acme", TokenBucket(10_000, 100_000), TokenBucket(10**9, 10**9), view)
+    for request in range(1000):
+        limits.charge(1, 1000, 1000 * SECOND + request)
+    assert view.locked == 1000 // (10_000 // 100 + 1) + 1
+
+
+def test_what_a_process_held_when_it_ended_comes_back_and_its_successor_has_none_of_it(page: int) -> None:
+    lead, ended, successor = (
+        SharedRateLimits("acme", TokenBucket(1000, 1280), None, Occupancy(page, number)) for number in (LEAD, 2, 2)
+    )
+    ended.charge(1, 0, 1000 * SECOND)
+    assert list(Occupancy(page, 2).held_tokens(0)) == [10 * SECOND]
+    Occupancy(page, LEAD).free_all_of(2)
+    assert list(Occupancy(page, 2).held_tokens(0)) == [0]
+    with pytest.raises(LimitExceeded):
+        successor.charge(1270, 0, 1000 * SECOND)
+    lead.charge(1270, 0, 1001 * SECOND)
+    lead.charge(1280, 0, 1003 * SECOND)
+    with pytest.raises(LimitExceeded):
+        successor.check(1003 * SECOND)
+
+
+def test_what_idle_processes_hold_does_not_keep_a_body_of_the_whole_burst_out(page: int) -> None:
+    idle, other = (SharedRateLimits("acme", None, TokenBucket(1000, 1280), Occupancy(page, number)) for number in (LEAD, 2))
+    idle.charge(0, 1, 1000 * SECOND)
+    with pytest.raises(LimitExceeded):
+        other.charge(0, 1280, 1000 * SECOND + SECOND // 2)
+    other.charge(0, 1280, 1002 * SECOND)
+    with pytest.raises(LimitExceeded):
+        idle.charge(0, 1, 1002 * SECOND)
+
+
+def test_a_reload_gives_up_what_a_process_held(page: int) -> None:
+    before = SharedRateLimits("acme", TokenBucket(1000, 1280), None, Occupancy(page, LEAD))
+    before.charge(1, 0, 1000 * SECOND)
+    after = SharedRateLimits("acme", TokenBucket(1, 2), None, Occupancy(page, LEAD))
+    after.take_over(before)
+    after.charge(2, 0, 1010 * SECOND)
+    with pytest.raises(LimitExceeded):
+        after.charge(1, 0, 1010 * SECOND)
+
+
 def test_a_check_costs_little() -> None:
     """Compared with hashing a key on the same machine, which every request that names another head pays. Coverage slows it."""
     from server.tenants.auth import digest
