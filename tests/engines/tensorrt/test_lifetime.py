@@ -17,6 +17,7 @@ import pytest
 from engines import Tensor, load_engine
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, assert_right, rows
+from tests.engines.tensorrt.test_data_dependent import FIVE, NONZERO, answer, expected, sparse
 from tests.engines.tensors import array, run
 
 LOGGER = "greenlane.engines"
@@ -37,6 +38,17 @@ def test_f15_the_last_reference_waits_for_the_stream_and_gives_everything_back(b
     assert memory.bytes[:24].view(np.float32).tolist() == affine(rows(2)).ravel().tolist()
     assert bench.holdings() == idle
     assert len(bench.gpu.executions) == 1
+    engine.close()
+
+
+def test_f15_an_inference_in_one_line_is_right_if_its_outputs_sizes_depend_on_data(bench: Bench) -> None:
+    """F32: its work alone keeps the executor, with the memory in which the outputs are staged. Two lines, as pytest keeps what
+    stands in an assertion.
+    """
+    engine, data = bench.load(bench.plan(NONZERO, FIVE)), sparse(5, 1, 3)
+    for _ in range(3):
+        work = engine.bind(bench.partition).enqueue([Tensor.of(data)])
+        assert answer(work) == expected(data)
     engine.close()
 
 
