@@ -15,7 +15,7 @@ from .in_turn import Bind, BoundTogether, WorkInTurn, bound, placed
 from .memory import added
 from .settings import RuntimeSettings
 from .signature import Signature
-from .warmup import blank, shape_sets
+from .warmup import blank, shape_sets, usual_shapes
 from .wiring import Step, Wiring, wire
 
 log = logging.getLogger("greenlane.engines")
@@ -44,9 +44,8 @@ class SequenceEngine:
     def __init__(self, wiring: Wiring, settings: RuntimeSettings) -> None:
         self.wiring = wiring
         self._settings = settings
-        ones = [tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in wiring.signature.inputs]
         asked = settings.warm_up if isinstance(settings.warm_up, tuple) else ()
-        self.warm_up = shape_sets(asked, wiring.signature, ones)
+        self.warm_up = shape_sets(asked, wiring.signature, usual_shapes(settings, wiring.signature.inputs))
         """Input shapes to run before an executor is bound, in addition to the warm-up of each step."""
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from types import MappingProxyType, NoneType
 from typing import Any
 
 from .errors import ModelRefused, did_you_mean
-from .signature import Signature, obstacle
+from .signature import Shape, Signature, obstacle
 
 Sample = int | tuple[tuple[str, tuple[int, ...]], ...]
 """Something to warm up with: a batch of so many rows, or shapes of inputs by name, with the usual ones for the others."""
@@ -135,6 +135,8 @@ class RuntimeSettings:
     - `profile`: the only optimization profile to run with; None chooses one that fits for each shape.
     - `optional_inputs`: names of weights that may be given as inputs, where the model file allows it: its overridable
       initializers. Only ONNX Runtime has them.
+    - `usual_shapes`: shapes of inputs by name, -1 where they vary: what requests are known to have, and so warm-up with ONNX
+      Runtime has unless `warm_up` says otherwise. TensorRT's engines have profiles for that.
     - `build_profiles`: the optimization profiles to build an ONNX file with when it is loaded: of each the smallest, the usual
       and the largest shape of inputs by name. Without any, batches as `load_engine` describes.
     - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the engine
@@ -160,6 +162,7 @@ class RuntimeSettings:
     weight_streaming_budget: int | None = None
     batch_padding: bool = False
     optional_inputs: tuple[str, ...] = ()
+    usual_shapes: tuple[tuple[str, Shape], ...] = ()
     intra_op_threads: int = 0
     inter_op_threads: int = 0
     execution_mode: str = "sequential"
@@ -193,6 +196,11 @@ class RuntimeSettings:
                 raise ValueError(f"{name} is {value!r}; expected a number of threads, or 0 for one a core")
         if not (isinstance(self.optional_inputs, tuple) and all(isinstance(name, str) for name in self.optional_inputs)):
             raise ValueError(f"optional_inputs is {self.optional_inputs!r}; expected a tuple of names")
+        if not (isinstance(self.usual_shapes, tuple) and all(map(_is_usual_shape, self.usual_shapes))):
+            raise ValueError(
+                f"usual_shapes is {self.usual_shapes!r}; expected a tuple of names with sizes from 0, or -1, "
+                'as in (("x", (-1, 16)),)'
+            )
         if not isinstance(self.loop, Loop | NoneType):
             raise ValueError(f"loop is {self.loop!r}; expected a Loop, or None")
         for name, expected in _COUNTS.items():
@@ -299,6 +307,13 @@ def _is_ranges(value: object) -> bool:
 def _is_named_range(name: object, shapes: object) -> bool:
     three = shapes if isinstance(shapes, tuple) and len(shapes) == 3 else (None,)
     return isinstance(name, str) and all(isinstance(shape, tuple) and all(map(_is_count, shape)) for shape in three)
+
+
+def _is_usual_shape(value: object) -> bool:
+    match value:
+        case (str(), tuple() as shape):
+            return all(isinstance(size, int) and not isinstance(size, bool) and size >= -1 for size in shape)
+    return False
 
 
 def _is_warm_up(value: object) -> bool:

@@ -1,13 +1,13 @@
 """The shapes to run before an executor is bound, where `RuntimeSettings.warm_up` names them. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from .base import Tensor
 from .errors import ModelRefused, TensorMismatch
-from .settings import Sample
+from .settings import RuntimeSettings, Sample
 from .signature import Shape, Signature, TensorSpec, dims_text
 
 
@@ -24,6 +24,30 @@ def shape_sets(warm_up: Sequence[Sample], signature: Signature, usual: Sequence[
         except TensorMismatch as error:
             raise ModelRefused(f"warm_up: {error}") from error
     return sets
+
+
+def usual_shapes(settings: RuntimeSettings, inputs: Sequence[TensorSpec]) -> tuple[Shape, ...]:
+    """A shape for each input: what the model has, else what `settings.usual_shapes` has, else 1.
+
+    Dimensions of one name have one size. A shape with another number of dimensions than the model's is ignored.
+    """
+    known = dict(settings.usual_shapes)
+    free = [(-1,) * len(spec.dims) for spec in inputs]
+    stated = [known.get(spec.name, none) for spec, none in zip(inputs, free, strict=True)]
+    stated = [shape if len(shape) == len(none) else none for shape, none in zip(stated, free, strict=True)]
+    sizes: dict[str, int] = {}
+    for spec, shape in zip(inputs, stated, strict=True):
+        for dim, size in zip(spec.dims, shape, strict=True):
+            if isinstance(dim, str) and dim and size >= 0:
+                sizes.setdefault(dim, size)
+    return tuple(
+        tuple(_usual(dim, size, sizes) for dim, size in zip(spec.dims, shape, strict=True))
+        for spec, shape in zip(inputs, stated, strict=True)
+    )
+
+
+def _usual(dim: int | str, size: int, sizes: Mapping[str, int]) -> int:
+    return dim if isinstance(dim, int) else sizes.get(dim, size if size >= 0 else 1)
 
 
 def _shapes(sample: Sample, inputs: Sequence[TensorSpec], usual: Sequence[Shape]) -> tuple[Shape, ...]:

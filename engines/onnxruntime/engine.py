@@ -25,7 +25,7 @@ from ..memo import Memo
 from ..memory import SMALL
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec
-from ..warmup import blank, shape_sets
+from ..warmup import blank, shape_sets, usual_shapes
 from .arenas import SHRINK, is_unsized, limited, refused, weights_beside
 from .defaults import with_default
 from .errors import is_wrong_shape
@@ -370,7 +370,8 @@ class OnnxExecutor:
 def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     """Read an ONNX file and its signature. Blocks. Raises ModelRefused with the library's error.
 
-    Of the settings those of ONNX Runtime have an effect, and `warm_up`: memory is allocated for each shape that is run.
+    Of the settings those of ONNX Runtime have an effect, and `warm_up` and `usual_shapes`: memory is allocated for each shape
+    that is run.
     """
     try:
         model = copy_model(path)
@@ -411,6 +412,6 @@ def _sizes(inputs: Sequence[Tensor]) -> Sizes:
 
 
 def _shapes_to_warm(signature: Signature, settings: RuntimeSettings) -> list[tuple[Shape, ...]]:
-    """Dynamic dimensions are 1 unless the settings name shapes. Raises ModelRefused."""
-    ones = tuple(tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in signature.inputs)
-    return [ones] if isinstance(settings.warm_up, str) else shape_sets(settings.warm_up, signature, ones)
+    """Those that the settings name, else the usual ones. Raises ModelRefused."""
+    usual = usual_shapes(settings, signature.inputs)
+    return [usual] if isinstance(settings.warm_up, str) else shape_sets(settings.warm_up, signature, usual)

@@ -46,7 +46,7 @@ from ..repository.ensemble import (
     step_labels,
     step_warnings,
 )
-from ..repository.model_config import ModelConfig, apply, batching
+from ..repository.model_config import ModelConfig, apply, batching, stated_shapes
 from ..repository.model_repository import Listing, ModelFile, Repository
 from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
 from ..scheduling.batching import largest_batch
@@ -258,7 +258,9 @@ class ModelLoader:
             bool(file.config.max_batch),
             tuple(sorted(each.name for each in file.config.inputs if each.optional)),
         )
-        return replace(resolved, settings=resolved.settings.merge(batch_padding=padding, optional_inputs=optional))
+        usual = stated_shapes(file.config, self._max_body)
+        known = resolved.settings.merge(batch_padding=padding, optional_inputs=optional, usual_shapes=usual)
+        return replace(resolved, settings=known)
 
     def _log(self, loaded: LoadedModel, kept: bool) -> None:
         """Log each line once although every tenant loads the model, until a load has another result."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.signature import Form, Signature, TensorSpec, obstacle
+from engines.signature import Form, Shape, Signature, TensorSpec, obstacle
 
 from ..protocol.json_document import short, show
 from ..scheduling.batching import Batching, largest_batch
@@ -32,6 +32,7 @@ __all__ = [
     "batching",
     "from_json",
     "parse",
+    "stated_shapes",
 ]
 
 _FILENAMES = {
@@ -138,6 +139,17 @@ def apply(config: ModelConfig, signature: Signature) -> Signature:
         _contradiction(config, f"the model also has input {_name(missing[0])}; list all inputs or none")
     narrowed = replace(signature, inputs=_fix(inputs, sizes), outputs=_fix(outputs, sizes))
     return narrowed if config.max_batch is None else _with_batch(config, narrowed, config.max_batch)
+
+
+def stated_shapes(config: ModelConfig, most: int) -> tuple[tuple[str, Shape], ...]:
+    """The model's shape of each input as configured, -1 where it varies; none if they are above `most` bytes.
+
+    No request has as many, so there is no use in being ready for it.
+    """
+    batch = (-1,) if config.stated_max_batch else ()
+    found = [(each, (*batch, *(each.dims if each.reshape is None else each.reshape))) for each in config.inputs]
+    nbytes = sum((DATATYPES[each.datatype].size or 1) * math.prod(max(1, size) for size in shape) for each, shape in found)
+    return tuple((each.name, shape) for each, shape in found) if nbytes <= most else ()
 
 
 def _with_batch(config: ModelConfig, signature: Signature, max_batch: int) -> Signature:

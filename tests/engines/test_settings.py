@@ -70,6 +70,8 @@ def test_the_defaults_are_those_for_serving() -> None:
         ("graph_optimization", 99, "'extended'"),
         ("optional_inputs", "x", "a tuple of names"),
         ("optional_inputs", (1,), "a tuple of names"),
+        ("usual_shapes", (("x", (-2,)),), "a tuple of names with sizes"),
+        ("usual_shapes", {"x": (1,)}, "a tuple of names with sizes"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_field_the_value_and_the_choices(name: str, value: object, choice: str) -> None:

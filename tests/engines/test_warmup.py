@@ -3,8 +3,8 @@
 import pytest
 
 from engines import DATATYPES, ModelRefused, Signature, TensorSpec
-from engines.settings import Sample
-from engines.warmup import shape_sets
+from engines.settings import RuntimeSettings, Sample
+from engines.warmup import shape_sets, usual_shapes
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n", 3), ((1, 8), (3, 3))), TensorSpec("scale", FP32, (1,))), ())
@@ -21,6 +21,19 @@ def test_a_shape_is_that_of_the_input_it_names_and_the_others_are_as_usual() -> 
 
 def test_a_shape_that_is_named_twice_is_run_once() -> None:
     assert shape_sets((2, (("x", (2, 3)),), 2), SIGNATURE, USUAL) == [((2, 3), (1,))]
+
+
+def test_usual_shapes_have_what_is_known_of_the_model_and_of_requests_and_else_1() -> None:
+    inputs = (
+        TensorSpec("x", FP32, ("n", "length", 3)),
+        TensorSpec("y", FP32, ("n", "length")),
+        TensorSpec("z", FP32, ("", "")),
+    )
+    known = RuntimeSettings(usual_shapes=(("x", (-1, 128, 3)), ("z", (5, -1))))
+    assert usual_shapes(known, inputs) == ((1, 128, 3), (1, 128), (5, 1))
+    assert usual_shapes(RuntimeSettings(), inputs) == ((1, 1, 3), (1, 1), (1, 1))
+    of_another_model = RuntimeSettings(usual_shapes=(("x", (7,)), ("w", (7,))))
+    assert usual_shapes(of_another_model, inputs) == ((1, 1, 3), (1, 1), (1, 1))
 
 
 @pytest.mark.parametrize(

@@ -726,6 +726,15 @@ def test_warm_up_shapes_are_run_before_bind_returns(
         assert executor.describe() == {"graphs": "none", "threads": 1, "shapes": [[[1, 1]], [[4, 1]], [[2, 5]]]}
 
 
+def test_the_warm_up_has_the_sizes_that_requests_are_known_to_have(tmp_path: Path, partition: CpuPartition) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    known = RuntimeSettings(warm_up="usual", usual_shapes=(("x", (-1, 64)),))
+    with closing(load_engine(path, settings=known).bind(partition)) as executor:
+        assert executor.describe()["shapes"] == [[[1, 64]]]
+    with closing(load_engine(path, settings=known.merge(warm_up=(8,))).bind(partition)) as executor:
+        assert executor.describe()["shapes"] == [[[8, 64]]]
+
+
 def test_a_warm_up_shape_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
     path = models.save(tmp_path / "model.onnx", models.identity())
     with pytest.raises(ModelRefused, match=r"model\.onnx: warm_up: the model has no input 'z'; it has 'x'"):

@@ -209,6 +209,25 @@ def test_batch_padding_is_on_where_max_batch_size_is_configured(
     assert [each.batch_padding for each in read.settings] == [padding]
 
 
+@pytest.mark.parametrize(
+    ("config", "shapes"),
+    [
+        ("", ()),
+        ("input { name: 'x' data_type: TYPE_FP32 dims: [-1, 16] }", (("x", (-1, 16)),)),
+        ("max_batch_size: 8 input { name: 'x' data_type: TYPE_FP32 dims: 16 }", (("x", (-1, 16)),)),
+        ("max_batch_size: 8 input { name: 'x' data_type: TYPE_FP32 dims: 32 reshape { shape: [8, 4] } }", (("x", (-1, 8, 4)),)),
+        ("input { name: 'x' data_type: TYPE_FP32 dims: [9999999, 16] }", ()),
+    ],
+)
+def test_the_sizes_of_inputs_in_config_pbtxt_are_what_is_warmed_up_unless_no_request_can_have_them(
+    tmp_path: Path, config: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+) -> None:
+    add(tmp_path, "m", config)
+    read = Reader()
+    open_model_loader(configured(tmp_path), FakeDevice(), read).prepare("m")
+    assert [each.usual_shapes for each in read.settings] == [shapes]
+
+
 def test_optional_inputs_are_requested_and_a_warning_names_those_without_a_default(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
