@@ -1,5 +1,6 @@
 """F02, F64: engines bound to a stream that the caller made, of a green context of theirs or of none, captured or not."""
 
+import gc
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -199,6 +200,18 @@ def test_f64_several_are_in_one_graph_one_after_another(bench: Bench, adopted: A
     bench.gpu.launch_graph(graphs[0], adopted.stream)
     adopted.stream.wait()
     assert array(second).tolist() == affine(affine(rows(3)[:2])).tolist()
+    bench.gpu.destroy_graph(graphs[0])
+    adopted.close()
+
+
+def test_f64_the_garbage_collector_does_not_run_while_an_inference_joins_a_capture(bench: Bench, adopted: Adopted) -> None:
+    """It could free an engine, in the thread that captures, which invalidates the caller's capture."""
+    assert_right(adopted.executor, rows(3))
+    seen: list[bool] = []
+    with adopted.capturing() as graphs:
+        bench.gpu.meanwhile("IExecutionContext.execute_async_v3", lambda: seen.append(gc.isenabled()))
+        adopted.executor.enqueue(adopted.given(3), adopted.room.room).wait()
+        assert (seen, gc.isenabled()) == ([False], True)
     bench.gpu.destroy_graph(graphs[0])
     adopted.close()
 

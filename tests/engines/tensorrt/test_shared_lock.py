@@ -6,8 +6,10 @@ from threading import Barrier, Event
 
 import pytest
 
+from engines.tensorrt.api import LIBRARY_LOCK
 from engines.tensorrt.shared_lock import SharedLock
 from tests.contract import in_a_thread
+from tests.engines.simulated import AFFINE, ROWS, Bench
 
 
 def wait_in_vain(lock: SharedLock, *asked: "Future[None]") -> bool:
@@ -95,3 +97,22 @@ def test_an_exception_releases_the_lock(how: str) -> None:
         in_a_thread(note(lock, again, order))[1].result(30)
     assert order == ["exclusive", "shared", "exclusive"]
     assert repr(lock) == "<SharedLock shared by 0>"
+
+
+@pytest.mark.parametrize(
+    ("call", "held"),
+    [
+        ("Runtime.deserialize_cuda_engine", "shared by 1"),
+        ("ICudaEngine.create_execution_context", "shared by 1"),
+        ("IExecutionContext.set_optimization_profile_async", "held exclusively"),
+        ("IExecutionContext.execute_async_v3", "shared by 1"),
+    ],
+)
+def test_library_calls_hold_its_lock_and_setting_a_profile_holds_it_alone(bench: Bench, call: str, held: str) -> None:
+    """Otherwise two threads could wait for each other forever: see `LIBRARY_LOCK`. The last is that of a new shape."""
+    seen: list[str] = []
+    path = bench.plan(AFFINE, ROWS, {"x": [(1, 3), (9, 3), (20, 3)]})
+    bench.gpu.meanwhile(call, lambda: seen.append(repr(LIBRARY_LOCK)))
+    bench.load(path, profile=1).bind(bench.partition).close()
+    assert seen == [f"<SharedLock {held}>"]
+    assert repr(LIBRARY_LOCK) == "<SharedLock shared by 0>"
