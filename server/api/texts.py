@@ -51,6 +51,8 @@ class Texts:
         self._arrived = time.monotonic_ns()
         self._first: Inference | None = Inference(tenant, name, None, nbytes)
         self._version = self._first.served.version
+        self._open: set[Inference] = set()
+        """Those of the runs that have begun."""
         tenant.lane.begin_several()
         try:
             self.text, self.encoder = encoder_of(self._first.served, options)
@@ -116,12 +118,29 @@ class Texts:
                 await lane.has_room()
             inference = Inference(self._tenant, self._name, self._version, 0, True)
         inference.arrived = self._arrived
+        self._open.add(inference)
+        try:
+            return await self._run_one(inference, tokens)
+        except BaseException as error:
+            self._fails(inference, error)
+            raise
+        finally:
+            self._open.discard(inference)
+
+    def _fails(self, inference: Inference, error: BaseException) -> None:
+        """The request ends with this run, and the others with it: it is counted once. Not if the run is tried again."""
+        if not inference.is_retried(error):
+            for each in self._open - {inference}:
+                each.silent = True
+
+    async def _run_one(self, inference: Inference, tokens: Sequence[Tokens]) -> Any:
         ended: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
         def on_end(end: Done | Exception) -> None:
             if ended.done():
                 return
             if isinstance(end, Exception):
+                self._fails(inference, end)
                 ended.set_exception(end)
             else:
                 ended.set_result(end)

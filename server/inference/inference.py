@@ -38,22 +38,26 @@ class Inference:
     A protocol handler (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The
     constructor raises NotFound or Unavailable for the model, and refuses as the tenant's queue and its limits do (QueueFull,
     TooLarge); `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. One of several
-    for a single request is `charged` if it is not the first. Then the handler
+    for a single request is `charged` if it is not the first: where there is no room for it the handler tries again, so that is
+    not counted. Then the handler
     1. sets `arrived` when the request is complete,
     2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
     4. reads the outputs in `slot_of` the completion, and calls `succeed` when it has encoded them.
     `fail` or `cancel` ends it at any point. `served` is the model at the version asked for; `arrived` is on the clock of
-    `time.monotonic_ns`. If the tenant is traced, the handler sets `trace` before that.
+    `time.monotonic_ns`. If the tenant is traced, the handler sets `trace` before that. Of one that is `silent` no failure is
+    counted: that of its request has been.
     """
 
-    __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_through", "_timeout",
-                 "_version", "_visit", "arrived", "served", "trace")  # fmt: skip
+    __slots__ = ("_charged", "_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_through", "_timeout",
+                 "_version", "_visit", "arrived", "served", "silent", "trace")  # fmt: skip
 
     def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0, charged: bool = False) -> None:
         self._tenant = tenant
         self._name = name
         self._version = version
+        self._charged = charged
+        self.silent = False
         self.arrived = time.monotonic_ns()
         self.served = tenant.catalog.route(name, version)
         self._slot: Slot | None = None
@@ -80,7 +84,7 @@ class Inference:
             slot = self._slot = self._tenant.lane.slots.acquire()
         else:
             self.served = self._tenant.catalog.route(self._name, self._version, self.served)
-            slot = self._slot = self._tenant.lane.take_slot(begun)
+            slot = self._slot = self._tenant.lane.take_slot(begun, self._charged)
         return slot
 
     def borrow_slot(self, leave: Callable[[], None]) -> Slot | None:
@@ -154,7 +158,7 @@ class Inference:
     def fail(self, error: Exception) -> Exception:
         """End it for this error, as `cancel` does; the error to answer with."""
         if isinstance(error, MemoryFull):
-            error = self._tenant.lane.reject(str(error))
+            error = QueueFull(str(error)) if self._charged else self._tenant.lane.reject(str(error))
         self.cancel(error)
         return error
 
@@ -195,10 +199,16 @@ class Inference:
 
     def count(self, error: BaseException) -> None:
         """Count this refusal or failure in the model's or the tenant's statistics."""
+        if self.silent or self.is_retried(error):
+            return
         if reason := _reason(error):
             self.served.statistics.failed(time.monotonic_ns() - self.arrived, reason)
         else:
             self._tenant.lane.count_invalid()
+
+    def is_retried(self, error: BaseException) -> bool:
+        """Whether this one, of several for a request, has found no room, so that there is another one in its place."""
+        return self._charged and isinstance(error, QueueFull)
 
     def time_left(self, timeout: float) -> float:
         """How many of these seconds since the request arrived are left. Raises DeadlineExceeded."""

@@ -132,16 +132,16 @@ class Lane:
         Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
         to be called with, if there is a lender. Raises as `check_room` does, and as `RateLimits.charge`.
         """
-        self.check_room(charged)
+        self.check_room(charged, charged)
         if self.limits is not None and not charged:
             self.charge(1, nbytes)
         return self.lender.begin() if self.lender is not None else 0
 
-    def check_room(self, begun: bool = False) -> None:
+    def check_room(self, begun: bool = False, retried: bool = False) -> None:
         """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.
 
-        One of several inferences of a request that has `begun` is refused only while the lane is suspended. Expired deadlines
-        fire first, since they make room.
+        One of several inferences of a request that has `begun` is refused only while the lane is suspended. One that is
+        `retried` until there is room is not counted. Expired deadlines fire first, since they make room.
         """
         self.deadlines.fire_due()
         if self.refusing and (self.suspended or not begun):
@@ -149,7 +149,7 @@ class Lane:
         try:
             self._scheduler.check()
         except QueueFull:
-            self._rejected += 1
+            self._rejected += not retried
             raise
 
     def charge(self, requests: int, nbytes: int) -> None:
@@ -174,9 +174,9 @@ class Lane:
         """Count a refusal for one of the tenant's limits."""
         self._limited[error.limit] += 1
 
-    def take_slot(self, begun: bool = False) -> Slot:
+    def take_slot(self, begun: bool = False, retried: bool = False) -> Slot:
         """A slot to decode an admitted request into; `submit` it before the event loop goes on. Raises as `check_room` does."""
-        self.check_room(begun)
+        self.check_room(begun, retried)
         return self.slots.acquire()
 
     def begin_several(self) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -222,6 +223,24 @@ def test_a_request_is_charged_once_however_many_runs_it_takes(root: Path) -> Non
     assert int(answers[2].headers["retry-after"]) >= 1
 
 
+def test_a_request_whose_client_leaves_is_one_failure_however_many_runs_it_takes(root: Path) -> None:
+    with (
+        serving(of(root, TenantConfig(name="acme", granules=1, models=("encoder",))), direct=True) as served,
+        httpx.Client(base_url=served.url, timeout=30) as http,
+    ):
+
+        def count(kind: str) -> int:
+            stats = http.get("/v2/models/encoder/stats").json()["model_stats"][0]["inference_stats"]
+            return int(stats[kind]["count"])
+
+        body = json.dumps({"model": "encoder", "input": TEXTS * 140})
+        with socket.create_connection((httpx.URL(served.url).host, httpx.URL(served.url).port or 80)) as leaving:
+            leaving.sendall(f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            until(lambda: count("success") > 0)
+        until(lambda: count("fail") > 0)
+        assert count("fail") == 1
+
+
 def test_a_request_of_many_runs_is_answered_by_a_server_that_drains(root: Path, tmp_path: Path) -> None:
     tenants = '[tenants.acme]\ncores = 1\nmodels = ["encoder"]\n'
     path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"', drain_timeout='"60s"')
@@ -276,7 +295,7 @@ def test_a_request_that_has_begun_is_completed_beside_others_that_fill_the_queue
     path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"')
     with running_device(path) as server, client_of(server) as http, ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         lead, *others = each_process(server, stack).values()
-        ended = threading.Event()
+        ended, refused = threading.Event(), 0
 
         def fill(connection: Connection) -> None:
             while not ended.is_set():
@@ -292,8 +311,11 @@ def test_a_request_that_has_begun_is_completed_beside_others_that_fill_the_queue
                 others[1].send(head)
                 answer = others[1].answer()
                 count = statistics(http, "encoder")["inference_count"] - before
+                refused += answer.status == 429
                 assert answer.status == 200 or (answer.status == 429 and not count), (answer.status, count, answer.body[:200])
         finally:
             ended.set()
         for each in filling:
             each.result()
+        failed = statistics(http, "encoder")["inference_stats"]["fail"]["count"]
+        assert failed == refused, "a run that is tried again is no failure of the request"
