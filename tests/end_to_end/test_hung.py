@@ -86,6 +86,7 @@ def test_metrics_of_a_stopped_process_are_answered_with_their_age(
         asked = time.monotonic()
         metrics = anonymous.get("/metrics").text
         assert time.monotonic() - asked < 10
+        assert not any("has not answered" in line for line in server.log), "they did not wait until it was replaced"
         assert counted in metrics, "the last report is still shown"
         assert _age(metrics, "acme") > 0
         assert _age(metrics, "globex") == 0

@@ -931,7 +931,7 @@ async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_bui
 
 
 async def test_a_worker_that_cannot_start_suspends_its_tenant_and_is_restarted(root: Path) -> None:
-    async with serving(root) as site:
+    async with serving(root) as site, asyncio.timeout(PATIENCE):
         site.script.fail("attach", 1)
         site.script.fail("attach", 2)
         lane = site.tenant("acme").lane
@@ -947,7 +947,7 @@ async def test_a_worker_that_cannot_start_suspends_its_tenant_and_is_restarted(r
 
 
 async def test_waiting_requests_fail_when_the_worker_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(root) as site:
+    async with serving(root) as site, asyncio.timeout(PATIENCE):
         monkeypatch.setattr(TicketRunner, "_start_all", _fail)
         asking = await site.asked(3)
         answers = await asyncio.gather(*asking, return_exceptions=True)
