@@ -2,16 +2,15 @@
 
 Names and meanings are Triton's (docs/user_guide/metrics.md of its server repository), with the labels `tenant` and `partition`
 added; the server's own are `greenlane_*`. Triton's counters lack the suffix `_total` that the client library would add to a
-counter's name. So they are passed to it as untyped, and their type is corrected in the text that it writes.
+counter's name. So they are of its unknown type here, and counters in the text (`exposition`).
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from fastapi import APIRouter, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -30,7 +29,7 @@ from ..control.stretch import WideState
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
-from . import health_metrics, lending_metrics, limit_metrics, usage_metrics, version_metrics
+from . import exposition, health_metrics, lending_metrics, limit_metrics, usage_metrics, version_metrics
 from .dependencies import ControllerDep
 from .memory import families
 
@@ -105,8 +104,6 @@ _BY_TENANT: tuple[
     ),
 )
 """Metrics of a tenant's requests: type, name, meaning, and the value in a tenant's report."""
-_UNTYPED = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
-"""The type lines of Triton's counters. Its gauges have their type already."""
 _DURATIONS = {
     "request": "success",
     "queue": "queue",
@@ -131,7 +128,6 @@ _DOCUMENTED: Responses = {
 @router.get("/metrics", response_class=Response, responses={**_DOCUMENTED, **errors(400, 401, 503)})
 async def metrics(controller: ControllerDep) -> Response:
     """All counts, by tenant and model."""
-    registry = CollectorRegistry()
     reports, executions, memory, wide, _ = await asyncio.gather(
         controller.reports(),
         controller.executions(),
@@ -139,9 +135,8 @@ async def metrics(controller: ControllerDep) -> Response:
         controller.wide.states(),
         controller.accountant.collect(),
     )
-    registry.register(ServerCollector(controller, reports, executions, memory, wide))
-    text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    found = ServerCollector(controller, reports, executions, memory, wide).collect()
+    return Response(exposition.text(found, unknown="counter"), media_type=CONTENT_TYPE_LATEST)
 
 
 class ServerCollector(Collector):
