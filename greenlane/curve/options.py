@@ -103,7 +103,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     shares = "in cores or SMs, or in granules as in 1g,2g; default: 1, 2, 4, ... granules and the whole device"
     parser.add_argument("--shares", type=checked(_shares), metavar="1,2,4", help=shares)
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="rows in each request; default: 1")
-    shape = "shape of an input whose sizes vary, repeatable; with --all [MODEL/]INPUT:1x3x224x224"
+    shape = "shape of an input whose sizes vary, repeatable; with --all for every model that has it, or MODEL/INPUT:..."
     parser.add_argument("--shape", type=checked(_named_shape), action="append", default=[], metavar="INPUT:1x3x9x9", help=shape)
     parser.add_argument("--rate", type=positive, metavar="R", help="requests a second that are due at random")
     parser.add_argument("--p99", type=checked(duration), metavar="5ms", help="the p99 latency to keep at that rate")

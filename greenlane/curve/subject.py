@@ -93,13 +93,18 @@ class RepositorySubject(Subject):
         if not loaded.served:
             raise ModelRefused(f"model {loaded.name} cannot be served: {loaded.why()}")
         served = max(loaded.served, key=lambda each: int(each.version))
-        slots = self.slots(loaded.name, served.signature, self._asked)
+        slots = self.slots(loaded.name, served.signature, lambda name: self._asked(name, served.signature))
         return Source(loaded.executors[served.key], slots)
 
-    def _asked(self, model: str) -> Shapes:
-        """The shapes given for a model: those that name it, and of one model alone those that name none."""
+    def _asked(self, model: str, signature: Signature) -> Shapes:
+        """The shapes given for a model: those that name it, and those that name none.
+
+        Of several models, the latter are for inputs of that name whose sizes vary.
+        """
         named = {key.removeprefix(f"{model}/"): shape for key, shape in self._shapes.items() if key.startswith(f"{model}/")}
-        return named if self._several else {**self._shapes, **named}
+        varies = {spec.name for spec in signature.inputs if any(isinstance(dim, str) for dim in spec.dims[1:])}
+        rest = {key: shape for key, shape in self._shapes.items() if key in varies or not self._several}
+        return {key: shape for key, shape in rest.items() if not key.startswith(f"{model}/")} | named
 
 
 @contextmanager

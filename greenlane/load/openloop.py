@@ -40,7 +40,8 @@ class Generator:
             answer = _ask(connection, (self._job.first or self._job.ask).data)
             if answer.status != 200:
                 self._give_up()
-                raise RuntimeError(f"the first request was answered with {answer.status}: {answer.body!r:.300}")
+                said = (answer.body or b"").decode(errors="replace")[:300]
+                raise RuntimeError(f"the first request was answered with {answer.status}: {said}")
         while self._job.fresh and self._free:
             self._free.pop().close()
 

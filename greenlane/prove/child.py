@@ -20,6 +20,7 @@ def main() -> int:
     protect_children()
     from server.__main__ import run
     from server.command_line import Options
+    from server.config.changes import LIMITS_OF_TENANT
     from server.config.schema import Config
     from server.tenants.auth import digest
 
@@ -27,7 +28,9 @@ def main() -> int:
 
     def adjust(config: Config) -> Config:
         keys = {name: token_urlsafe() for name, tenant in config.tenants.items() if tenant.keys_sha256}
-        same: dict[str, Any] = {"port": None, "grpc_port": None} | ({} if given["lends"] else {"burst": None, "lend": 0.0})
+        # Limits would keep victims from being asked often enough, and aggressors from being aggressive.
+        same: dict[str, Any] = dict.fromkeys(("port", "grpc_port", *LIMITS_OF_TENANT))
+        same |= {} if given["lends"] else {"burst": None, "lend": 0.0}
         tenants = {
             name: tenant.model_copy(update=same | ({"keys_sha256": (digest(keys[name]),)} if name in keys else {}))
             for name, tenant in config.tenants.items()

@@ -2,7 +2,7 @@
 
 What differs from the file is nothing that tenants share. It listens on the loopback interface only and has neither the tenants'
 own ports nor gRPC, so that it can start beside another server. It moves no granules by itself and writes no account. Keys of
-tenants are replaced, as the file has digests of them only.
+tenants are replaced, as the file has digests of them only. Limits of tenants (rates, connections, large bodies) are lifted.
 """
 
 import json

@@ -99,6 +99,20 @@ def test_tenants_that_do_not_fit_a_core_together(tmp_path: Path, core: int, caps
     assert found["tenants"]["acme"]["points"][0]["at_rate"]["requests"] >= 500
 
 
+def test_a_shape_without_a_model_is_for_every_input_of_that_name_whose_sizes_vary(
+    tmp_path: Path, core: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tiny` and `other` have an `x` of 8 numbers, for which it would be wrong."""
+    words = [*written(tmp_path, core), "--shape", "x:1x64"]
+    (tmp_path / "models" / "wide" / "1").mkdir(parents=True)
+    source = "wide (float[n, m] x) => (float[n, m] y) { y = Neg(x) }"
+    models.save(tmp_path / "models" / "wide" / "1" / "model.onnx", source)
+    assert main(words) == 2
+    out = capsys.readouterr().out
+    assert "acme: other, tiny, wide; a p99 of 20000 ms" in out
+    assert "acme needs 1 core" in out
+
+
 def test_a_tenant_gets_its_minimum(tmp_path: Path, core: int, capsys: pytest.CaptureFixture[str]) -> None:
     """On two cores, of which one keeps the target on any machine."""
     cores = sorted(os.sched_getaffinity(0))[:2]

@@ -7,13 +7,16 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from greenlane.load.caller import Caller
+from greenlane.load.jobs import Ask
 from greenlane.load.server_process import family_of
+from greenlane.load.wire import post
 from greenlane.prove import server
 from greenlane.prove.access import Access
 from greenlane.prove.command import main
@@ -84,6 +87,16 @@ def test_a_run_writes_text_page_and_document_and_says_what_there_was_no_time_for
     assert f"acme beside globex: {pair['model']}" in said.out
     assert "round 1 of" in said.err
     assert KEY not in file.read_text() + page.read_text()
+
+
+def test_limits_of_the_configuration_are_lifted_as_they_are_not_what_is_proven(config: Path) -> None:
+    """A victim is asked 300 times a second, whatever its rate is limited to."""
+    limits = "requests_per_second = 1\nbytes_per_second = 100\nmax_connections = 1\nmax_large_bodies = 1"
+    limited = written(config.parent / "limited.toml", f'models = ["identity"]\n{limits}', 'models = ["stripes"]')
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}).encode()
+    ask = Ask(post("/v2/models/identity/infer", {"X-Tenant": "acme"}, body))
+    with running(limited) as (access, _, _), closing(Caller(access.port)) as first, closing(Caller(access.port)) as second:
+        assert [each.ask(ask).status for _ in range(5) for each in (first, second)] == [200] * 10
 
 
 def test_tenants_that_share_a_core_are_found_and_never_called_isolated(config: Path) -> None:
