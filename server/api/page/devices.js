@@ -74,7 +74,7 @@ function updateDevice(card, device, status) {
 function healthText(health) {
   if (health.lost) return "It does not answer any more.";
   const parts = [];
-  if (health.utilization !== null) parts.push(`${percent(health.utilization)} busy`);
+  if (health.utilization !== null) parts.push(`${percent(health.utilization)} busy by all programs`);
   if (health.memory_used_bytes !== null) parts.push(`${bytes(health.memory_used_bytes)} of ${bytes(health.memory_total_bytes)} in use`);
   if (health.power_watts !== null) parts.push(`${Math.round(health.power_watts)} of ${digits(health.power_limit_watts)} W`);
   if (health.temperature_celsius !== null) parts.push(`${health.temperature_celsius} °C`);

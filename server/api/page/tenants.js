@@ -102,7 +102,7 @@ function drawHistory(card, tenant) {
   card.querySelector(".quiet").setAttribute("d", quiet === null ? "" : `M0 ${at(quiet)}H60`);
   const target = tenant.target_ms === null ? "" : `, target ${tenant.target_ms} ms`;
   const known = kept.some((each) => each !== null);
-  setText(card.querySelector(".scale"), known ? `p99 of the last minute, up to ${milliseconds(highest)}${target}` : `no requests yet${target}`);
+  setText(card.querySelector(".scale"), known ? `p99 of the last minute, up to ${milliseconds(highest)}${target}` : `no requests since this page was opened${target}`);
 }
 
 /** The parts of a line between gaps. */
