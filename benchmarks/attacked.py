@@ -16,11 +16,11 @@ from time import perf_counter, sleep
 import onnx.parser
 
 from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
+from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcess, begun
 from greenlane.load.schedule import poisson
 from greenlane.load.server_process import alive, family_of
 from greenlane.load.wire import post
-from greenlane.prove.others import Others
 from server.tenants.auth import digest
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY

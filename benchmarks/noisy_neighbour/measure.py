@@ -9,9 +9,9 @@ from time import perf_counter, sleep
 
 from greenlane.load.figures import Samples
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Tally
+from greenlane.load.others import Others
 from greenlane.load.processes import run, together
 from greenlane.load.schedule import poisson
-from greenlane.prove.others import Others
 
 from .plan import PHASES, Aggressor, Turn, Which
 from .served import Server

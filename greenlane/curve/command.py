@@ -14,6 +14,7 @@ from typing import Any
 
 from engines import EngineError
 from greenlane.load.machine import describe
+from greenlane.load.others import Others
 from greenlane.report.pictures import NoPictures, require
 from partitions import PartitionError
 from server.config.section import ConfigError
@@ -98,6 +99,7 @@ def _measure(options: Options, command: str, effort: Effort) -> Curve:
         granules, notes = shares(options.shares, device)
         name = Path(str(options.model)).stem if isinstance(found, subject.FileSubject) else str(options.model)
         print(f"{name}, batch {options.batch}, on {device.describe()}", flush=True)
+        others = Others(sorted(os.sched_getaffinity(0)), True)
         measured = tuple(points(device, granules, found.bind, target, effort, _printer(text.heading(target, device.unit))))
         return Curve(
             name,
@@ -107,7 +109,7 @@ def _measure(options: Options, command: str, effort: Effort) -> Curve:
             sum(device.granules),
             measured,
             target,
-            notes,
+            notes + text.busy_cores(others.share()),
             describe(command),
         )
 

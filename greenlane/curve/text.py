@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from greenlane.load.rules import OTHERS
+
 from .curve import Curve
 from .intervals import P99, Word
 from .points import LESS, AtRate, Point, Target, disturbed
@@ -54,6 +56,13 @@ def _cells(p99: P99, word: Word) -> list[str]:
 
 def _line(cells: Sequence[str]) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=False)).rstrip()
+
+
+def busy_cores(others: float) -> tuple[str, ...]:
+    """A sentence if other programs used more than a tenth of the cores; `others` is the part that they used."""
+    if others <= OTHERS:
+        return ()
+    return (f"other programs used {others:.0%} of the cores meanwhile, which makes p99s longer: stop them, and measure again",)
 
 
 def conclusions(curve: Curve) -> Iterator[str]:

@@ -11,6 +11,7 @@ from time import perf_counter, sleep
 from greenlane.load import machine
 from greenlane.load.figures import Samples, merged
 from greenlane.load.jobs import ClosedLoop, InTurn, OpenLoop, Seen, Tally
+from greenlane.load.others import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun, run
 from greenlane.load.rules import Ruling
 from greenlane.load.schedule import poisson
@@ -45,7 +46,6 @@ from .lending import (
     turns,
 )  # fmt: skip
 from .measure import LOOK, Places, client
-from .others import Others
 from .phases import by_phase
 from .places import place
 from .plan import AHEAD, GAP, Pair

@@ -6,13 +6,13 @@ from time import perf_counter, sleep
 
 from greenlane.load.figures import Figures, Samples, figures, merged, percentile
 from greenlane.load.jobs import Ask, InTurn, OpenLoop, Seen, Tally
+from greenlane.load.others import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun
 from greenlane.load.rules import Growth, Ruling, rule
 from greenlane.load.schedule import poisson
 
 from .attacks import Attack
 from .errors import ServerEnded
-from .others import Others
 from .phases import by_phase
 from .plan import AHEAD, GAP, PHASES, Pair, Step, Which, steps
 from .survey import Timed

@@ -10,6 +10,7 @@ from time import perf_counter
 from greenlane.load import machine, processes
 from greenlane.load.caller import Caller
 from greenlane.load.jobs import OpenLoop
+from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcessFailed
 from greenlane.load.wire import Broken
 
@@ -21,7 +22,6 @@ from .errors import ServerEnded
 from .findings import Findings
 from .inputs import binary
 from .measure import Beside, Measured, Victim, measure, rate_of
-from .others import Others
 from .places import place
 from .plan import Pair, needed, pairs, plan
 from .survey import Surveyed, survey, timed

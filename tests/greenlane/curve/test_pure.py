@@ -13,7 +13,7 @@ from greenlane.curve.intervals import LEAST, P99, judge, p99, tolerated
 from greenlane.curve.options import Share
 from greenlane.curve.points import LESS, AtRate, Point, Target, best, knee, smallest
 from greenlane.curve.search import candidate, doubling
-from greenlane.curve.text import as_json, conclusions, toml, toml_duration
+from greenlane.curve.text import as_json, busy_cores, conclusions, toml, toml_duration
 from tests.fakes import FakeDevice
 
 latencies = st.lists(st.floats(1e-5, 1.0), min_size=1, max_size=1200)
@@ -187,3 +187,10 @@ def test_a_machine_that_is_not_quiet_is_said(p99: float, said: bool) -> None:
         any(line.startswith("something else was running on this machine: one request alone on 1 core") for line in found)
         == said
     )
+
+
+@pytest.mark.parametrize(("others", "said"), [(0.0, False), (0.1, False), (0.84, True)])
+def test_what_other_programs_used_of_the_cores_is_said(others: float, said: bool) -> None:
+    """A p99 that they made longer looks like a share that is too small."""
+    assert bool(busy_cores(others)) == said
+    assert not said or "other programs used 84% of the cores meanwhile" in busy_cores(others)[0]
