@@ -138,7 +138,8 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
     if held.leaks(bound):
         return felt(f"{held.said(bound)} beside the aggressor; at most {bound:g} is allowed", others)
     if busy < BUSY:
-        return Ruling("not exercised", f"the aggressor was busy for {busy:.0%} of the time; at least {BUSY:.0%} is needed")
+        why = f"the aggressor was busy for {busy:.0%} of the time; at least {BUSY:.0%} is needed: give it a heavier model"
+        return Ruling("not exercised", why)
     if not (control or shared.leaks(bound)):
         return Ruling("not exercised", f"in one partition with the aggressor {shared.said(bound)}, and should by more")
     if not held.holds(bound):

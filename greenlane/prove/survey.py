@@ -114,6 +114,8 @@ def _drive(caller: Caller, tenant: str, name: str, access: Access) -> Drivable |
     """A model by a small request, or why it cannot be driven."""
     path = f"/v2/models/{quote(name, safe='')}"
     (status, metadata), (_, config) = access.of(tenant, path), access.of(tenant, f"{path}/config")
+    if status == 401:
+        return f'tenant {tenant} has keys: give --keys FILE, TOML with [tenants] and {tenant} = "KEY"'
     if status != 200:
         return f"its metadata is answered with {status}: {metadata.get('error')}"
     model = described(name, metadata, config)

@@ -23,6 +23,7 @@ from greenlane.prove.command import main
 from greenlane.prove.errors import CannotProve
 from greenlane.prove.findings import Findings
 from greenlane.prove.proving import Run, prove
+from greenlane.prove.survey import survey
 from server.demo import build
 from server.tenants.auth import digest
 
@@ -97,6 +98,16 @@ def test_limits_of_the_configuration_are_lifted_as_they_are_not_what_is_proven(c
     ask = Ask(post("/v2/models/identity/infer", {"X-Tenant": "acme"}, body))
     with running(limited) as (access, _, _), closing(Caller(access.port)) as first, closing(Caller(access.port)) as second:
         assert [each.ask(ask).status for _ in range(5) for each in (first, second)] == [200] * 10
+
+
+def test_a_tenant_whose_key_was_not_given_is_not_asked_and_the_file_for_it_is_shown(config: Path) -> None:
+    with running(config) as (access, _, _):
+        keyless, _ = server.running(f"http://127.0.0.1:{access.port}", {}, access.admin_key)
+        found = {each.name: each for each in survey(keyless, 5.0, lambda _: None)}
+
+    assert not found["globex"].drivable
+    (why,) = set(found["globex"].undriven.values())
+    assert why == 'tenant globex has keys: give --keys FILE, TOML with [tenants] and globex = "KEY"'
 
 
 def test_tenants_that_share_a_core_are_found_and_never_called_isolated(config: Path) -> None:

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
+from greenlane.load import others
 from greenlane.load.rules import Word
-from greenlane.prove import others
 from greenlane.prove.confinement import LEAST_TICKS, Located, Seen, Watch, judged, parsed, processes_of
 
 ACME = Located("acme", "core", (2, 3), "isolated", "")
