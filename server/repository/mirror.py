@@ -96,7 +96,7 @@ class Mirror:
         return outcome
 
     def _note(self, failed: Mapping[str, tuple[str, str]], untried: set[str]) -> None:
-        """Remember what has just failed, and forget what has failed before and does not any more."""
+        """Keep a pause for each model that failed now, and drop those of models that were copied again."""
         now = self._clock()
         for name, (kind, text) in failed.items():
             self._failing.setdefault(name, _Failing()).again(kind, text, now)

@@ -212,7 +212,7 @@ class _Copy:
         self._save()
 
     def _fetch(self, files: Any, path: str, target: Path) -> None:
-        """Download a file. Raises Hangs if nothing of it comes for too long."""
+        """Download a file. Raises Hangs if its size does not grow for `limit` seconds."""
 
         def arrived() -> tuple[int, int]:
             found = target.stat() if target.exists() else None
