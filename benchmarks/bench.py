@@ -214,7 +214,7 @@ class Bench:
     def _felt(self, tenant: str, seen: Seen, quiet: tuple[float, float], change: tuple[float, float]) -> Felt:
         pairs = zip(seen.asked, seen.bodies, strict=True)
         differ = sum(wrong([body], "binary", self._first[tenant][which]) for which, body in pairs)
-        found = felt(tenant, seen.samples, quiet, change, differ + seen.wrong, seen.failures)
+        found = felt(tenant, seen.samples, quiet, change, differ + seen.wrong, seen.failures, seen.slowest)
         if found.quiet_count:
             self.quiet_worst[tenant] = max(found.quiet_worst, self.quiet_worst.get(tenant, 0.0))
         return found

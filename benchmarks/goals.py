@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greenlane.load.figures import Samples, percentile
+from greenlane.load.jobs import SlowAnswer
 
+SLOWEST = 12
+"""How many of the slowest answers of a change are kept."""
 MET, MISSED, NOT_EXERCISED = "met", "missed", "not exercised"
 
 
@@ -66,6 +69,8 @@ class Felt:
     wrong: int
     failures: tuple[str, ...] = ()
     """Answers to the first requests that failed, from the quiet phase and the change and what was between."""
+    slowest: tuple[SlowAnswer, ...] = ()
+    """The slowest answers of the change, the slowest first, with `due` in seconds from the change's beginning."""
 
     @property
     def ratio(self) -> float:
@@ -95,13 +100,15 @@ def felt(
     change: tuple[float, float],
     wrong: int,
     failures: Sequence[str] = (),
+    slowest: Sequence[SlowAnswer] = (),
 ) -> Felt:
     """Take the samples of a quiet interval and of a change, seconds from the beginning, apart.
 
     Whatever waited while the change was on counts to the change, also what was due before; what is neither counts nowhere.
     """
     before = [row for row in _rows(samples) if quiet[0] <= row[0] and row[0] + row[1] / 1e6 < quiet[1]]
-    during = [row for row in _rows(samples) if row[0] <= change[1] and row[0] + row[1] / 1e6 >= change[0]]
+    during = [row for row in _rows(samples) if _within(row[0], row[1] / 1e6, change)]
+    slow = [each._replace(due=each.due - change[0]) for each in slowest if _within(each.due, each.latency / 1e3, change)]
     calm, times = sorted(row[1] / 1e3 for row in before), sorted(row[1] / 1e3 for row in during)
     errors = sum(row[2] != 200 for row in (*before, *during))
     return Felt(
@@ -116,6 +123,7 @@ def felt(
         errors,
         wrong,
         tuple(failures),
+        tuple(sorted(slow, reverse=True)[:SLOWEST]),
     )
 
 
@@ -147,6 +155,11 @@ def _row(goal: Goal, about: str, value: float, flaw: str) -> Row:
     if math.isnan(value):
         return Row(goal, about, value, NOT_EXERCISED, "nothing was measured")
     return Row(goal, about, value, MET if goal.holds(value) else MISSED)
+
+
+def _within(due: float, took: float, interval: tuple[float, float]) -> bool:
+    """Whether any of an answer's time is in the interval. Seconds."""
+    return due <= interval[1] and due + took >= interval[0]
 
 
 def _rows(samples: Samples) -> list[tuple[float, float, int]]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from greenlane.load.jobs import SlowAnswer
+
 from .goals import Felt, Goal, Row, judge
 
 
@@ -81,6 +83,9 @@ def table(facts: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Seque
             )
     lines.append("times in ms; here 'worst over' is over the quiet phase just before\n")
     for phase, outcome in outcomes.items():
+        for f in outcome.felt:
+            lines += [f"{phase}: {f.tenant}, slowest: {_described(slow)}" for slow in f.slowest[:4]]
+    for phase, outcome in outcomes.items():
         lines += [f"{phase}: {name}: {_short(value)}" for name, value in outcome.figures.items()]
     lines.append("")
     for row in rows:
@@ -124,6 +129,13 @@ def _finite(value: Any) -> Any:
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, default=str)[:400]
+
+
+def _described(slow: SlowAnswer) -> str:
+    return (
+        f"{slow.latency:.2f} ms, due at {slow.due:.3f} s, sent {slow.sent:.2f} ms later, "
+        f"queued {slow.queued:.2f}, executed {slow.executed:.2f} ms"
+    )
 
 
 def _faults(felt: Felt) -> str:

@@ -1,7 +1,7 @@
 """The jobs of load processes and their results: plain data, as it crosses between processes."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .figures import Samples
 
@@ -73,11 +73,26 @@ class InTurn:
     cores: tuple[int, ...] | None = None
 
 
+class SlowAnswer(NamedTuple):
+    """One of the slowest answers of an open loop.
+
+    `due` is in seconds from the start, all else in milliseconds: `latency` from then, `sent` how long after it the request was
+    sent, `queued` and `executed` what the server states in Server-Timing (0: nothing).
+    """
+
+    latency: float
+    due: float
+    sent: float
+    queued: float
+    executed: float
+
+
 @dataclass(slots=True)
 class Seen:
     """Result of an open loop. `late` is when each request was sent after it was due, in microseconds, by the client's own
     fault: arrivals that had to wait for a connection are counted in `waited` instead. `asked` says for each of `bodies` which
-    request it answers: 0 is `ask`, 1 the first of `others`. `failures` says of the first that failed when and how."""
+    request it answers: 0 is `ask`, 1 the first of `others`. `failures` says of the first that failed when and how. `slowest`
+    are a few dozen of the answers, in no order."""
 
     samples: Samples = field(default_factory=Samples)
     late: list[float] = field(default_factory=list)
@@ -87,6 +102,7 @@ class Seen:
     bodies: list[bytes] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    slowest: list[SlowAnswer] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -4,16 +4,21 @@ Sockets and `select` in one thread, as its timeouts are the only ones finer than
 that can be done afterwards.
 """
 
+import re
 import select
 from collections import deque
 from collections.abc import Callable
+from heapq import heappush, heappushpop
 from time import perf_counter
 
-from .jobs import OpenLoop, Seen
+from .jobs import OpenLoop, Seen, SlowAnswer
 from .wire import Answer, Broken, Connection
 
 MOST_FAILURES = 5
 """How many failures are described; all are counted."""
+SLOWEST = 40
+"""How many of the slowest answers are described."""
+_TIMING = re.compile(rb"\r\nserver-timing: queue;dur=([0-9.]+), execute;dur=([0-9.]+)")
 
 
 class Generator:
@@ -24,7 +29,7 @@ class Generator:
         self._asks = (job.ask, *job.others)
         self.seen = Seen()
         self._free: list[Connection] = []
-        self._busy: dict[int, tuple[Connection, int]] = {}
+        self._busy: dict[int, tuple[Connection, int, float]] = {}
         self._waiting: deque[int] = deque()
         self._start = 0.0
         self._stopped = False
@@ -81,18 +86,18 @@ class Generator:
             self._waiting.append(index)
             return
         self.seen.late.append((now - self._start - self._job.arrivals[index]) * 1e6)
-        self._send(self._free.pop(), index)
+        self._send(self._free.pop(), index, now)
 
-    def _send(self, connection: Connection, index: int) -> None:
+    def _send(self, connection: Connection, index: int, now: float) -> None:
         number = connection.socket.fileno()
-        self._busy[number] = (connection, index)
+        self._busy[number] = (connection, index, now)
         try:
             connection.send(self._asks[index % len(self._asks)].data, keep=index % self._job.keep == 0)
         except Broken as broken:
             self._break(number, broken)
 
     def _wait(self, seconds: float) -> None:
-        unsent = [number for number, (connection, _) in self._busy.items() if connection.unsent]
+        unsent = [number for number, (connection, *_) in self._busy.items() if connection.unsent]
         readable, writable, _ = select.select(list(self._busy), unsent, (), seconds)
         for number in writable:
             self._attempt(number, self._busy[number][0].flush)
@@ -108,8 +113,9 @@ class Generator:
             return None
 
     def _end(self, number: int, answer: Answer, now: float) -> None:
-        connection, index = self._busy.pop(number)
+        connection, index, sent = self._busy.pop(number)
         self._note(index, now, answer.status, "" if answer.body is None else repr(answer.body[:200]))
+        self._describe(index, now, sent, answer)
         which = index % len(self._asks)
         if answer.status == 200 and self._asks[which].size not in (None, answer.size):
             self.seen.wrong += 1
@@ -123,7 +129,7 @@ class Generator:
             self._again(connection)
 
     def _break(self, number: int, why: Broken) -> None:
-        connection, index = self._busy.pop(number)
+        connection, index, _ = self._busy.pop(number)
         connection.close()
         self._note(index, perf_counter(), 0, str(why))
         self._again(None if self._job.fresh else self._connect())
@@ -131,7 +137,7 @@ class Generator:
     def _again(self, connection: Connection | None) -> None:
         """This connection is free for the next request; None: a place for a new one is."""
         if self._waiting:
-            self._send(connection or self._connect(), self._waiting.popleft())
+            self._send(connection or self._connect(), self._waiting.popleft(), perf_counter())
         elif connection:
             self._free.append(connection)
 
@@ -141,12 +147,26 @@ class Generator:
             self.seen.failures.append(f"{now - self._start:.3f} s: {status}, {said}")
         self.seen.samples.add(due, (now - self._start - due) * 1e6, status)
 
+    def _describe(self, index: int, now: float, sent: float, answer: Answer) -> None:
+        """Keep when and where this answer's time went, if it is one of the slowest."""
+        due, slowest = self._job.arrivals[index], self.seen.slowest
+        latency = (now - self._start - due) * 1e3
+        if len(slowest) == SLOWEST and latency <= slowest[0].latency:
+            return
+        found = _TIMING.search(answer.head)
+        queued, executed = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+        described = SlowAnswer(latency, due, (sent - self._start - due) * 1e3, queued, executed)
+        if len(slowest) < SLOWEST:
+            heappush(slowest, described)
+        else:
+            heappushpop(slowest, described)
+
     def _give_up(self) -> None:
         """Requests without an answer count as waiting until now."""
         now = perf_counter()
-        for index in [*(index for _, index in self._busy.values()), *self._waiting]:
+        for index in [*(index for _, index, _ in self._busy.values()), *self._waiting]:
             self._note(index, now, 0, "no answer until the end")
-        for connection in [*self._free, *(connection for connection, _ in self._busy.values())]:
+        for connection in [*self._free, *(connection for connection, *_ in self._busy.values())]:
             connection.close()
 
 

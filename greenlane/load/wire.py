@@ -25,13 +25,14 @@ class Broken(Exception):
 class Answer:
     """A whole answer; `last` is whether the server closes the connection after it.
 
-    `body` is None unless it was asked for or the status is not 200.
+    `body` is None unless it was asked for or the status is not 200. `head` ends with the last header's line.
     """
 
     status: int
     size: int
     body: bytes | None
     last: bool
+    head: bytes = b""
 
 
 class Connection:
@@ -106,14 +107,14 @@ class Connection:
             end = self._head.find(b"\r\n\r\n")
             if end < 0:
                 return None
-            data = self._head[end + 4 :]
-            self._begin(self._head[: end + 2])
+            data, self._head = self._head[end + 4 :], self._head[: end + 2]
+            self._begin(self._head)
         self._left -= len(data)
         if self._keep is not None:
             self._keep.append(data)
         if self._left > 0:
             return None
-        return Answer(self.status, self._size, None if self._keep is None else b"".join(self._keep), self._last)
+        return Answer(self.status, self._size, None if self._keep is None else b"".join(self._keep), self._last, self._head)
 
     def _begin(self, head: bytes) -> None:
         length = _LENGTH.search(head)

@@ -16,6 +16,7 @@ from benchmarks.goals import GOALS, MET, MISSED, NOT_EXERCISED, Felt, Goal, felt
 from benchmarks.outcomes import Outcome, as_json, table
 from benchmarks.stalling import STALL
 from greenlane.load.figures import Samples
+from greenlane.load.jobs import SlowAnswer
 
 OVER = Goal("p", "over", "slowest over quiet worst", 5)
 READY = Goal("p", "ready", "part that got ready", 1, "", least=True)
@@ -80,6 +81,17 @@ def test_an_answer_that_waited_during_the_change_counts_to_it() -> None:
 
     assert (found.count, found.worst) == (2, 300)
     assert (found.quiet_count, found.quiet_worst) == (1, 2)
+
+
+def test_the_slowest_answers_of_a_change_are_kept_the_slowest_first() -> None:
+    slow = [SlowAnswer(latency, due, 0.1, 0.2, 0.3) for latency, due in ((2.0, 1.0), (300.0, 4.9), (3.0, 5.5), (9.0, 9.0))]
+
+    found = felt("tiny", samples(), quiet=(0.5, 5.0), change=(5.0, 6.0), wrong=0, slowest=slow)
+
+    assert [each.latency for each in found.slowest] == [300.0, 3.0]
+    assert found.slowest[1].due == 0.5
+    text = table({}, {"reload": Outcome(felt=[found])}, [])
+    assert "reload: tiny, slowest: 3.00 ms, due at 0.500 s, sent 0.10 ms later, queued 0.20, executed 0.30 ms" in text
 
 
 def test_a_request_without_an_answer_is_an_error_with_the_time_it_was_waited_for() -> None:

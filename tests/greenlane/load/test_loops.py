@@ -8,6 +8,7 @@ from time import perf_counter
 
 import pytest
 
+from greenlane.load import openloop
 from greenlane.load.closedloop import closed_loop
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.openloop import Generator
@@ -139,6 +140,19 @@ def test_an_answer_counts_from_when_its_request_was_due(serve: Callable[[Answer]
     assert first >= 0.5e6
     assert max(found.late) >= 0.5e6
     assert found.bodies == [b"hello"] * 2
+
+
+def test_the_slowest_answers_say_where_their_time_went(serve: Callable[[Answer], Server]) -> None:
+    timed = OK.replace(b"200 OK\r\n", b"200 OK\r\nserver-timing: queue;dur=0.250, execute;dur=1.500\r\n")
+    server = serve(lambda number: timed if number == 3 else OK)
+    arrivals = [index / 1000 for index in range(openloop.SLOWEST + 10)]
+
+    found = seen(open_loop(server, arrivals), start=perf_counter() - 0.5)
+
+    slowest = sorted(each / 1e3 for each in found.samples.latency)[10:]
+    assert sorted(each.latency for each in found.slowest) == pytest.approx(slowest)
+    assert [(each.due, each.queued, each.executed) for each in found.slowest if each.executed] == [(0.001, 0.25, 1.5)]
+    assert all(0 <= each.sent <= each.latency for each in found.slowest)
 
 
 def test_requests_are_sent_whatever_came_of_those_before(serve: Callable[[Answer], Server]) -> None:
