@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,18 @@ def serving(case: str, folder: Path, text: str) -> Iterator[int]:
         yield process.port
 
 
+def started(stack: ExitStack, folder: Path, texts: Mapping[str, str]) -> dict[str, int]:
+    """The ports of a server for each case: the first builds and compiles, the others find that done and start together."""
+
+    def start(case: str) -> int:
+        return stack.enter_context(serving(case, folder, texts[case]))
+
+    first, *others = texts
+    ports = {first: start(first)}
+    with ThreadPoolExecutor() as threads:
+        return ports | dict(zip(others, threads.map(start, others), strict=True))
+
+
 @dataclass(frozen=True)
 class Asking:
     """Asks the servers of a setting for one pair."""
@@ -201,10 +214,8 @@ def main() -> None:
         setting = on_cores(chosen.cores, root) if chosen.device == "cpu" else on_gpu(chosen.granules, root)
         all_cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
         cases = [case for case in all_cases if case not in chosen.without]
-        ports = {}
-        for case in cases:
-            text = setting.config(case, root, chosen.lend or setting.lend)
-            ports[case] = stack.enter_context(serving(case, folder, text))
+        texts = {case: setting.config(case, root, chosen.lend or setting.lend) for case in cases}
+        ports = started(stack, folder, texts)
         time.sleep(2)  # Wide partitions are made once all models are loaded.
         for number, pair in enumerate(setting.pairs):
             if chosen.pairs is None or number in chosen.pairs:
