@@ -16,6 +16,7 @@ from partitions import Device
 from server import __main__ as program
 from server.app import open_configured
 from server.config.schema import DeviceConfig
+from server.host.leaving import leave
 
 from . import virtualcores
 
@@ -71,4 +72,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    leave(serve())

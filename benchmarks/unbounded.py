@@ -13,6 +13,7 @@ from typing import Any
 from greenlane.prove import child, server
 from greenlane.prove.command import main as prove
 from server import __main__ as command
+from server.host.leaving import leave
 from server.workers import borrowing
 from server.workers.stretching import IN_FLIGHT, WIDE
 
@@ -39,4 +40,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["prove"]:
         server.CHILD = ("benchmarks.unbounded", "child")
         sys.exit(prove(sys.argv[2:], "benchmarks.unbounded prove"))
-    sys.exit(child.main() if sys.argv[1:] == ["child"] else command.main())
+    if sys.argv[1:] == ["child"]:
+        child.main()
+    leave(command.main())

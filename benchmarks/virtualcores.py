@@ -11,6 +11,7 @@ from unittest.mock import patch
 from partitions import Device
 from server import __main__ as program
 from server.config.schema import DeviceConfig
+from server.host.leaving import leave
 from tests.end_to_end.harness import cores
 from tests.end_to_end.virtual import VirtualDevice, VirtualPartition
 
@@ -49,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -39,7 +39,7 @@ COMMANDS = ("serve", "init", "check", "curve", "prove", "top", "build", "inspect
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default this process's, and return the exit status.
+    """Run a command line and return the exit status. Without `arguments` it is this process's, which then ends with the status.
 
     1 where another package hides one of Greenlane's, 2 for a command that does not exist; the rest is each command's.
     """
@@ -56,10 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if first and not first.startswith("-") and first not in COMMANDS:
         print(f"greenlane: {_unknown(first)}", file=sys.stderr)
         return 2
-    return _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
-
-
-def _run(command: str, words: list[str]) -> int:
     from . import own
 
     try:
@@ -68,6 +64,15 @@ def _run(command: str, words: list[str]) -> int:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
     own.protect_children()
+    status = _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
+    if arguments is None:
+        from server.host.leaving import leave
+
+        leave(status)
+    return status
+
+
+def _run(command: str, words: list[str]) -> int:
     program = f"greenlane {command}"
     if command == "build":
         from engines import build

@@ -33,6 +33,7 @@ from .config.schema import Config
 from .config.section import ConfigError
 from .control.reload import ReadConfig, without_file
 from .host import logs
+from .host.leaving import leave
 from .http.connection import HttpConnection
 from .processes.http_side.uvicorn_server import Server
 from .processes.serve import serve
@@ -143,4 +144,4 @@ def _uvicorn(application: Application, keep_alive: float) -> uvicorn.Config:
 
 
 if __name__ == "__main__":
-    sys.exit(run(options))
+    leave(run(options))

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from secrets import token_urlsafe
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from greenlane.own import protect_children
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve the configuration, with keys and a port of its own; drain and end when the process that started this one ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     protect_children()
@@ -22,6 +22,7 @@ def main() -> int:
     from server.command_line import Options
     from server.config.changes import LIMITS_OF_TENANT
     from server.config.schema import Config
+    from server.host.leaving import leave
     from server.tenants.auth import digest
 
     given = json.load(sys.stdin)
@@ -51,8 +52,8 @@ def main() -> int:
         file.write_text(json.dumps({"keys": keys, "tenants": [*config.tenants], "lend": lend, "burst": burst}))
         return config.model_copy(update={"server": server, "tenants": MappingProxyType(tenants)})
 
-    return run(Options(config=given["config"], host="127.0.0.1", port=given["port"], log_level="warning"), adjust)
+    leave(run(Options(config=given["config"], host="127.0.0.1", port=given["port"], log_level="warning"), adjust))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

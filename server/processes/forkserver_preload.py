@@ -3,7 +3,9 @@
 Importing this changes signal handling and garbage collection of the importing process: only the forkserver may.
 """
 
+import atexit
 import gc
+import os
 import signal
 
 from ..api import docs
@@ -19,3 +21,5 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 # The collectors of forked processes must not touch what exists by now: each page they write to would be copied.
 gc.collect()
 gc.freeze()
+# It has nothing to save at its end, and frees nothing of the libraries that it loaded; see `server.host.leaving`.
+atexit.register(os._exit, 0)

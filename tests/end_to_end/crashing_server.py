@@ -10,6 +10,7 @@ from server.app import open_configured
 from server.config.schema import DeviceConfig
 from server.device.loaded_model import PreparedModel
 from server.device.model_loader import ModelLoader
+from server.host.leaving import leave
 
 _prepare = ModelLoader.prepare
 
@@ -38,4 +39,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    leave(serve())

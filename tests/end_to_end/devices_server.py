@@ -1,11 +1,11 @@
 """`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given."""
 
-import sys
 from collections.abc import Sequence
 
 from partitions import Device
 from server import __main__ as command
 from server.config.schema import DeviceConfig
+from server.host.leaving import leave
 
 from .virtual import VirtualDevice, VirtualPartition
 
@@ -39,4 +39,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    leave(serve())

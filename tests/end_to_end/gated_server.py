@@ -10,6 +10,7 @@ from server import __main__ as command
 from server.app import open_configured
 from server.config.schema import DeviceConfig
 from server.device.model_loader import ModelLoader
+from server.host.leaving import leave
 
 _names = ModelLoader.names
 
@@ -40,4 +41,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    leave(serve())

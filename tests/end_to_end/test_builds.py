@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from engines.tensorrt.api import find_tensorrt
 from server import __main__ as command
 from server.app import open_configured
+from server.host.leaving import leave
 from tests.simulation import Gpu, installed
 from tests.simulation.building import building
 from tests.simulation.tensorrt import library
@@ -39,7 +40,7 @@ def opener(config):
 
 if __name__ == "__main__":
     command.open_configured = opener
-    sys.exit(command.main(["--config", sys.argv[1]]))
+    leave(command.main(["--config", sys.argv[1]]))
 """
 """The device process has the simulation."""
 TENANTS = """

@@ -55,6 +55,7 @@ SERVER = """
 import asyncio, ctypes, os, sys, threading, time
 from server import __main__ as command
 from server.control.controller import Controller
+from server.host.leaving import leave
 
 loops, start = [], Controller.start
 
@@ -69,7 +70,7 @@ def hang_on_request():
 if __name__ == "__main__":
     Controller.start = remembered
     threading.Thread(target=hang_on_request, daemon=True).start()
-    sys.exit(command.main(["--config", sys.argv[1]]))
+    leave(command.main(["--config", sys.argv[1]]))
 """
 
 

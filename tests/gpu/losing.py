@@ -1,7 +1,6 @@
 """`python -m server`, except that a byte in the FIFO $LOSE has the GPU run a kernel that traps: the device is lost then."""
 
 import os
-import sys
 from pathlib import Path
 from threading import Thread
 
@@ -9,6 +8,7 @@ from partitions import Device
 from server import __main__ as command
 from server.app import open_configured
 from server.config.schema import DeviceConfig
+from server.host.leaving import leave
 
 SOURCE = r"""
 extern "C" __global__ void trap(long long cycles) {
@@ -54,4 +54,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    leave(serve())

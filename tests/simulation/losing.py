@@ -1,6 +1,5 @@
 """`python -m tests.gpu.losing` on a simulated GPU with a simulated TensorRT."""
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from unittest.mock import patch
@@ -8,6 +7,7 @@ from unittest.mock import patch
 from partitions import Device
 from server import __main__ as command
 from server.config.schema import DeviceConfig
+from server.host.leaving import leave
 from tests.gpu import losing as real
 
 from . import Gpu, installed, kernels
@@ -43,4 +43,4 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    leave(serve())

@@ -1,7 +1,6 @@
 """`greenlane.ray.child` with four granules on the cores that it is given, so that two tenants have something to exchange."""
 
 import os
-import sys
 
 from greenlane.ray import child
 from partitions import Device
@@ -15,14 +14,14 @@ def opener(_: DeviceConfig) -> Device:
     return SmallDevice(sorted(os.sched_getaffinity(0)))
 
 
-def main() -> int:
+def main() -> None:
     """As `child.main`."""
     from tests.greenlane.ray import virtual_child
 
     command.on_host_cores = lambda _: False
     command.open_configured = virtual_child.opener  # By a name that the device process can import.
-    return child.main()
+    child.main()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
