@@ -26,9 +26,6 @@ from .instance import BackgroundContexts, Instance, open_copies, open_instance
 from .kernel_cache import CacheKey, CacheStatistics
 from .plan import LoadedPlan
 
-STEP_GRAPH_MODE = GraphMode(capture=True, native=False)
-"""The contexts of each step are made to be captured."""
-
 
 class ChainedPlan(LoadedPlan):
     """Several plans as one, for a chain's executors. The engines that own the plans have to stay open."""
@@ -206,7 +203,7 @@ class ChainedInstance(Instance):
     ) -> None:
         copies = open_copies(loaded, stream, made)
         context = ChainedContext(loaded, [each.contexts for each in instances], [each.addresses for each in instances])
-        super().__init__(loaded, graph_mode, {0: context}, (), copies, None, stream, (), made.pop_all().close)
+        super().__init__(loaded, graph_mode, {0: context}, (), copies, None, stream, (), made.pop_all())
         self.addresses = [address for address, _ in tensors]
         self.sizes = [size for _, size in tensors]
         self.background = ChainedBackgroundContexts(loaded, instances)
@@ -244,9 +241,9 @@ def open_chain(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[int
         graph_mode = fall_back(EngineTraits(), why)
         loaded.warn_once(graph_mode.note)
     with ExitStack() as made:
-        instances = []
+        instances, step_mode = [], GraphMode(graph_mode.capture, native=False)
         for part, name in zip(loaded.plans, loaded.names, strict=True):
-            instances.append(open_instance(part, STEP_GRAPH_MODE, part.usable, stream))
+            instances.append(open_instance(part, step_mode, part.usable, stream))
             made.callback(instances[-1].close)
             if data_dependent := instances[-1].data_dependent:
                 raise ModelRefused(f"{loaded.path}: the size of output {data_dependent[0]!r} of {name} depends on data")

@@ -11,7 +11,7 @@ compilation takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, 
 """
 
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 from cuda.core import Buffer, Stream
@@ -31,10 +31,15 @@ class Context:
 
     Nothing that `execute` submitted outside of a capture may still be in flight when the context is changed; `wait_until_idle`
     waits for that. Graphs that were captured from it may be in flight: they do not use what the host changes.
+
+    `kernels_lock` is that of the kernel cache that it uses, which other contexts may use too.
     """
 
-    def __init__(self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None) -> None:
+    def __init__(
+        self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None, kernels_lock: RLock
+    ) -> None:
         self.lock = Lock()
+        self._kernels_lock = kernels_lock
         self.profile = profile
         self.shapes: tuple[Shape, ...] | None = None
         """The input shapes that are set; None while the set is incomplete."""
@@ -126,7 +131,7 @@ class Context:
         self._busy_stream = ordered_stream or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
-        with EXECUTION_LOCK, LIBRARY_LOCK.shared():
+        with EXECUTION_LOCK, self._kernels_lock, LIBRARY_LOCK.shared():
             refused = self._submit(stream)
         if not refused and self.shapes:
             self.compiled.add(self.shapes)
@@ -134,8 +139,9 @@ class Context:
 
     def close(self) -> None:
         """Free it, which holds the GIL for milliseconds; nothing may be in flight. Calling it again does nothing."""
-        self._trt_context = None
-        self._config = None
+        with self._kernels_lock:
+            self._trt_context = None
+            self._config = None
         memory, self._memory = self._memory, None
         if memory:
             memory.close()
@@ -143,7 +149,7 @@ class Context:
     def _submit(self, stream: Stream) -> str:
         if self._data_dependent:
             self._data_dependent.begin()
-        with collect_messages() as messages:
+        with self._kernels_lock, collect_messages() as messages:
             refused = "" if self._trt_context.execute_async_v3(int(stream.handle)) else first_error(messages)
         return self._data_dependent.explain(refused) if refused and self._data_dependent else refused
 
@@ -180,6 +186,10 @@ class Contexts:
 
         Waits for `stream`. Blocks, perhaps for seconds. Raises ModelRefused, ExecutionFailed, CUDAError.
         """
+        with self._kernels.lock:
+            return self._open(native, profile, stream)
+
+    def _open(self, native: bool, profile: int, stream: Stream) -> Context:
         config = self._configured(native)
         with collect_messages() as messages, LIBRARY_LOCK.shared():
             trt_context = self._loaded.plan.create_execution_context(*self._how(config))
@@ -191,7 +201,7 @@ class Contexts:
             trt_context.set_device_memory(int(memory.handle), memory.size)
         self._set_profile(trt_context, profile, stream)
         stream.sync()
-        return Context(self._loaded, trt_context, config, profile, memory)
+        return Context(self._loaded, trt_context, config, profile, memory, self._kernels.lock)
 
     def _set_profile(self, trt_context: Any, profile: int, stream: Stream) -> None:
         """Exclusive, as the call holds the GIL while it waits for the library's mutex: its holder may need the GIL to go on."""

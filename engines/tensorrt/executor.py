@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
 
-import numpy as np
 from cuda.core import Stream
 
 from partitions import Partition, PartitionError
@@ -32,7 +31,7 @@ from .address_cache import AddressCache, ResolvedAddresses
 from .clock import closer
 from .copies import RING_LENGTH, Span
 from .graph_mode import Override, captures_under_override
-from .instance import Instance, Opener
+from .instance import Instance, Opener, zeroed_buffers
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
 from .recipes import Recipes
@@ -192,18 +191,27 @@ class TensorRTExecutor:
             self._shapes.warming = False
 
     def warm_up(self, sets: Iterable[Sequence[Shape]]) -> None:
-        """Make these sets of input shapes ready by running each once on zeros. Blocks. Raises ExecutionFailed."""
-        self._staging.silent = True
+        """Make these sets of input shapes ready by running each once on zeros. Blocks. Raises ExecutionFailed.
+
+        The zeros and the outputs are in memory of the GPU for that time: to pin host memory would hold up all tenants.
+        """
+        specs, sizes = self.engine.signature.inputs, self.instance.sizes
         works, began = 0, time.monotonic_ns()
-        for shapes in sets:
-            specs = self.engine.signature.inputs
-            blanks = [np.zeros(spec.nbytes(shape), np.uint8) for spec, shape in zip(specs, shapes, strict=True)]
-            self.enqueue([Tensor(shape, a.ctypes.data, a.nbytes, a) for shape, a in zip(shapes, blanks, strict=True)]).wait()
-            works += 1
+        with failing(f"warming up {self!r}"), ExitStack() as scratch:
+            outputs = sum(map(align, sizes[len(specs) :]))
+            blanks = zeroed_buffers(self._loaded.device, [*sizes[: len(specs)], outputs], self._stream)
+            for buffer in blanks:
+                scratch.callback(buffer.close)
+            addresses = [int(buffer.handle) for buffer in blanks]
+            room = Room(addresses[-1], blanks[-1].size)
+            for shapes in sets:
+                given = zip(specs, shapes, addresses, strict=False)
+                self.enqueue([Tensor(shape, address, spec.nbytes(shape)) for spec, shape, address in given], room).wait()
+                works += 1
         if self._clock and works:
             self.instance.clock_agrees = self._clock.agrees(self._stream, works, time.monotonic_ns() - began)
             self._clock.start(self._stream)
-        self._staging.silent = self._shapes.warming = False
+        self._shapes.warming = False
 
     @property
     def device_time(self) -> DeviceTime | None:

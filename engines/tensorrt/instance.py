@@ -46,7 +46,7 @@ class Instance:
         kernels: RuntimeCache | None,
         stream: Stream,
         data_dependent: Sequence[str],
-        close: Callable[[], None],
+        close: ExitStack,
     ) -> None:
         self.graph_mode = graph_mode
         self.contexts = dict(contexts)
@@ -58,7 +58,7 @@ class Instance:
         self._loaded = loaded
         self._buffers = buffers
         self._kernels = kernels
-        self._release = close
+        self._owned = close
         self.sharers = Sharers()
         """Its executors."""
         self._users = 0
@@ -125,8 +125,14 @@ class Instance:
             return self.graph_mode
 
     def open_native_contexts(self, stream: Stream) -> None:
-        """In native mode: open new contexts and free the old ones, except where opening fails. Nothing may be in flight."""
+        """In native mode: open new contexts and free the old ones, except where opening fails. Nothing may be in flight.
+
+        They have kernels of their own, as each of their inferences calls the library: see `shared_kernels`.
+        """
         self.compiled.clear()
+        if self._kernels:
+            self._kernels.save()  # The next cache finds there what this one has compiled.
+            self._kernels = self._owned.enter_context(self._loaded.open_kernel_cache())
         for profile, old in self.contexts.items():
             if fresh := self._open_native_context(profile, stream):
                 fresh.set_addresses(self.addresses)
@@ -145,7 +151,7 @@ class Instance:
         """Free everything; no executor may use it. Holds the GIL for up to some 100 ms. Raises ExecutionFailed."""
         with failing(f"closing {self!r}"), ExitStack() as closing:
             context = closing.enter_context(ExitStack())
-            closing.callback(self._release)
+            closing.callback(self._owned.close)
             for each in self.contexts.values():
                 closing.callback(each.close)
             closing.callback(self.background.close)
@@ -245,9 +251,8 @@ def open_instance(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[
     Call it on a thread to which the device is current. Raises ModelRefused, ExecutionFailed, PartitionError, CUDAError.
     """
     with ExitStack() as made:
-        kernels = made.enter_context(loaded.open_kernel_cache())
-        maker = contexts_of(loaded, kernels)
-        contexts = _contexts(maker, graph_mode.native, profiles, stream, made)
+        kernels = _kernels(loaded, graph_mode, made)
+        contexts = _contexts(contexts_of(loaded, kernels), graph_mode.native, profiles, stream, made)
         names = _data_dependent_outputs(loaded, contexts)
         if names:
             try:
@@ -255,14 +260,27 @@ def open_instance(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[
             except ModelRefused as error:
                 raise ModelRefused(f"{loaded.path}: {error}") from error
             loaded.warn_once(graph_mode.note)
-            contexts = _contexts(maker, False, profiles, stream, made) if before.native else contexts
+            if before.native or before.capture:
+                for context in contexts.values():
+                    context.close()
+                kernels = _kernels(loaded, graph_mode, made)
+                contexts = _contexts(contexts_of(loaded, kernels), False, profiles, stream, made)
         buffers = _buffers(loaded, contexts, stream, made)
         for context in contexts.values():
             context.set_addresses([int(buffer.handle) for buffer in buffers])
             if names:
                 context.allocate_through(DataDependentOutputs(_memory(loaded, names, buffers)), names)
         copies = open_copies(loaded, stream, made)
-        return Instance(loaded, graph_mode, contexts, buffers, copies, kernels, stream, names, made.pop_all().close)
+        return Instance(loaded, graph_mode, contexts, buffers, copies, kernels, stream, names, made.pop_all())
+
+
+def _kernels(loaded: LoadedPlan, mode: GraphMode, made: ExitStack) -> RuntimeCache:
+    """The kernels that the engine's instances share, or others for one without captured graphs: see `shared_kernels`."""
+    if not mode.capture:
+        return made.enter_context(loaded.open_kernel_cache())
+    kernels = loaded.kernels.take()
+    made.callback(loaded.kernels.give_back)
+    return kernels
 
 
 def _contexts(maker: Contexts, native: bool, profiles: Sequence[int], stream: Stream, made: ExitStack) -> dict[int, Context]:

@@ -9,8 +9,8 @@ The library's cache is one opaque blob. Many engines, processes and tenants shar
 3. An empty blob never replaces anything.
 4. No error of the cache fails an inference: it is logged as a warning, and kernels are compiled again.
 
-Reading takes no lock, since a rename shows either the old file or the new one. The file is also how executors of one engine
-share kernels: each has a cache of its own, for the reason given at `RuntimeCache`.
+Reading takes no lock, since a rename shows either the old file or the new one. The file is also how caches of one engine share
+kernels: see `shared_kernels` for which instances have a cache of their own.
 """
 
 import io
@@ -84,8 +84,7 @@ class RuntimeCache:
     """A cache of the library and its store; several engines may share it. Methods may be called from any thread.
 
     The library's object must not be used by two threads at once, though: if two first inferences compile into one cache,
-    TensorRT-RTX 1.6.1 crashes the process. So code that runs on several threads has a RuntimeCache for each, with the same
-    file.
+    TensorRT-RTX 1.6.1 crashes the process. So whoever calls the library for a context that uses the cache holds `lock`.
 
     It is saved once: when it is closed, or else when it is collected or the interpreter exits. `warn` is called with errors;
     by default it logs them.
@@ -103,6 +102,11 @@ class RuntimeCache:
 
     def __repr__(self) -> str:
         return f"<RuntimeCache {self._state!r}>"
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Hold it to make, run or free what uses the cache. Taken after `api.EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
+        return self._state.lock
 
     def close_explicitly(self) -> None:
         """Do not save when the interpreter exits: the caller closes this after everything that was made with it."""
@@ -233,7 +237,10 @@ class _CacheState:
         self._found = len(found)
         self._saved = 0
         self._refused = False
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held for every use of the library's object."""
+        self._saving = threading.Lock()
+        """Held while saving, before `lock`: the file's lock may take seconds."""
         self._cache: LibraryCache | None = None
         self._make: Callable[[], LibraryCache] | None = None
         self._owner: object = None
@@ -247,7 +254,7 @@ class _CacheState:
         return CacheStatistics(self._found, self._saved, self._refused)
 
     def materialize(self, make: Callable[[], LibraryCache], owner: object) -> LibraryCache:
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise RuntimeError("this kernel cache is closed")
             if self._cache is None:
@@ -261,23 +268,25 @@ class _CacheState:
             return self._cache
 
     def save(self) -> None:
-        with self._lock:
+        with self._saving:
             self._save()
 
     def close(self) -> None:
-        with self._lock:
+        with self._saving:
             self._save()
-            self._closed = True
-            self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
-            self._cache = None
-            self._owner = None
+            with self.lock:
+                self._closed = True
+                self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
+                self._cache = None
+                self._owner = None
 
     def _save(self) -> None:
         cache, make = self._cache, self._make
         if cache is None or make is None:
             return
         try:
-            blob = _bytes(cache)
+            with self.lock:
+                blob = _bytes(cache)
             if blob and blob != self._known:
                 self._store.write(blob, self._known, lambda theirs, ours: combine(make, theirs, ours))
                 self._known, self._saved = blob, len(blob)

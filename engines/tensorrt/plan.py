@@ -20,6 +20,7 @@ from .building.kernels import KernelsRequest
 from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
 from .log_once import LogOnce
+from .shared_kernels import SharedKernels
 
 
 class LoadedPlan:
@@ -54,6 +55,8 @@ class LoadedPlan:
         """Bytes of weights on the GPU, until it is closed."""
         self.context_bytes = int(getattr(plan, "device_memory_size_v2", 0))
         """Bytes of the GPU's memory that each context takes."""
+        self.kernels = SharedKernels(self.open_kernel_cache)
+        """For instances with captured graphs."""
         self._key = key
         self._builds = builds
         self._log_once = LogOnce()
@@ -115,9 +118,9 @@ class LoadedPlan:
             raise ExecutionFailed(f"running {self.path.name}: {refused}")
 
     def open_kernel_cache(self) -> RuntimeCache:
-        """A kernel cache for one executor, which closes it. It holds what other executors and processes have saved.
+        """A kernel cache, which the caller closes. It holds what other caches and processes have saved in the same file.
 
-        Each executor has a cache object, since several threads use them; all are kept in the same file. Blocks to read it.
+        Blocks to read it.
         """
         cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
         cache.close_explicitly()
@@ -165,6 +168,7 @@ class LoadedPlan:
             )
 
     def close(self) -> None:
-        """Free the weights; all instances must be closed. The thread's current CUDA context does not change."""
+        """Free the kernels and the weights; all instances must be closed. The thread's current CUDA context does not change."""
         with restored():
+            self.kernels.retire()
             self.plan = None

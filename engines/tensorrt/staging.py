@@ -32,8 +32,6 @@ class Staging:
     """
 
     def __init__(self, notify: Callable[[], None], device: int, sizes: Sequence[int], inputs: int) -> None:
-        self.silent = False
-        """Do not call `notify`, as while zeros are run to warm up."""
         self._notify = notify
         self._device = device
         self._inputs = inputs
@@ -81,7 +79,7 @@ class Staging:
             self._buffers.popitem()[1].close()
 
     def _address(self, slot: int, quiet: bool = False) -> int:
-        if not self.silent and not quiet:
+        if not quiet:
             self._notify()
         if slot not in self._buffers:
             self._buffers[slot] = LegacyPinnedMemoryResource().allocate(self._size)

@@ -401,4 +401,4 @@ def test_several_executors_of_one_engine_are_in_flight_together(bench: Bench) ->
 def test_the_parts_of_an_executor_have_reprs(bench: Bench, executor: Any) -> None:
     assert repr(executor.instance.contexts[0]) == "<Context of affine1.plan, profile 0, shapes ((2, 3),)>"
     assert repr(executor.instance) == "<Instance of affine1.plan, 2 contexts, used by 1>"
-    assert repr(executor._staging) == "<Staging of 256 bytes in 2 slots>"
+    assert repr(executor._staging) == "<Staging of 256 bytes in 0 slots>"

@@ -217,7 +217,10 @@ def test_a_shape_that_cannot_be_captured_fails_where_graphs_are_required(bench: 
 
 
 def test_another_context_takes_over_when_a_capture_fails(bench: Bench) -> None:
-    """F45, F60, F65: every setting is applied again, the kernel cache is the same, and no graph of the old context is left."""
+    """F45, F60, F65: every setting is applied again, no kernel is compiled again, and no graph of the old context is left.
+
+    Its kernel cache is not the one of the engine's other executors, as it calls the library in each inference.
+    """
     executor = bench.bind(allocation_strategy="on_profile_change")
     (before,) = [each.get_runtime_config().get_runtime_cache() for each in bench.gpu.executions]
     begun = len(bench.gpu.log)
@@ -228,7 +231,8 @@ def test_another_context_takes_over_when_a_capture_fails(bench: Bench) -> None:
     assert strategy(bench) is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
     (context,) = bench.gpu.executions
     assert context.get_runtime_config().get_execution_context_allocation_strategy().name == "ON_PROFILE_CHANGE"
-    assert context.get_runtime_config().get_runtime_cache() is before
+    assert context.get_runtime_config().get_runtime_cache() is not before
+    assert len(bench.gpu.compiled) == len(set(bench.gpu.compiled))
     assert bench.gpu.graphs == []
     assert_many_right(bench, executor)
     executor.close()
