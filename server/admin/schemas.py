@@ -61,6 +61,9 @@ class WidePartition(Schema):
         "what it takes is not known yet (`not_measured`), it takes longer than the lenders' `lend` (`too_long`), or no less "
         "than at home (`no_faster`)."
     )
+    cuts: dict[str, int] = Field(
+        description="The rows to which batches of requests are cut now, by model: longer ones could not run there."
+    )
     too_long: list[str] = Field(description="Models that never run there as they take too long, with the figures.")
     problems: list[str] = Field(description="What could not be made, so that it runs on the tenant's share only.")
 

@@ -18,6 +18,7 @@ from ..workers.borrowing import Borrowing, BorrowingStatistics
 from ..workers.closing import close_all
 from ..workers.stretching import Measured
 from ..workers.worker import Worker
+from .batch_cuts import BatchCuts
 from .paged_executor import PagedExecutor
 from .tenant_locks import TenantLocks
 
@@ -63,6 +64,7 @@ class Stretches:
         self._max_pause = max_pause
         self._tenants: dict[str, _Tenant] = {}
         self._looking: asyncio.TimerHandle | None = None
+        self._cuts = BatchCuts(workers)
         self.refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
         """Why a tenant's model may not take as much of the device's memory beside what the tenant has; "" if it may."""
 
@@ -115,11 +117,13 @@ class Stretches:
     def remove(self, name: str) -> None:
         """This tenant has gone, and its worker has closed what it had."""
         self._tenants.pop(name, None)
+        self._cuts.remove(name)
 
     def close(self) -> None:
         """Look no more, and close the descriptors of the pages."""
         if self._looking:
             self._looking.cancel()
+        self._cuts.close()
         for page in self._pages.values():
             os.close(page)
 
@@ -132,7 +136,7 @@ class Stretches:
                 granules = tuple(made.partition.granules) if made else ()
                 problems = (each.problem,) if each.problem else tuple(each.refused.values())
                 lent = each.plan.lent if made else {}
-                counts = *each.statistics.totals(), each.statistics.why_home()
+                counts = *each.statistics.totals(), each.statistics.why_home(), self._cuts.settled(name)
                 found.append(WideState(name, granules, lent, *counts, tuple(each.too_long.values()), problems))
         return found
 
@@ -178,6 +182,7 @@ class Stretches:
             return
         await asyncio.to_thread(worker.stretch, made)
         worker.widen()
+        self._cuts.follow(name, made, found.statistics)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
         lent = "; ".join(f"{list(granules)} of {lender}" for lender, granules in plan.lent.items())

@@ -20,7 +20,7 @@ from engines.signature import Signature, align
 from ..accounts.meter import Counter
 from ..link.arena import MESSAGE
 from ..link.encoding import encode_outcome
-from ..link.messages import Failure, ModelKey, Ticket
+from ..link.messages import Failure, ModelKey, Shape, Ticket
 from ..link.ring import Link
 from .library import open_library
 from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Borrowing, Entry, Loop, Times, view_link
@@ -77,7 +77,7 @@ class LaunchLoop:
         self._entries = (Entry * (2 * MOST_ENTRIES))()  # The second half: the same on the wide partition.
         self._times = (Times * MOST_ENTRIES)()
         self._wide: list[Recipe | None] = []
-        self._models: list[ModelKey] = []
+        self._known: list[tuple[ModelKey, tuple[Shape, ...]]] = []
         self._asked: dict[bytes, int] = {}
         self._borrowing: Borrowing | None = None
         self._recipes: dict[bytes, Recipe] = {}
@@ -194,10 +194,12 @@ class LaunchLoop:
         """Decide by these lenders' pages from the next `run` on; with None everything stays on the home partition."""
         self._borrowing = borrowing
 
-    def times(self) -> list[tuple[ModelKey, int, int]]:
-        """What works took at home and on the wide partition, in nanoseconds, 0 if unknown. Any thread, while it runs too."""
-        measured = zip(list(self._models), self._times, strict=False)
-        return [(model, int(times.home), int(times.wide)) for model, times in measured]
+    def times(self) -> list[tuple[ModelKey, int, int, tuple[Shape, ...], int]]:
+        """What works of each model and shapes took at home and on the wide partition, in nanoseconds, 0 if unknown, and when
+        the latter is forgotten, as `Measured` has them. Any thread, while it runs too.
+        """
+        measured = zip(list(self._known), self._times, strict=False)
+        return [(model, int(each.home), int(each.wide), shapes, int(each.retry_at)) for (model, shapes), each in measured]
 
     def cancel(self, slot: int, serial: int) -> None:
         """Refuse this ticket if it was not launched yet."""
@@ -235,7 +237,7 @@ class LaunchLoop:
         if twin and wide and self._fill(other, body, ticket, wide, twin):
             entry.wide = ctypes.addressof(other)
         self._recipes[body] = recipe
-        self._models.append(ticket.model)
+        self._known.append((ticket.model, ticket.shapes))
         self._wide.append(wide)
         return True
 
@@ -273,7 +275,7 @@ class LaunchLoop:
         self._heeded_revocations = self._revocations
         self._recipes.clear()
         self._wide.clear()
-        self._models.clear()
+        self._known.clear()
         self._asked.clear()
         self._declined.clear()
         self._kept.clear()

@@ -71,6 +71,7 @@ class Lane:
         self._scheduler = scheduler
         self._link = link
         self._helper = helper
+        scheduler.cuts = link.completions.cuts
         self._loop: Any = None  # Compiled code would check that `remove_reader` returns a bool; uvloop's does not.
         self._canceller = canceller
         self._pending: dict[int, PendingRequest] = {}
@@ -116,6 +117,7 @@ class Lane:
             self._invalid,
             (requests, nbytes, connections, bodies),
             self._unread,
+            self._batches.cut,
         )
 
     def backlog(self) -> Counter[ModelKey]:
@@ -376,6 +378,7 @@ class Lane:
         self._batches.tickets = self._parts.tickets = self._launcher.tickets = link.tickets
         self._scheduler.deferred = link.completions.deferred()
         self._scheduler.on_host_cores = link.completions.on_host_cores()
+        self._scheduler.cuts = link.completions.cuts
 
     def _on_completions(self) -> None:
         completions, scheduler = self._link.completions, self._scheduler

@@ -175,9 +175,39 @@ def test_what_takes_longer_than_the_lenders_allow_stays_home() -> None:
             bench.run(number)
         assert borrowing.statistics.launches == 0
         assert borrowing.statistics.why_home()["too_long"] == 3, "the first was not measured yet"
-        ((model, home, wide),) = bench.worker.too_long()
-        assert (model, wide) == ("m/1#1", 0)
-        assert home > 1
+        (measured,) = bench.worker.too_long()
+        assert (measured.model, measured.shapes, measured.wide) == ("m/1#1", ((1,),), 0)
+        assert measured.home > 1
+
+
+def test_what_works_took_is_known_by_their_shapes_until_it_is_forgotten() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run(0)
+        bench.put(bench.ticket(0, 1, 2, 3))
+        bench.next()
+        one, three = bench.worker.measured()
+        assert (one.model, one.shapes, three.shapes) == ("m/1#1", ((1,),), ((3,),))
+        assert one.home > 0
+        for times in borrowing._times.values():
+            times.wide, times.retry_at = 7, 100
+        assert [each.known(99) for each in bench.worker.measured()] == [7, 7]
+        assert [each.known(100) for each in bench.worker.measured()] == [0, 0]
+        bench.worker.borrowing = None
+        assert bench.worker.measured() == []
+
+
+def test_how_large_batches_may_be_reaches_the_http_side_while_the_worker_serves() -> None:
+    key = ("m/1#1", ((),))
+    with borrower() as (bench, _):
+        cuts = bench.link.completions.cuts
+        assert cuts
+        bench.worker.cut({key: 2})
+        assert cuts.most(key, 8) == 2
+        bench.worker.cut({})
+        assert cuts.most(key, 8) == 8
+        bench.worker.halt()
+        bench.worker.cut({key: 2})
+        assert cuts.most(key, 8) == 8
 
 
 def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
