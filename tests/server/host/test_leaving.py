@@ -70,7 +70,7 @@ def test_a_function_at_exit_that_fails_is_reported_and_the_status_stays() -> Non
     assert "ZeroDivisionError" in found.stderr
 
 
-def test_output_that_nobody_takes_gives_the_status_that_python_gives() -> None:
+def test_lost_output_leads_to_the_status_that_python_has_for_it() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
