@@ -18,6 +18,7 @@ from engines import EngineError
 from partitions import PartitionError
 
 from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
+from ..http.paths import in_v2
 from ..tenants import audit
 from . import text_messages
 
@@ -74,13 +75,13 @@ def _on_error(request: Request, error: Exception) -> JSONResponse:
     found = answer(_translate(request, error), request_id)
     if found.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error, extra={"request_id": request_id})
-    content = text_messages.error(found.status, found.text) if _is_openai(request.url.path) else {"error": found.text}
+    content = text_messages.error(found.status, found.text) if _is_openai(request.scope["path"]) else {"error": found.text}
     return JSONResponse(content, found.status, dict(found.headers))
 
 
 def _is_openai(path: str) -> bool:
     """Whether clients expect errors of this path as OpenAI has them."""
-    return path.startswith("/v1/") or path.endswith("/rerank")
+    return (path.startswith("/v1/") and not in_v2(path)) or path.endswith("/rerank")
 
 
 def _translate(request: Request, error: Exception) -> Exception:
@@ -88,6 +89,8 @@ def _translate(request: Request, error: Exception) -> Exception:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    if isinstance(error, HTTPException) and (path := in_v2(request.scope["path"])):
+        return NotFound(f"this is KServe's protocol v1, which the server does not speak; use v2: POST {path}")
     if isinstance(error, HTTPException) and error.status_code == 405:
         return WrongMethod(request.method, _allowed(request))
     if isinstance(error, HTTPException):

@@ -3,13 +3,16 @@
 Paths are as they came, without the query; only the name of a model is percent-decoded.
 """
 
-from urllib.parse import unquote
+import re
+from urllib.parse import quote, unquote
 
 from ..errors import NotFound, WrongMethod
 
 _SHARED = (b"/admin", b"/metrics", b"/status/", b"/v2/logging", b"/v2/trace/")
 _INFERENCES = ("/infer", "/generate", "/generate_stream")
 _TEXTS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank")
+_PROTOCOL_V1 = re.compile(r"/v1/models/([^/]+)(?:/versions/([0-9]+))?:(?:predict|explain|classify|regress)")
+"""KServe's and TensorFlow Serving's protocol v1, whose model is a decoded segment."""
 _TENANTLESS = (b"/v2", b"/v2/", b"/docs", b"/openapi.json")
 
 
@@ -36,6 +39,14 @@ def is_tenantless(path: bytes) -> bool:
 def is_text(path: str) -> bool:
     """Whether this is a path for texts that go through a model, and that is no inference by the protocol."""
     return path in _TEXTS
+
+
+def in_v2(path: str) -> str | None:
+    """The path for `Infer` in place of this one, which is decoded, if it is an inference of protocol v1; None if it is not."""
+    if not (found := _PROTOCOL_V1.fullmatch(path)):
+        return None
+    name, version = found.groups()
+    return f"/v2/models/{quote(name, safe='')}{f'/versions/{version}' if version else ''}/infer"
 
 
 def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:

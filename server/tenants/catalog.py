@@ -1,7 +1,9 @@
 """The models one tenant may call, as the HTTP side sees them: signatures and states, no engines."""
 
+from bisect import bisect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from engines import Signature
@@ -18,6 +20,12 @@ from .running_text import RunningText
 from .statistics import ModelStatistics
 from .turns import Turns
 
+_LONGEST_NAME = 200
+"""Characters of an unknown name that is compared with those that there are."""
+_MOST_COMPARED = 20
+_MOST_NAMED = 3
+_NEAR = 0.75
+"""How alike names have to be, for difflib."""
 UNLOADED = "unloaded"
 """The reason of a model that was unloaded on request; it does not make the server unready with `strict_readiness`."""
 
@@ -211,8 +219,27 @@ class Catalog:
             return Unavailable(
                 f"model {name!r}: which models there are is not known yet, as the server is starting; try again soon"
             )
-        which = f"{name!r} version {version}" if name in self._served else f"{name!r}"
-        return NotFound(f"Request for unknown model: {which} is not found")
+        if name in self._served:
+            return NotFound(f"Request for unknown model: {name!r} version {version} is not found")
+        return NotFound(f"Request for unknown model: {name!r} is not found{_did_you_mean(name, self._entries)}")
+
+
+def _did_you_mean(name: str, known: Collection[str]) -> str:
+    """The names that are most like this one, as the end of an error's text; empty if none is.
+
+    Comparing takes some 25 us a name, so only those are compared that are next to this one in alphabetical order.
+    """
+    if len(name) > _LONGEST_NAME:
+        return ""
+    asked = name.casefold()
+    as_written = {each.casefold(): each for each in known}
+    ordered = sorted(as_written)
+    first = max(0, bisect(ordered, asked) - _MOST_COMPARED // 2)
+    compared = ordered[first : first + _MOST_COMPARED]
+    near = [repr(as_written[each]) for each in get_close_matches(asked, compared, _MOST_NAMED, _NEAR)]
+    if not near:
+        return ""
+    return f"; did you mean {' or '.join([*([', '.join(near[:-1])] if near[1:] else []), near[-1]])}?"
 
 
 def _is_problem(entry: IndexEntry) -> bool:

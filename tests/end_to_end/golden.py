@@ -257,6 +257,10 @@ GLANCE = {
     "a request, half of another, and that was all": Row(
         (get("/v2") + get("/v2")[:9],), (Answer(200, "greenlane"),), ends=True, shuts=True
     ),
+    "protocol v1 of KServe": Row(
+        (post("/v1/models/identity:predict", b'{"instances": [[1.0]]}'),),
+        (Answer(404, "this is KServe's protocol v1, which the server does not speak; use v2: POST /v2/models/identity/infer"),),
+    ),
     "one slash more": Row((get("/v2/models/identity/"),), (Answer(404, "there is nothing at /v2/models/identity/"),)),
 }
 """Requests of load balancers, browsers and people."""

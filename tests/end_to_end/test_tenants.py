@@ -82,6 +82,20 @@ def test_a_model_of_another_tenant_is_answered_as_one_that_does_not_exist(acme: 
     assert existing.text == missing.text.replace("none", "rows")
 
 
+@pytest.mark.parametrize("path", ["/v2/models/{}", "/v2/models/{}/infer"])
+def test_an_unknown_model_is_refused_with_similar_names_of_the_tenants_own_models_only(
+    acme: httpx.Client, globex: httpx.Client, path: str
+) -> None:
+    def said(client: httpx.Client, name: str) -> str:
+        answer = client.request("POST" if "infer" in path else "GET", path.format(name), content=json.dumps(SMALL))
+        assert answer.status_code == 404
+        text: str = answer.json()["error"]
+        return text
+
+    assert said(globex, "row") == "Request for unknown model: 'row' is not found; did you mean 'rows'?"
+    assert said(acme, "row") == "Request for unknown model: 'row' is not found"
+
+
 def test_index_and_statistics_list_only_the_tenants_own_models(acme: httpx.Client, globex: httpx.Client) -> None:
     assert {entry["name"] for entry in acme.post("/v2/repository/index").json()} == {"identity", "spin"}
     assert {entry["name"] for entry in globex.post("/v2/repository/index").json()} == {"rows"}

@@ -1,7 +1,7 @@
 import pytest
 
 from server.errors import NotFound, WrongMethod
-from server.http.paths import is_infer, is_shared, is_tenantless, of_request_line, parse_infer
+from server.http.paths import in_v2, is_infer, is_shared, is_tenantless, of_request_line, parse_infer
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,25 @@ from server.http.paths import is_infer, is_shared, is_tenantless, of_request_lin
 def test_infer_path_names_a_model_and_a_version(path: bytes, model: tuple[str, str | None]) -> None:
     assert is_infer(path.decode())
     assert parse_infer("POST", path) == model
+
+
+@pytest.mark.parametrize(
+    ("path", "same"),
+    [
+        ("/v1/models/m:predict", "/v2/models/m/infer"),
+        ("/v1/models/m:explain", "/v2/models/m/infer"),
+        ("/v1/models/a b:predict", "/v2/models/a%20b/infer"),
+        ("/v1/models/a:b:predict", "/v2/models/a%3Ab/infer"),
+        ("/v1/models/m/versions/2:predict", "/v2/models/m/versions/2/infer"),
+        ("/v1/models/m", None),
+        ("/v1/models/:predict", None),
+        ("/v1/models/m:run", None),
+        ("/v1/models/m/n:predict", None),
+        ("/v2/models/m:predict", None),
+    ],
+)
+def test_a_path_of_kserves_protocol_v1_has_one_of_v2(path: str, same: str | None) -> None:
+    assert in_v2(path) == same
 
 
 @pytest.mark.parametrize(

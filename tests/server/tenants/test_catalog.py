@@ -45,6 +45,41 @@ def test_find_of_an_unknown_model_raises_not_found_in_tritons_words(name: str, v
     assert str(refusal.value) == f"Request for unknown model: {what} is not found"
 
 
+@pytest.mark.parametrize(
+    ("names", "asked", "hint"),
+    [
+        (["stripes", "identity"], "stripe", "; did you mean 'stripes'?"),
+        (["ResNet50", "bert"], "resnet50", "; did you mean 'ResNet50'?"),
+        (["bert-small", "bert-smalls", "gpt"], "bert-smal", "; did you mean 'bert-small' or 'bert-smalls'?"),
+        (["stripes", "identity"], "x", ""),
+        (["m"], "m" * 10_000, ""),
+        ([f"classifier-{number}" for number in range(500)], "classifier-440x", "; did you mean 'classifier-440', "),
+        ([*(f"a{number}" for number in range(500)), "stripes"], "stripe", "; did you mean 'stripes'?"),
+    ],
+)
+def test_an_unknown_model_with_a_name_like_others_is_refused_with_up_to_three_of_these(
+    names: list[str], asked: str, hint: str
+) -> None:
+    with pytest.raises(NotFound) as refusal:
+        catalog(*(served(name, "1") for name in names)).find(asked)
+    found = str(refusal.value).removeprefix(f"Request for unknown model: {asked!r} is not found")
+    assert found.startswith(hint)
+    assert bool(found) == bool(hint)
+    assert found.count("'") <= 6
+
+
+def test_an_unknown_model_is_refused_with_those_that_cannot_be_served_too() -> None:
+    made = Catalog()
+    made.put("stripes", [], [unavailable("stripes")])
+    with pytest.raises(NotFound, match="did you mean 'stripes'"):
+        made.find("stripe")
+
+
+def test_an_unknown_version_is_refused_without_other_models() -> None:
+    with pytest.raises(NotFound, match=r"'m1' version 2 is not found$"):
+        catalog(served("m1", "1"), served("m2", "2")).find("m1", "2")
+
+
 def test_an_unknown_model_has_no_versions_and_no_index_entry() -> None:
     made = Catalog()
     assert made.versions("m") == []
