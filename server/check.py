@@ -50,11 +50,11 @@ class Findings:
         return 2 if self.wrong else 1 if self.unserved else 0
 
     def lines(self) -> list[str]:
-        """All findings, as lines to print."""
+        """All findings, as lines to print, the worst last: that is what a terminal still shows."""
         titles = {
-            "greenlane: the configuration cannot be served:": self.wrong,
-            "greenlane: not all that is configured can be served:": self.unserved,
             "greenlane: possible mistakes:": self.suspicious,
+            "greenlane: not all that is configured can be served:": self.unserved,
+            "greenlane: the configuration cannot be served:": self.wrong,
         }
         return [line for title, found in titles.items() if found for line in (title, *(f"  {text}" for text in found))]
 
@@ -75,6 +75,9 @@ def check(
     with ExitStack() as stack:
         if read := _configuration(path, load, stack, found):
             config, dropped = read
+            if count := len(found.wrong):
+                mistakes = "a mistake" if count == 1 else f"{count} mistakes"
+                _print_line(f"{config.source} has {mistakes} (below), and nothing is served; the rest of it is tried here:")
             _Check(config, dropped, found, frozenset(cores(0)), open_device).run()
     print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
     return found.status

@@ -1,6 +1,7 @@
 """Reads a configuration from its TOML file, and reports every problem of the file at once. Everything here blocks."""
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,12 @@ from .tables import KeyPath, dotted, near_to, nearest
 from .tenant import TenantConfig
 
 Table = Mapping[str, Any]
+_WHERE = re.compile(r" \(at line (?P<line>[0-9]+), column (?P<column>[0-9]+)\)$")
+_AT_END = "(at end of document)"
+_LINE = 80
+"""Characters of a line that are shown."""
+_MAY_BE_SECRET = "key"
+"""In lines of keys and their digests: a key itself may have been pasted there."""
 
 
 def load(path: Path) -> Config:
@@ -82,10 +89,36 @@ def _parse(path: Path) -> dict[str, Any]:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{path.name}: line {line} is not UTF-8, as TOML has to be"]) from error
     except ValueError as error:  # A TOMLDecodeError, or about a number of thousands of digits.
-        text = str(error).replace("Cannot overwrite a value", "a key or table is there twice")
-        raise ConfigError([f"{path.name}: not TOML: {text}"]) from error
+        lines = content.decode().split("\n")
+        raise ConfigError([f"{path.name}: {_not_toml(str(error), lines)}"]) from error
     except RecursionError as error:
         raise ConfigError([f"{path.name}: not TOML: nested too deeply"]) from error
+
+
+def _not_toml(text: str, lines: list[str]) -> str:
+    """What the parser says of these lines, with where, and how that line begins."""
+    text = text.replace("Cannot overwrite a value", "a key or table is there twice")
+    if found := _WHERE.search(text):
+        number, where = int(found["line"]), f"line {found['line']}, column {found['column']}: "
+        text = text[: found.start()]
+    elif text.endswith(_AT_END):
+        number = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
+        where = f"line {number}: " if number else ""
+    else:  # About a number of thousands of digits.
+        return f"not TOML: {text}"
+    line = _without_key(lines[:number])
+    line = line if line.isprintable() else repr(line)[1:-1]
+    line = line if len(line) <= _LINE else f"{line[:_LINE]}..."
+    return f"{where}not TOML: {text}{line and f': {line}'}"
+
+
+def _without_key(lines: list[str]) -> str:
+    """The last of these lines; of one in a list of keys, or of a key's digest, only what that is called."""
+    if not lines:
+        return ""
+    begins = (line for line in reversed(lines) if "=" in line or line.lstrip().startswith("["))
+    begin = next(begins, lines[-1])
+    return f"{begin.partition('=')[0].strip()} = ..." if _MAY_BE_SECRET in begin.casefold() else lines[-1].strip()
 
 
 def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[str, Any], list[Problem]]:

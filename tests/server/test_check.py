@@ -124,7 +124,7 @@ def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> 
         f"device 0: {on_cpu(DeviceConfig(backend='cpu', cores=(core,))).describe()}",
         f"tenant acme: no granules, keys, {MEMORY}",
     ]
-    assert checked.err[1:3] == [
+    assert checked.err[-2:] == [
         "greenlane.toml: devices.b: there is no GPU here",
         "greenlane.toml: tenants.acme.granules 2 = 2 cores, but the device has 1: lower it by 1",
     ]
@@ -305,17 +305,32 @@ def test_ignored_fields_are_reported_and_no_failure(checked: Checked) -> None:
     assert checked.err[0] == "greenlane: possible mistakes:"
 
 
+def test_mistakes_in_the_file_are_announced_before_what_is_tried_and_stand_last(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "notes").mkdir()
+    assert checked.check(("[server]", "[server]\nfornts = 'per-tenant'")) == 2
+    assert checked.out[0] == "greenlane.toml has a mistake (below), and nothing is served; the rest of it is tried here:"
+    assert checked.out[1].startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
+    assert checked.err == [
+        "greenlane: possible mistakes:",
+        "rows: not looked into: notes; a version is a number above 0 without leading zeros",
+        "greenlane: the configuration cannot be served:",
+        "greenlane.toml: server.fornts: unknown key; did you mean 'fronts'?",
+    ]
+    assert checked.check(("fornts", "hsot = '::1'\nfornts")) == 2
+    assert checked.out[0].startswith("greenlane.toml has 2 mistakes (below), ")
+
+
 def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(checked: Checked) -> None:
     (checked.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"")
     changes = [("[server]", "[server]\nprot = 1"), ("granules = 1", "granules = 4096")]
     assert checked.check(*changes) == 2
-    assert checked.err[:2] == [
+    assert checked.err[1].startswith("model rows 1 is unavailable: ")
+    assert checked.err[2:4] == [
         "greenlane: the configuration cannot be served:",
         "greenlane.toml: server.prot: unknown key; did you mean 'port'?",
     ]
-    assert checked.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
-    assert checked.err[4].startswith("model rows 1 is unavailable: ")
-    assert checked.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
+    assert checked.err[4].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
+    assert checked.out[2:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
 
 
 def test_wrong_keys_and_a_wrong_lend_are_not_said_to_be_missing_as_well(checked: Checked) -> None:
@@ -385,8 +400,8 @@ def test_without_a_device_there_is_still_the_repository(checked: Checked) -> Non
     assert checked.check(('["rows"]', '["other", "rows"]'), device=on_nothing) == 2
     assert checked.out[0].endswith(" on no device, so no model is tried")
     assert checked.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  other: unavailable"]
-    assert checked.err[1] == "greenlane.toml: device: there is no GPU here"
-    assert checked.err[3].startswith("model other is unavailable: other/config.pbtxt: platform is ")
+    assert checked.err[-1] == "greenlane.toml: device: there is no GPU here"
+    assert checked.err[1].startswith("model other is unavailable: other/config.pbtxt: platform is ")
 
 
 def test_a_partition_that_cannot_be_made_is_reported(checked: Checked) -> None:
@@ -407,7 +422,7 @@ def test_an_empty_repository_is_doubtful(checked: Checked) -> None:
 def test_an_absent_model_of_an_empty_repository_is_reported_without_a_suggestion(checked: Checked) -> None:
     (checked.folder / "models" / "rows").rename(checked.folder / "rows")
     assert checked.check(("[models.rows]\nmax_batch = 2", "")) == 1
-    assert checked.err[1] == "greenlane.toml: tenants.acme.models: 'rows' is not in the repository"
+    assert checked.err[-1] == "greenlane.toml: tenants.acme.models: 'rows' is not in the repository"
 
 
 def test_batches_that_the_model_does_not_take_are_reported(checked: Checked) -> None:
@@ -472,7 +487,10 @@ def test_http_on_the_cores_of_another_s_partition_is_doubtful(checked: Checked) 
     change = ("granules = 1", 'granules = 1\nfront_cores = "1"')
     checked.check(change, more=GLOBEX, device=hosted, cores=range(4))
     assert checked.out[-1] == "HTTP process of acme on core 1, of globex on core 1"
-    doubtful = checked.err[checked.err.index("greenlane: possible mistakes:") + 1 :]
+    begin, end = map(
+        checked.err.index, ("greenlane: possible mistakes:", "greenlane: not all that is configured can be served:")
+    )
+    doubtful = checked.err[begin + 1 : end]
     assert [line.split(";")[0] for line in doubtful] == [
         "greenlane.toml: tenants.acme.front_cores: 1 is of globex's partition, whose work this tenant's HTTP would delay"
     ]
@@ -516,7 +534,7 @@ def test_a_missing_default_tenant_is_a_warning(checked: Checked) -> None:
 def test_a_default_tenant_that_has_keys_is_doubtful(checked: Checked, globex: str, instead: str) -> None:
     checked.check(("[server]", '[server]\ndefault_tenant = "acme"'), more=globex, device=hosted)
     doubtful = "'acme' has keys, so requests without one are 401 all the same"
-    assert checked.err[-1] == f"greenlane.toml: server.default_tenant: {doubtful}; {instead}"
+    assert checked.err[1] == f"greenlane.toml: server.default_tenant: {doubtful}; {instead}"
 
 
 def test_a_default_tenant_without_keys_is_as_it_should_be(checked: Checked) -> None:
