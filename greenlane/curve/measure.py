@@ -111,6 +111,9 @@ def _at_rate(enqueue: Callable[[], Work], depth: int, throughput: float, target:
         ended, found = loops.when_due(enqueue, depth, schedule, limit, left, patience)
         latencies += found
         word = ended or judge(latencies, target.p99)
+        if ended == "misses" and p99(latencies).low <= limit:  # They came in groups, as after a stall of the machine.
+            word = "too noisy"
+            break
         count = min(len(latencies), most - len(latencies))
     p50 = percentile(sorted(latencies), 0.5)
     return AtRate(target.rate, word, p50, p99(latencies)) if latencies else AtRate(target.rate, word)

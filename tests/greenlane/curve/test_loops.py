@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenlane.curve import loops
-from greenlane.curve.measure import _mixed, arrivals
+from greenlane.curve.measure import Effort, _at_rate, _mixed, arrivals, requests_at
+from greenlane.curve.points import Target
 
 TICK = 1e-7
 """Seconds that pass with each look at the clock, so that a loop that only looks ends."""
@@ -93,6 +94,22 @@ def test_an_open_loop_ends_once_too_many_were_slow(monkeypatch: pytest.MonkeyPat
     assert ended == "overloaded"
     assert found[-1] > 0.5
     assert len(found) < 200
+
+
+def test_one_group_of_slow_requests_is_too_noisy_to_say_and_many_are_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the p99 allows were slow, but all of them in one stall: other seconds may have none."""
+    target, effort, throughput = Target(100.0, 0.005), Effort(25.0), 1000.0
+    most = requests_at(target.rate, effort.seconds)
+    stall = [0.001] * 900 + [0.006] * 60 + [0.001] * most
+    often = ([0.001] * 19 + [0.006]) * most
+    for seconds, word in ((stall, "too noisy"), (often, "misses")):
+        clock = Clock()
+        monkeypatch.setattr(loops, "time", clock)
+        found = _at_rate(Stream(clock, seconds).enqueue, 1, throughput, target, effort)
+        assert found.word == word
+        assert found.p99
+        assert found.p99.requests < most
+        assert (found.p99.low <= 0.005 < found.p99.high) == (word == "too noisy")
 
 
 def test_back_to_back_counts_what_ends_and_leaves_nothing_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
