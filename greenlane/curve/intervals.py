@@ -59,7 +59,7 @@ def judge(latencies: Sequence[float], target: float | None) -> Word:
 
 
 def tolerated(most: int) -> int:
-    """How many of `most` requests may be slower than the target; with one more their p99 misses it, unless these came together."""
+    """How many of `most` requests may be slower than the target; with one more the p99 misses it, unless they came together."""
     allowed = (1 - _QUANTILE) * most
     return math.ceil(allowed + 3 * math.sqrt(allowed))
 

@@ -2,9 +2,11 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from greenlane.options import checked, count, positive, whole
 
@@ -24,9 +26,12 @@ stop a server that runs on it first. HTTP and JSON are not included, neighbours 
 At a rate they are due at random
 (Poisson), and latency counts from when a request is due, so that it includes its queue.
 
-exit status: 0 measured; 1 too noisy to say; 2 the command line or the configuration is wrong, no share
-keeps the target, or the shares do not fit the device; 130 interrupted
+exit status: 0 measured; 1 too noisy to say; 2 no share keeps the target, the shares do not fit the device, or the configuration
+or the model cannot be used; 64 the command line is wrong; 130 interrupted
 """
+
+WRONG_COMMAND_LINE = 64
+"""The exit status (EX_USAGE of sysexits.h): not argparse's 2, which is that of a target that no share keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,16 @@ def parse(arguments: Sequence[str], program: str = "greenlane curve") -> Options
     )  # fmt: skip
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends with WRONG_COMMAND_LINE where the command line is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_COMMAND_LINE, f"{self.prog}: error: {message}\n")
+
+
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=program,
         description="Measure how fast a model is on shares of a device, and find the smallest share that keeps a target.",
         epilog=_EXAMPLES.replace("{program}", program),

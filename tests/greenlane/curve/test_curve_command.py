@@ -164,10 +164,12 @@ def test_sizes_that_vary_have_to_be_said(curve: Run, folder: Path, tmp_path: Pat
         ),
     ],
 )
-def test_wrong_command_lines_are_status_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_lines_have_a_status_that_no_target_has(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["curve", *words])
-    assert ended.value.code == 2
+    assert ended.value.code == 64
     assert said in " ".join(capsys.readouterr().err.split())
 
 
