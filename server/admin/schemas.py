@@ -170,6 +170,7 @@ class Tenant(Schema):
     expired: int = Field(description="Requests so far whose timeout passed.")
     invalid: int = Field(description="Requests refused so far because they were wrong.")
     unread: int = Field(description="Connections closed so far because their clients did not read their answers.")
+    cut: int = Field(description="Batches cut so far, so that they can run on granules that others lend.")
     age_seconds: float = Field(description="How old these numbers are: above 0 while the tenant's process does not answer.")
 
 
