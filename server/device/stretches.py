@@ -1,4 +1,7 @@
-"""Wide partitions of this process's tenants: made, followed by their models, and taken back."""
+"""Wide partitions: those on which tenants of this process may run on granules that other tenants lend.
+
+They are made as planned, get executors for the tenants' models, and are given back.
+"""
 
 import asyncio
 import logging
@@ -29,7 +32,7 @@ LOOK = 5.0
 
 
 class _Tenant:
-    """What is known of one tenant: its plan, the worker that it was made for, what could not be made, and its statistics."""
+    """One tenant's plan, the worker for which its wide partition was made, what could not be made, and its statistics."""
 
     def __init__(self) -> None:
         self.plan: Wide | None = None
@@ -42,9 +45,10 @@ class _Tenant:
 
 
 class Stretches:
-    """Belongs to the event loop. `workers` are the current ones.
+    """The wide partitions of all tenants. Belongs to the event loop.
 
-    `pages` are the descriptors of the pages of all that lend, by tenant; `numbers` are the tenants' numbers there.
+    `workers` has each tenant's current worker. `pages` has, by lender, the descriptor of its page of shared memory, and
+    `numbers` the number that each tenant has on these pages.
     """
 
     def __init__(
@@ -72,9 +76,9 @@ class Stretches:
         return f"<Stretches of {', '.join(name for name, each in self._tenants.items() if each.plan) or 'no tenant'}>"
 
     async def narrow(self, names: Collection[str]) -> None:
-        """Have these tenants use their home partitions alone, until `stretch`; returns when nothing is in flight elsewhere.
+        """Keep these tenants on their home partitions until `stretch`. Returns once nothing is in flight on the wide ones.
 
-        They are served meanwhile. Raises Conflict, naming a tenant whose work does not end within `max_pause`.
+        The tenants are served meanwhile. Raises Conflict if the work of one does not end within `max_pause`; the text names it.
         """
         waiting = {name: asyncio.ensure_future(_narrow(worker)) for name in names if (worker := self._borrower(name))}
         if waiting:
@@ -85,19 +89,19 @@ class Stretches:
             raise Conflict(f"tenant {late[0]}: {self._too_late()}; nothing was changed")
 
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
-        """Give every tenant the wide partition that is planned for it, or none. What cannot be made is logged, and left out."""
+        """Give every tenant the wide partition in `plans`; a tenant without a plan has none. What cannot be made is logged."""
         for name in list(self._workers):
             async with self._locks.both(name):
                 if name in self._workers:
                     await self._follow(name, plans.get(name))
 
     async def follow_models(self, name: str) -> None:
-        """A tenant's models have changed: make them ready on its wide partition. With its lock in `changing` held."""
+        """Load a tenant's models on its wide partition after they have changed. Its lock in `changing` has to be held."""
         async with self._locks.paging[name]:
             await self.follow_paging(name)
 
     async def follow_paging(self, name: str) -> None:
-        """As `follow_models`, with the lock in `paging` held."""
+        """As `follow_models`, but the lock in `paging` has to be held, too."""
         if (borrowing := self._borrowing(name)) and (worker := self._workers.get(name)):
             found = self._tenants[name]
             gone = [key for key in borrowing.executors if key not in worker.executors]
@@ -110,17 +114,17 @@ class Stretches:
                     worker.widen()
 
     def leave_models(self, name: str, keys: Iterable[ModelKey]) -> list[Executor]:
-        """These models are not served any more: what is left of them on the wide partition, for the caller to close."""
+        """Remove from the wide partition the executors of these models, which are no longer served; the caller closes them."""
         borrowing = self._borrowing(name)
         return [borrowing.executors.pop(key) for key in keys if key in borrowing.executors] if borrowing else []
 
     def remove(self, name: str) -> None:
-        """This tenant has gone, and its worker has closed what it had."""
+        """Forget a tenant that has gone, whose worker has closed what it had."""
         self._tenants.pop(name, None)
         self._cuts.remove(name)
 
     def close(self) -> None:
-        """Look no more, and close the descriptors of the pages."""
+        """Stop looking for models that take too long, and close the descriptors of the pages."""
         if self._looking:
             self._looking.cancel()
         self._cuts.close()
@@ -128,7 +132,7 @@ class Stretches:
             os.close(page)
 
     def states(self) -> list[WideState]:
-        """Every tenant that has a wide partition, or should have one."""
+        """The state of each tenant that has a wide partition, or for which one is planned."""
         found = []
         for name, each in self._tenants.items():
             if each.plan is not None and name in self._workers:
@@ -141,7 +145,10 @@ class Stretches:
         return found
 
     def look(self) -> None:
-        """See which models never go wide as they take too long. `states` names them; those seen before are logged, once."""
+        """Find the models that take too long to run on lent granules, for `states`.
+
+        A model that was among them the last time too is logged, once.
+        """
         for name, found in self._tenants.items():
             before, found.too_long = found.too_long, {}
             if not ((worker := self._workers.get(name)) and (made := worker.borrowing)):
@@ -207,7 +214,10 @@ class Stretches:
         return made
 
     def _alternates(self, name: str, worker: Worker, borrowing: Borrowing) -> dict[ModelKey, Executor]:
-        """Executors on the wide partition for the models that have none there. Blocks. A model that is refused stays home."""
+        """Make executors on the wide partition for the models that have none there. Blocks.
+
+        A model that is refused runs on the home partition only.
+        """
         made: dict[ModelKey, Executor] = {}
         known = {id(executor) for key, executor in worker.executors.items() if key in borrowing.executors}
         for key, executor in list(worker.executors.items()):
@@ -242,7 +252,7 @@ class Stretches:
 
 
 def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
-    """Which model it is, both figures, and what to do."""
+    """A text with the model, how long it takes and for how long granules are lent, and what to do."""
     took = f"takes {_ms(measured.wide)} ms there" if measured.wide else ""
     took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(measured.least(home, wide))} ms there at best"
     return (
@@ -256,7 +266,7 @@ def _ms(nanoseconds: int) -> str:
 
 
 async def _narrow(worker: Worker) -> None:
-    """Return when nothing is in flight on the worker's wide partition, and nothing will be."""
+    """Keep the worker from its wide partition, and return when nothing is in flight there."""
     if borrowing := worker.borrowing:
         await asyncio.wrap_future(borrowing.narrow())
         await asyncio.to_thread(worker.revoke)

@@ -1,10 +1,11 @@
 """Limits the number of connections of one HTTP process, and decides which are closed to make room for new ones.
 
-A client that opens connections without completing a request must not lock others out. At the limit, connections that are
-still receiving a request are closed first, then idle ones, the oldest first in both cases. A connection whose request is being
-answered is never closed, nor is one of the youngest quarter: its first bytes may not have been read yet.
+A client that opens connections without completing a request must not lock others out. At the limit some are closed: first
+those whose request has not arrived completely, then idle ones, of each kind the oldest first. Two kinds are never closed:
+connections whose request is being answered, and the youngest quarter, whose first bytes may not have been read yet.
 
-A tenant's own limit (`max_connections`) closes none for another: the first request on each one beyond it is refused.
+A tenant's own limit, `max_connections`, works in another way: no connection is closed to make room for another. One that is
+opened beyond the limit has its first request refused, and is closed then, unless others have been closed meanwhile.
 """
 
 import resource
@@ -19,9 +20,9 @@ from ..link.occupancy import Occupancy
 MAX_SHARED_CONNECTIONS = 1024
 """Connections of a process that serves no single tenant: health checks and administrators need only a few."""
 _CLOSED_FRACTION = 16
-"""One in so many of the limit is closed at a time, so that the connections are seldom searched."""
+"""A sixteenth of the limit is closed at a time, so that the connections need not be searched for each new one."""
 _YOUNG_FRACTION = 4
-"""One in so many of the limit, the youngest, is never closed."""
+"""The youngest connections, a quarter of the limit, are never closed."""
 
 
 class Activity(IntEnum):
@@ -76,9 +77,10 @@ class Connections(MutableSet[Connection]):
         self._tell()
 
     def allow(self, most: int | None, refuse: Callable[[int], RequestError], occupancy: Occupancy | None = None) -> None:
-        """Set how many its tenant may have open, in all of its processes if there is an `occupancy`; None for any number.
+        """Set how many connections the tenant may have open; None for any number.
 
-        `refuse` is called with that number for each one that is refused, and makes the error.
+        With an `occupancy` those of the tenant's other processes count, too. `refuse` is called with that number for each
+        refusal, and returns the error.
         """
         self._most, self._refuse, self._occupancy = most, refuse, occupancy
         self._tell()
@@ -92,7 +94,7 @@ class Connections(MutableSet[Connection]):
         return len(self._all) + elsewhere > self._most
 
     def refuse(self) -> RequestError:
-        """The error for a connection that is refused for that."""
+        """The error for the request on a connection beyond the tenant's limit."""
         assert self._refuse
         assert self._most is not None
         return self._refuse(self._most)

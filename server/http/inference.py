@@ -43,9 +43,11 @@ class Target(NamedTuple):
 class HttpInference:
     """One inference request over HTTP, from its headers to its outcome. Belongs to the event loop; nothing blocks or awaits.
 
-    `begin` is called once the body is complete, and ends with a call of `on_done`. Then the slot is released: by that time the
-    tensors of the answer have to be written or copied. The constructor raises as that of `Inference`, so that a flood is
-    refused before its bodies are read; `length` is what is announced of the body.
+    It is made when the headers are there; `length` is the announced length of the body. The constructor raises as that of
+    `Inference` does, so a flood of requests is refused before their bodies are read.
+
+    Call `begin` once the body is complete. It leads to one call of `on_done`, which has to write or copy the tensors of the
+    answer before it returns: then the slot is released.
     """
 
     __slots__ = ("_inference", "_on_done", "_request", "_target")
@@ -78,8 +80,8 @@ class HttpInference:
     ) -> None:
         """Start with the complete, decompressed body. `on_done` is called once with the outcome, possibly before this returns.
 
-        Large JSON is parsed in time slices first; then this is called again with the `document`. `at_once`: this object was
-        made in the same iteration of the event loop.
+        Large JSON is parsed in time slices; after the last of them this is called again, with the `document`. `at_once` says
+        that this object was made in the same iteration of the event loop.
         """
         self._on_done, inference = on_done, self._inference
         try:
@@ -102,11 +104,11 @@ class HttpInference:
             self._fail(error)
 
     def receive(self, head: bytes, length: int, leave: Callable[[], None]) -> ArrivingBody | None:
-        """Have the tensors of a body received straight into a slot; `head` is its JSON, all of it, or empty for a raw body.
+        """Return a body whose tensors are received directly into a slot; call `begin_received` once it is complete.
 
-        None if the body has to be buffered, also if it is invalid: `begin` refuses it once it is complete. Afterwards call
-        `begin_received` with the complete body. `leave` is called if the slot is needed before that: it has to take a copy of
-        what has arrived, and to call `return_slot`.
+        `head` is the whole JSON of the body, or empty for a raw body. None is returned if the body has to be buffered. That is
+        so for an invalid one too, which `begin` refuses later. `leave` is called if the slot is needed for something else
+        before the body is complete: it has to copy what has arrived, and then to call `return_slot`.
         """
         inference = self._inference
         try:
@@ -121,11 +123,11 @@ class HttpInference:
         return None
 
     def return_slot(self) -> None:
-        """Give back the slot: the answer was written, or the body goes on arriving elsewhere. Does nothing if it has none."""
+        """Give back the slot, if there is one: the answer was written, or the rest of the body is received elsewhere."""
         self._inference.return_slot()
 
     def begin_received(self, body: ArrivingBody, headers: Headers, on_done: Callable[["Outcome"], None]) -> None:
-        """As `begin`, with the complete body that `receive` returned."""
+        """The same as `begin`, for the body that `receive` returned, which is complete now."""
         self._on_done, inference = on_done, self._inference
         if (sampler := self._target.tenant.tracing.sampler) is not None:
             inference.trace = sampler.start(headers.get(b"traceparent"), inference.arrived)
@@ -152,7 +154,7 @@ class HttpInference:
         self._inference.count(error)
 
     def _parse_in_slices(self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None]) -> bool:
-        """Schedule large JSON for time slices; False if it is small, or over the limit. Raises QueueFull, Unavailable."""
+        """Have large JSON parsed in time slices. False if it is small, or over the limit. Raises QueueFull, Unavailable."""
         tenant, _, _, limits, _ = self._target
         length = json_length(headers)
         size = len(body) if length is None else length

@@ -1,4 +1,7 @@
-"""Keeps a copy of a remote repository (`models.repository` as a URL) up to date, by a process of its own."""
+"""Keeps a local copy of a remote model repository up to date, where `models.repository` is a URL.
+
+A child process copies (`server.repository.remote`). Here are its start and end, the pauses after failures, and the log.
+"""
 
 import json
 import logging
@@ -66,10 +69,11 @@ class Mirror:
         return f"<Mirror of {self._url} in {self._root}>"
 
     def fetch(self) -> Outcome:
-        """Copy what has changed, and log what came of it, a failure only once. The copy stays as it was where that fails.
+        """Copy what has changed, and log the outcome. The same failure is logged once. Blocks.
 
-        What failed is left alone for a pause, which becomes longer each time: the whole repository, with the same error as
-        before, or single models.
+        A model that cannot be copied stays as it was. It is not tried again until a pause is over, and the pause becomes longer
+        with each failure. If the repository itself cannot be read, all of it pauses so; a call during that pause returns the
+        error of the last try.
         """
         now = self._clock()
         paused = {name for name, each in self._failing.items() if now < each.until}

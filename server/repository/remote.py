@@ -1,12 +1,12 @@
-"""Copies a model repository from where fsspec can read it (s3://, gs://, hf://) into a directory, one model at a time.
+"""Copies a model repository from a URL that fsspec can read (s3://, gs://, hf://) into a directory, one model at a time.
 
-Run as a process of its own, `python remote.py URL DIRECTORY LIMIT`: so the libraries that do it, and what they hold, are in no
-process that serves. Each line that it reads is a JSON array of models to leave alone; it copies the others once and prints an
-`Outcome` as JSON. It imports nothing of ours.
+It runs as a process of its own, `python remote.py URL DIRECTORY LIMIT`, so that processes which serve do not load the libraries
+for this. It imports nothing of ours. For each line on its standard input it copies once and prints an `Outcome` as JSON. The
+line is a JSON array of the models that are not to be copied this time.
 
-The directory has a link for each model, to a directory in `.copies` that is complete. A model that has changed gets another
-one, where files that are the same are hard links, and the link is replaced in one step. So who reads a model sees all of the
-old one or all of the new one, and a download that was broken off is never seen.
+In the directory each model is a symbolic link to a complete copy in `.copies`. A model that has changed gets a new copy, in
+which unchanged files are hard links to the old ones; then its link is replaced in one step. So a reader finds the old model or
+the new one, never a part of a download.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ LIMIT = 300.0
 """Seconds that a listing may take, and that a download may go without a byte, before they are broken off."""
 COPIES, STATE, LOCK = ".copies", ".state.json", ".lock"
 _IDENTITIES = ("ETag", "etag", "md5Hash", "generation", "blob_id", "LastModified", "mtime", "updated", "created")
-"""What the file systems say of a file's content or version, the surer ones first; the first that there is, is compared."""
+"""Fields that identify a file's content or version, the most reliable first. The first that a file has is compared."""
 _HINTS = {
     "s3": "credentials as for AWS's command line (AWS_PROFILE, AWS_ACCESS_KEY_ID), and AWS_ENDPOINT_URL for another service",
     "gs": "credentials as for Google's libraries (GOOGLE_APPLICATION_CREDENTIALS)",
@@ -39,17 +39,19 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """What a copy did. `error` is why it could not even begin, and `kind` of which kind that is: the same when the same thing
-    fails again, while the text may have another number in it."""
+    """What a copy did. `error` is why it could not begin, and `kind` which kind of failure that is.
+
+    Two failures of the same kind may have different texts, for example with different numbers in them.
+    """
 
     error: str = ""
     kind: str = ""
     problems: list[str] = field(default_factory=list)
     """Paths that are not copied, and why."""
     failed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The models that could not be fetched and stay as they were: of which kind that is, and the text."""
+    """The models that could not be fetched and stay as they were: for each the kind of failure and the text."""
     hangs: bool = False
-    """Whether something was broken off that still waits, so that this process is of no more use."""
+    """Whether a call was given up that still waits in a thread, so that this process has to be replaced."""
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     files: int = 0
