@@ -5,7 +5,7 @@ launches wait for (`cuKernelGetFunction`, a millisecond or more each), and compi
 an H200 binding MobileNetV2 a second time took 0.11 s with the first instance's cache, in place of 3.3 s and 184 such calls
 (benchmarks.driver_trace, 2026-11-23).
 
-Two threads must not use the library's cache at once, so whoever calls the library for one of these instances holds
+Two threads must not use the library's cache at once, so a thread that calls the library for one of these instances holds
 `RuntimeCache.lock`. Launching a captured graph is no such call. An instance without captured graphs calls the library in each
 inference, and would wait while another tenant's instance compiles; so it has a cache of its own.
 """
