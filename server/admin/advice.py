@@ -9,9 +9,11 @@ from fastapi import Query, Response
 
 from ..api.framework import json_response
 from ..control import advice as advising
+from ..control import lending_advice
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.need import Counted, Need, counted, need
+from ..control.stretch import WideState
 from ..errors import BadRequest, Unavailable
 from ..protocol.json_document import Object, show
 from . import schemas
@@ -44,19 +46,43 @@ async def advice(
     """
     length = _length(seconds)
     held = _held(controller)
-    before = await _counted(controller)
+    before, wide_before = await _counted(controller), await _wide(controller)
     ends = time.monotonic() + length
     while (left := ends - time.monotonic()) > 0:
         await asyncio.sleep(min(_STEP, left))
         if controller.state not in ("serving", "incomplete", "starting"):
             raise Unavailable(f"the server is {controller.state}")
-    after = await _counted(controller)
+    after, wide = await _counted(controller), await _wide(controller)
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
         for name in controller.tenants
         if (device := _device(controller, name)) is not None
     }
+    needs = {name: need(before[name], after[name]) for name in before if name in after}
+    lends = {tenant.name: report.lending[0] for tenant, report in await controller.reports() if report.lending}
+    for name, about in tenants.items():
+        about["lending"] = lending_advice.advise_lender(name, lends.get(name))
+        if name in wide:
+            about["lending"] += lending_advice.advise_borrower(wide_before.get(name, wide[name]), wide[name], needs)
+        elif about["verdict"] == "more":
+            about["lending"] += lending_advice.advise_neighbours(
+                name, controller.tenants[name].burst, _neighbours(controller, name, needs)
+            )
     return json_response({"seconds": length, "tenants": tenants})
+
+
+async def _wide(controller: Controller) -> dict[str, WideState]:
+    return {each.tenant: each for each in await controller.wide.states()}
+
+
+def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:
+    """The other tenants of a tenant's device."""
+    device = _device(controller, name)
+    others = [each for each in (device.held if device else ()) if each != name]
+    return [
+        lending_advice.Neighbour(each, needs[each].busy if each in needs else None, bool(controller.tenants[each].lend))
+        for each in others
+    ]
 
 
 async def _counted(controller: Controller) -> dict[str, Counted]:

@@ -12,9 +12,9 @@ from server.config.tenant import TenantConfig
 
 from ..end_to_end import repository
 from ..end_to_end.harness import Served, configuration, cores, serving
-from ..end_to_end.processes import configure, running_devices
+from ..end_to_end.processes import client, configure, running, running_devices
 from ..end_to_end.virtual import VirtualDevice
-from ..end_to_end.wire import SMALL, infer
+from ..end_to_end.wire import SMALL, infer, spin
 from .chromium import Browser, Page, browsing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -171,4 +171,29 @@ async def test_a_move_to_another_device_and_reading_the_configuration(browser: B
         await page.until("document.getElementById('result').innerText.includes('read; nothing has changed.')")
         await page.until("document.querySelector('.device[data-key=\"1\"] .had')?.innerText === 'has 2'")
         assert await page.evaluate("document.querySelectorAll('.device[data-key=\"0\"] .row').length") == 0
+        assert page.complaints == []
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+async def test_a_borrower_and_what_takes_too_long_to_lend_for_are_shown(browser: Browser, models: Path, tmp_path: Path) -> None:
+    repository.write(models, "spin", repository.SPIN)
+    tenants = """
+        [tenants.acme]
+        granules = 1
+        burst = 2
+        models = ["spin"]
+        [tenants.globex]
+        granules = 1
+        lend = "20us"
+        models = ["identity"]
+        """
+    with running(configure(tmp_path / "greenlane.toml", models, tenants)) as server:
+        page = await browser.open(f"{server.url}/")
+        chip = "document.querySelector('.tenant[data-key={}] .state').innerText"
+        await page.until(f"!document.getElementById('status').hidden && {chip.format('acme')} === 'may borrow'")
+        assert await page.evaluate(chip.format("globex")) == "lends"
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            for _ in range(20):
+                assert infer(http, "spin", spin(20_000)).status_code == 200
+        await page.until("document.querySelector('.device .notes').innerText.startsWith('acme: spin/1 does not run on')")
         assert page.complaints == []

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_a_tenant_with_a_burst_borrows_from_one_that_lends(server: Running, acme
     assert 'greenlane_lends{tenant="globex"} 1.0' in metrics
     assert 'greenlane_wide_launches_total{tenant="acme"} ' in metrics
     assert "wide" not in acme.get("/admin/partitions").json()["partitions"]["globex"]
+
+
+def test_the_advice_says_what_a_borrower_and_its_lender_did(server: Running, acme: httpx.Client) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(httpx.get, f"{acme.base_url}/admin/advice?seconds=1", timeout=30)
+        while not asked.done():
+            launch(acme)
+    tenants = asked.result().json()["tenants"]
+    (said,) = tenants["acme"]["lending"]
+    assert "inferences ran on granules that globex lends" in said
+    assert tenants["globex"]["lending"] == []
 
 
 def test_killing_the_lenders_process_disturbs_no_borrower(server: Running, acme: httpx.Client) -> None:

@@ -4,7 +4,8 @@ import { byId, keep, make, setAttribute, setText } from "./dom.js";
 import { bytes, count, digits, percent, ranges } from "./format.js";
 
 const COLORS = 8;
-const LENT_NOW = 0.01;
+/** Units of a device from which what is lent is shown as used. */
+export const LENT_NOW = 0.01;
 
 /** The class of a tenant's color, by its place in the configuration. */
 export function colorOf(status, tenant) {
@@ -45,7 +46,7 @@ function createDevice(device, repartition) {
   const title = make("h3", {}, make("span", { class: "name" }), " ", make("span", { class: "state chip" }));
   const details = make("details", {}, make("summary", { text: "Change shares" }), form);
   card.append(title, make("p", { class: "about muted" }), make("p", { class: "health" }), make("div", { class: "granules", role: "img" }));
-  card.append(make("ul", { class: "legend" }), details);
+  card.append(make("ul", { class: "legend" }), make("ul", { class: "notes muted" }), details);
   return card;
 }
 
@@ -67,7 +68,13 @@ function updateDevice(card, device, status) {
     setAttribute(item.querySelector(".swatch"), "class", `swatch ${each.tenant ? colorOf(status, each.tenant) : "free"}`);
     setText(item.querySelector(".text"), each.text);
   });
+  keep(card.querySelector(".notes"), notes(device), (each) => each, () => make("li"), setText);
   updateForm(card.querySelector("form"), device, status);
+}
+
+/** What keeps tenants from granules that others lend. */
+function notes(device) {
+  return device.wide.flatMap((wide) => [...wide.too_long, ...wide.problems].map((text) => `${wide.tenant}: ${text}`));
 }
 
 /** What the device says of itself, as far as it does. */

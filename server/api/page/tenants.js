@@ -1,7 +1,7 @@
 // A card for each tenant: its latency, rate and queue now, the p99 of the last minute, and the isolation meter.
 
 import { byId, keep, make, setAttribute, setText } from "./dom.js";
-import { colorOf } from "./devices.js";
+import { LENT_NOW, colorOf } from "./devices.js";
 import { bytes, digits, milliseconds, percent, rate } from "./format.js";
 
 const KEPT = 60;
@@ -51,7 +51,7 @@ function updateCard(card, tenant, status) {
   setAttribute(tag, "class", `tag ${colorOf(status, tenant.name)}`);
   const silent = tenant.age_seconds > 0;
   const state = card.querySelector(".state");
-  setText(state, silent ? `does not answer for ${Math.round(tenant.age_seconds)} s` : lends(tenant));
+  setText(state, silent ? `does not answer for ${Math.round(tenant.age_seconds)} s` : lending(tenant, status));
   setAttribute(state, "class", `state chip ${silent ? "bad" : tenant.lends === false ? "warn" : ""}`);
   state.hidden = !state.textContent;
   updateNumbers(card, tenant);
@@ -59,8 +59,13 @@ function updateCard(card, tenant, status) {
   updateMeter(card, tenant.isolation);
 }
 
-function lends(tenant) {
-  return tenant.lends === null ? "" : tenant.lends ? "lends" : "lends nothing now";
+/** Whether it lends, and whether it may borrow. */
+function lending(tenant, status) {
+  const lends = tenant.lends === null ? [] : [tenant.lends ? "lends" : "lends nothing now"];
+  const borrows = status.devices.flatMap((device) => device.wide.filter((wide) => wide.tenant === tenant.name));
+  const uses = status.devices.some((device) =>
+    device.shares.some((share) => share.tenant === tenant.name && share.borrowed > LENT_NOW));
+  return [...lends, ...(borrows.length ? [uses ? "borrows" : "may borrow"] : [])].join(", ");
 }
 
 function updateNumbers(card, tenant) {
