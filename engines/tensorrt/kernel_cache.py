@@ -84,11 +84,7 @@ class RuntimeCache:
     """A cache of the library and its store; several engines may share it. Methods may be called from any thread.
 
     The library's object must not be used by two threads at once, though: if two first inferences compile into one cache,
-<<<<<<< Updated upstream
     TensorRT-RTX 1.6.1 crashes the process. So a thread holds `lock` while it calls the library for a context that uses it.
-=======
-    TensorRT-RTX 1.6.1 crashes the process. So a thread that calls the library for a context with this cache holds `lock`.
->>>>>>> Stashed changes
 
     It is saved once: when it is closed, or else when it is collected or the interpreter exits. `warn` is called with errors;
     by default it logs them.
