@@ -1,6 +1,8 @@
 """`greenlane init`: what it writes can be served, and it replaces nothing."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,13 @@ def test_what_is_written_is_a_configuration_with_its_models(tmp_path: Path, caps
 
 
 def test_the_next_commands_can_be_pasted_where_the_command_is_not_on_the_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("sys.argv", [".venv/bin/greenlane", "init", str(tmp_path)])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main() == 0
-    assert "next: .venv/bin/greenlane check " in capsys.readouterr().out
+    argv = [".venv/bin/greenlane", "init", str(tmp_path)]
+    program = f"import sys; sys.argv = {argv!r}; from greenlane.__main__ import main; main()"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "next: .venv/bin/greenlane check " in done.stdout
 
 
 @pytest.mark.parametrize("there", ["greenlane.toml", "models"])
