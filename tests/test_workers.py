@@ -1,8 +1,10 @@
-"""Tests are run to the end also if a process that runs them ends early."""
+"""Slow files of tests begin first, and tests are run to the end also if a process that runs them ends early."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+from .workers import SLOWEST
 
 ROOT = Path(__file__).parents[1]
 FILES = 40
@@ -24,15 +26,43 @@ def test_ends_its_process_once():
 """
 
 
+def run_split(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What pytest says where it runs this folder's tests with the plugin."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    plugins = "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "tests.workers", "-c", str(folder / "pytest.ini")
+    command = [sys.executable, "-m", "pytest", *plugins, "--dist=loadfile", *options, str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+
+def test_slow_files_begin_first_and_then_those_of_many_tests(tmp_path: Path) -> None:
+    for name in ("test_few.py", SLOWEST[1], SLOWEST[0]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(PASSES)
+    (tmp_path / "test_many.py").write_text(PASSES + PASSES.replace("passes", "passes_too"))
+    ran = run_split(tmp_path, "--numprocesses=1", "--verbose")
+    assert ran.returncode == 0, ran.stdout
+    passed = [line.split()[-1].split("::")[0] for line in ran.stdout.splitlines() if "PASSED" in line]
+    begun = [str((ROOT / path).resolve().relative_to(tmp_path)) for path in dict.fromkeys(passed)]
+    assert begun == [*SLOWEST[:2], "test_many.py", "test_few.py"]
+
+
+def test_the_slow_files_are_there() -> None:
+    assert [path for path in SLOWEST if not (ROOT / path).is_file()] == []
+
+
 def test_all_tests_run_when_a_process_ends_that_has_done_many_files(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for number in range(FILES):
         text = PASSES * 2 if number != FILES - 2 else PASSES + ENDS_ONCE
         (tmp_path / f"test_{number:02}.py").write_text(text.replace("passes", "first", 1))
-    plugins = "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "tests.workers", "-c", str(tmp_path / "pytest.ini")
-    split = "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=1"
-    command = [sys.executable, "-m", "pytest", *plugins, *split, str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    ran = run_split(tmp_path, "--numprocesses=3", "--no-loadscope-reorder", "--max-worker-restart=1")
     assert ran.returncode == 1
     assert "crashed while running" in ran.stdout
     assert f"1 failed, {2 * FILES} passed" in ran.stdout
+
+
+def test_all_tests_run_when_the_only_process_ends_in_the_last_test_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "test_0.py").write_text(PASSES + ENDS_ONCE)
+    (tmp_path / "test_1.py").write_text(PASSES)
+    ran = run_split(tmp_path, "--numprocesses=1", "--max-worker-restart=1")
+    assert ran.returncode == 1
+    assert "1 failed, 3 passed" in ran.stdout

@@ -6,13 +6,45 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+SLOWEST = (
+    "tests/end_to_end/test_hung.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/end_to_end/test_several_devices.py",
+    "tests/end_to_end/test_admin_api.py",
+    "tests/end_to_end/test_shutdown.py",
+    "tests/end_to_end/test_http_processes_end.py",
+    "tests/end_to_end/test_watchdog.py",
+    "tests/end_to_end/test_ensembles.py",
+    "tests/end_to_end/test_device_process.py",
+    "tests/end_to_end/test_repartition.py",
+    "tests/end_to_end/test_grpc.py",
+    "tests/end_to_end/test_generate.py",
+    "tests/greenlane/prove/test_command.py",
+)
+"""Files that took about a minute or more in all on a machine of two cores, the slowest first."""
+
 
 class Scheduling(LoadFileScheduling):
-    """The tests of a file to one process. A process that ends early leaves to the others only the files that it has not done.
+    """The tests of a file to one process, the slowest files first: one that begins last leaves the other processes idle.
+
+    The others follow in the order of pytest-xdist, those with many tests first. A process that ends early leaves to the others
+    only the files that it has not done.
 
     pytest-xdist 3.8 gives them those that it has done as well: a process that gets nothing but such a file, of which no test
     is left, reports nothing, is given nothing more, and all wait for ever.
     """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        slow = next((path for path in SLOWEST if path in self.workqueue), None)
+        if slow is not None:
+            self.workqueue.move_to_end(slow, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: Any) -> None:
+        """A process runs a test only when it has another or is told to end; pytest-xdist 3.8 may give a new one just one."""
+        super()._reschedule(node)
+        if self._pending_of(self.assigned_work[node]) == 1:
+            super()._reschedule(node)
 
     def remove_node(self, node: Any) -> Any:
         done = [scope for scope, tests in self.assigned_work[node].items() if all(tests.values())]
