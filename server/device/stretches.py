@@ -253,11 +253,13 @@ class Stretches:
 
 def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
     """A text with the model, how long it takes and for how long granules are lent, and what to do."""
+    least = measured.least(home, wide)
     took = f"takes {_ms(measured.wide)} ms there" if measured.wide else ""
-    took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(measured.least(home, wide))} ms there at best"
+    took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(least)} ms there at best"
     return (
         f"{measured.model.rpartition('#')[0]} does not run on granules of others: the shortest inference seen {took}, and "
-        f"they are lent for {_ms(limit)} ms. Have the lenders lend for longer (`lend`), or limit its batches (`max_batch`)"
+        f"they are lent for {_ms(limit)} ms. Have the lenders lend for more than {_ms(least)} ms (`lend`), or limit its "
+        "batches (`max_batch`)"
     )
 
 

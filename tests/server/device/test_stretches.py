@@ -302,7 +302,8 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     times.home = 19 * 10**9
     why = (
         "a/1 does not run on granules of others: the shortest inference seen takes 19000 ms on its share, so 7600 ms there "
-        "at best, and they are lent for 500 ms. Have the lenders lend for longer (`lend`), or limit its batches (`max_batch`)"
+        "at best, and they are lent for 500 ms. Have the lenders lend for more than 7600 ms (`lend`), or limit "
+        "its batches (`max_batch`)"
     )
     for looks in range(1, 4):
         site.runtime._stretches.look()
@@ -313,6 +314,7 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     site.runtime._stretches.look()
     (state,) = await site.controller.wide.states()
     assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
+    assert "lend for more than 1000 ms" in state.too_long[0]
     times.wide = 10**8
     site.runtime._stretches.look()
     (state,) = await site.controller.wide.states()
