@@ -189,12 +189,18 @@ def taken(served: Served, tenant: str) -> int:
     return os.fstat(frontend._descriptors.memory).st_blocks * 512
 
 
+def arriving(served: Served) -> int:
+    """Bytes that have arrived of acme's bodies that are not complete."""
+    return sum(upload.received() for upload in served.service.tenants["acme"].uploads._waiting)
+
+
 def test_a_slow_upload_holds_no_memory(served: Served, http: httpx.Client) -> None:
     body, data = identity(2 * MIB)
     headers = [f"{name}: {value}" for name, value in body["headers"].items()]
     whole = post(PATH, body["content"], *headers)
     with Connection(served) as slow:
         slow.send(whole[:-1])
+        until(lambda: arriving(served) == len(body["content"]) - 1)
         assert http.post(PATH, **identity(5 * MIB)[0]).status_code == 200
         until(lambda: slots(served).nbytes == 0)  # A slot is given back just after its answer was written.
         slow.send(whole[-1:])
