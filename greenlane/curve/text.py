@@ -80,7 +80,7 @@ def conclusions(curve: Curve) -> Iterator[str]:
             f"{of}: the smallest share that keeps {wanted(curve.target)}; it was {short(p99.value)} of {p99.requests} "
             f"requests, with 95 % at most {short(p99.high)}"
         )
-        yield from _unclear(curve, below=found)
+        yield from unclear(curve, below=found)
     else:
         yield none_keeps(curve, curve.target)
 
@@ -103,8 +103,8 @@ def wanted(target: Target) -> str:
 
 def none_keeps(curve: Curve, target: Target) -> str:
     """That no share was seen to keep the target, with the best that was seen."""
-    if unclear := list(_unclear(curve)):
-        return f"it is not clear whether any share keeps {wanted(target)}; {'; '.join(unclear)}"
+    if doubts := list(unclear(curve)):
+        return f"it is not clear whether any share keeps {wanted(target)}; {'; '.join(doubts)}"
     if (found := curve.best) and found.at_rate and found.at_rate.p99:
         seen = f"the best was {short(found.at_rate.p99.value)} on {units(found.size, curve.unit)}"
     else:
@@ -113,8 +113,8 @@ def none_keeps(curve: Curve, target: Target) -> str:
     return f"no share that was measured keeps {wanted(target)}; {seen}"
 
 
-def _unclear(curve: Curve, below: Point | None = None) -> Iterator[str]:
-    """What stands in the way of a verdict, for shares below one."""
+def unclear(curve: Curve, below: Point | None = None) -> Iterator[str]:
+    """What stands in the way of a verdict, for shares below this one."""
     for point in curve.points:
         if point.at_rate is None or (below and point.granules >= below.granules):
             continue

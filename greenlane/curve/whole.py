@@ -122,17 +122,25 @@ def _need(
             print(text.row(points[count]), flush=True)
     ascending = tuple(points[count] for count in sorted(points))
     curve = Curve(tenant.name, options.batch, device.describe(), unit, sum(sizes), ascending, target)
-    chosen = curve.smallest
-    for line in text.noise(curve):
-        print(line)
-    if chosen is None:
-        print(f"{tenant.name}: {text.none_keeps(curve, target)}")
-        return Need(tenant.name, None, 0, curve)
+    need, lines = concluded(tenant, curve, sizes)
+    print("\n".join(lines))
+    return need
+
+
+def concluded(tenant: TenantConfig, curve: Curve, sizes: tuple[int, ...]) -> tuple[Need, list[str]]:
+    """What a tenant needs by what was measured for it, and the sentences that say so. Pure."""
+    lines = list(text.noise(curve))
+    if (chosen := curve.smallest) is None:
+        if curve.target is not None:
+            lines.append(f"{tenant.name}: {text.none_keeps(curve, curve.target)}")
+        return Need(tenant.name, None, 0, curve), lines
     least = tenant.min_granules or 1
     granules = max(chosen.granules, least)
     why = f", as its min_granules is {least}" if granules > chosen.granules else ""
-    print(f"{tenant.name} needs {text.units(sum(sizes[:granules]), unit)}{why}")
-    return Need(tenant.name, granules, sum(sizes[:granules]), curve)
+    lines.append(f"{tenant.name} needs {text.units(sum(sizes[:granules]), curve.unit)}{why}")
+    if chosen.granules > least:
+        lines += [f"{tenant.name}: {line}" for line in text.unclear(curve, below=chosen)]
+    return Need(tenant.name, granules, sum(sizes[:granules]), curve), lines
 
 
 def _mix(names: list[str], mix: Mapping[str, float]) -> str:

@@ -14,7 +14,8 @@ from greenlane.curve.curve import Curve
 from greenlane.curve.fit import Fit
 from greenlane.curve.intervals import P99
 from greenlane.curve.points import AtRate, Point, Target
-from greenlane.curve.whole import Need, conclude
+from greenlane.curve.whole import Need, conclude, concluded
+from server.config.tenant import TenantConfig
 from tests import models
 
 CONFIG = """
@@ -68,6 +69,19 @@ def test_a_tenant_whose_target_no_share_keeps_is_not_counted(word: str, status: 
     found, lines = conclude([need("acme", 3), need("globex", None, word=word)], "core", (1,) * 4)
     assert found == status
     assert lines == ["acme 3 = 3 cores of 4: 1 left", "not counted, as no share was seen to keep its target: globex"]
+
+
+@pytest.mark.parametrize(
+    ("least", "doubts"), [(1, ["1 core: too noisy to say (p99 4.50 to 5.50 ms); raise --seconds"]), (2, [])]
+)
+def test_smaller_shares_that_were_too_noisy_are_named_unless_the_tenant_cannot_have_them(least: int, doubts: list[str]) -> None:
+    unclear = AtRate(800.0, "too noisy", 0.002, P99(0.005, 0.0045, 0.0055, 1000))
+    keeps = AtRate(800.0, "keeps", 0.002, P99(0.003, 0.0027, 0.0033, 1000))
+    points = tuple(Point(count, count, 900.0, 0.001, 0.0011, found) for count, found in ((1, unclear), (2, keeps)))
+    curve = Curve("acme", 1, "a fake", "core", 4, points, Target(800.0, 0.005))
+    found, lines = concluded(TenantConfig(name="acme", granules=1, models=("*",), min_granules=least), curve, (1,) * 4)
+    assert found.granules == 2
+    assert lines == ["acme needs 2 cores", *(f"acme: {doubt}" for doubt in doubts)]
 
 
 @pytest.fixture
