@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from ..link.messages import ModelKey
 from ..workers.borrowing import Borrowing, BorrowingStatistics
 from ..workers.cutting import LOOK, Cutting
 from ..workers.stretching import LENDER_BUSY, LENDER_STOPPED, WHY_HOME
@@ -23,17 +24,21 @@ class _Borrower:
         self._statistics = statistics
         self._counted = 0, 0
 
-    def look(self, worker: Worker) -> None:
-        """See what its works took, and pass on to its HTTP side what follows; nothing if there were none."""
+    def look(self, worker: Worker, joined: Collection[ModelKey]) -> None:
+        """See what works of the models that are `joined` took, and pass on to its HTTP side what follows; nothing if there were
+        no works.
+        """
         counted = self._count()
         if counted != self._counted or self.cutting.trying:
             self._counted = counted
-            worker.cut(self.cutting.look(time.monotonic_ns(), worker.measured(), *counted))
+            measured = [each for each in worker.measured() if each.model in joined]
+            worker.cut(self.cutting.look(time.monotonic_ns(), measured, *counted))
 
     def forget(self, worker: Worker) -> None:
         """It runs on its home partition alone: nothing is cut."""
         worker.cut({})
         self._counted = 0, 0
+        self.cutting.settled = {}
 
     def _count(self) -> tuple[int, int]:
         """The works that were to be launched so far while the lenders rested, and those while they did not."""
@@ -49,6 +54,8 @@ class BatchCuts:
         self._workers = workers
         self._borrowers: dict[str, _Borrower] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.joined: Callable[[str], Collection[ModelKey]] = lambda _: ()
+        """The models that a tenant is served now and whose requests are joined into batches."""
 
     def __repr__(self) -> str:
         return f"<BatchCuts of {', '.join(self._borrowers) or 'no tenant'}>"
@@ -86,7 +93,7 @@ class BatchCuts:
             if worker.borrowing is not borrower.borrowing or borrower.borrowing.suspended:
                 borrower.forget(worker)
             else:
-                borrower.look(worker)
+                borrower.look(worker, self.joined(name))
                 soon = soon or borrower.cutting.trying
         return soon
 

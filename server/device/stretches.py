@@ -75,6 +75,10 @@ class Stretches:
     def __repr__(self) -> str:
         return f"<Stretches of {', '.join(name for name, each in self._tenants.items() if each.plan) or 'no tenant'}>"
 
+    def cut_only(self, joined: Callable[[str], Collection[ModelKey]]) -> None:
+        """Cut batches of no other models than these, which are a tenant's at the moment of the call."""
+        self._cuts.joined = joined
+
     async def narrow(self, names: Collection[str]) -> None:
         """Keep these tenants on their home partitions until `stretch`. Returns once nothing is in flight on the wide ones.
 

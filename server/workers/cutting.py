@@ -36,10 +36,13 @@ _UNKNOWN: Final = Known(0, 0)
 
 
 def by_key(measured: Iterable[Measured], now: int) -> dict[BatchKey, dict[int, Known]]:
-    """What is known of each batch key now. Of two that were measured of the same works, the first counts."""
+    """What is known of each batch key now. Of two that were measured of the same works, the first counts.
+
+    Works without a row are left out: a tenant's HTTP process may ask for such, and what a row took is not defined for them.
+    """
     found: dict[BatchKey, dict[int, Known]] = {}
     for each in measured:
-        if each.shapes and each.shapes[0]:
+        if each.shapes and each.shapes[0] and each.shapes[0][0] > 0:
             sizes = found.setdefault((each.model, tuple([shape[1:] for shape in each.shapes])), {})
             before = sizes.get(each.shapes[0][0], _UNKNOWN)
             sizes[each.shapes[0][0]] = Known(before.home or each.home, before.wide or each.known(now))

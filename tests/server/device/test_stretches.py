@@ -14,6 +14,7 @@ from server.admin.metrics import ServerCollector
 from server.admin.partitions import shown_wide
 from server.config.tenant import TenantConfig
 from server.errors import Conflict
+from server.link.cuts import COUNT
 from server.workers.borrowing import Borrowing
 from server.workers.stretching import Times
 from tests.fakes import FakePartition
@@ -30,6 +31,7 @@ STRETCHED = (
 def root(tmp_path: Path) -> Path:
     for name in ("a", "b"):
         add_model(tmp_path, name)
+    (tmp_path / "b" / "config.pbtxt").write_text("max_batch_size: 8")
     return tmp_path
 
 
@@ -353,6 +355,8 @@ async def test_batches_that_are_too_long_are_cut_to_the_size_that_goes_wide(site
     await site.runtime.narrow(["acme"])
     cuts.look()
     assert most(site) == 8, "the granules change hands"
+    (state,) = await site.controller.wide.states()
+    assert state.cuts == {}
 
 
 async def test_batches_are_whole_while_a_lender_has_requests_or_has_stopped(site: Site) -> None:
@@ -414,6 +418,50 @@ async def test_a_tenant_that_borrows_no_more_has_whole_batches(site: Site) -> No
     await site.runtime.stretch({})
     site.runtime._stretches._cuts.look()
     assert most(site) == 8
+
+
+async def test_only_models_whose_requests_are_joined_are_cut(site: Site) -> None:
+    """A request of no rows, as a model without batches takes it, is no reason to look at no tenant any more."""
+    await site.infer("acme", "a")
+    await go_wide(site)
+    alone = site.tenant("acme").catalog.find("a").key
+    for rows, home, wide in ((8, 1600, 900), (4, 800, 400), (0, 800, 400)):
+        times = borrowing(site)._times[alone, ((rows, *ROW[0]),)] = Times()
+        times.home, times.wide = home * 10**6, wide * 10**6
+    measure(site, 8, 1600, 900)
+    measure(site, 4, 800, 400)
+    assert not site.runtime._stretches._cuts.look()
+    assert most(site) == 4
+    (state,) = await site.controller.wide.states()
+    assert state.cuts == {"b/1": 4}
+
+
+async def test_a_model_that_was_loaded_again_begins_without_cuts(site: Site) -> None:
+    await go_wide(site)
+    measure(site, 8, 1600, 900)
+    measure(site, 4, 800, 400)
+    cuts = site.runtime._stretches._cuts
+    cuts.look()
+    assert most(site) == 4
+    await site.controller.load("acme", "b")
+    await site.infer("acme")
+    cuts.look()
+    assert most(site) == 8
+    (state,) = await site.controller.wide.states()
+    assert state.cuts == {}
+
+
+async def test_a_model_that_was_loaded_again_many_times_is_cut(site: Site) -> None:
+    await go_wide(site)
+    for _ in range(COUNT):
+        measure(site, 8, 1600, 900)
+        measure(site, 4, 800, 400)
+        await site.controller.load("acme", "b")
+    await go_wide(site)
+    measure(site, 8, 1600, 900)
+    measure(site, 4, 800, 400)
+    site.runtime._stretches._cuts.look()
+    assert most(site) == 4
 
 
 async def test_closing_waits_for_a_wide_work(site: Site) -> None:

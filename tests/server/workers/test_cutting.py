@@ -103,7 +103,8 @@ def test_what_is_known_of_a_key_is_what_was_measured_last_and_is_not_forgotten(
 
 
 def test_a_model_whose_inputs_have_no_rows_has_no_key() -> None:
-    assert by_key([Measured("m", MS, MS), Measured("m", MS, MS, ((),))], 0) == {}
+    none: list[tuple[tuple[int, ...], ...]] = [(), ((),), ((0,),), ((0, 16),)]
+    assert by_key([Measured("m", MS, MS, shapes) for shapes in none], 0) == {}
 
 
 class Borrower:
