@@ -228,7 +228,9 @@ class Controller:
         moving = [(device, runtime) for device, move in moves if move.movers for runtime in device.distinct(move.movers)]
         began = time.monotonic()
         try:
-            prepared = await together(runtime.prepare(device.of(runtime, after[device.name])) for device, runtime in moving)
+            prepared = await together(
+                runtime.moves.prepare(device.of(runtime, after[device.name])) for device, runtime in moving
+            )
             placed: dict[int, dict[str, frozenset[int]]] = {}
             for (device, _), placements in zip(moving, prepared, strict=True):
                 placed.setdefault(id(device), {}).update(placements)
@@ -238,17 +240,17 @@ class Controller:
             await self.wide.narrow(moves)
             alone = len(moving) == 1
             if not alone:
-                await halt_all([runtime for _, runtime in moving])
+                await halt_all([runtime.moves for _, runtime in moving])
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
                 self.accountant.follow(device, after[device.name])
-            for pauses in await together(runtime.switch() if alone else runtime.commit() for _, runtime in moving):
+            for pauses in await together(runtime.moves.switch() if alone else runtime.moves.commit() for _, runtime in moving):
                 record.pauses |= pauses
             for device, _ in moves:
                 device.hold(after[device.name])
         except BaseException:
             for device, _ in moves:
                 self.accountant.follow(device)
-            await asyncio.shield(together(runtime.discard() for _, runtime in moving))
+            await asyncio.shield(together(runtime.moves.discard() for _, runtime in moving))
             raise
         finally:
             self.wide.remake()
@@ -339,19 +341,19 @@ class Controller:
         return {name: frontends[name] for name in plan.go}
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """As `DeviceRuntime.load`. Raises NotFound for a tenant that has gone."""
+        """As `Models.load`. Raises NotFound for a tenant that has gone."""
         async with self.models_change(tenant):
-            await together(runtime.load(tenant, name, override) for runtime in self._runtimes(tenant))
+            await together(runtime.models.load(tenant, name, override) for runtime in self._runtimes(tenant))
 
     async def unload(self, tenant: str, name: str) -> None:
-        """As `DeviceRuntime.unload`. Raises NotFound for a tenant that has gone."""
+        """As `Models.unload`. Raises NotFound for a tenant that has gone."""
         async with self.models_change(tenant):
-            await together(runtime.unload(tenant, name) for runtime in self._runtimes(tenant))
+            await together(runtime.models.unload(tenant, name) for runtime in self._runtimes(tenant))
 
     async def refresh(self, tenant: str, name: str) -> str:
-        """As `DeviceRuntime.refresh`, on all devices of the tenant. Raises NotFound for a tenant that has gone."""
+        """As `Models.refresh`, on all devices of the tenant. Raises NotFound for a tenant that has gone."""
         async with self.models_change(tenant):
-            reasons = await together(runtime.refresh(tenant, name) for runtime in self._runtimes(tenant))
+            reasons = await together(runtime.models.refresh(tenant, name) for runtime in self._runtimes(tenant))
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:

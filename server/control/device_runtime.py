@@ -1,6 +1,8 @@
 """The device side of some tenants as the control plane sees it.
 
-It is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which.
+It is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which. Every method
+belongs to the controller's event loop. Errors are those of `server.errors` and `partitions`; Unavailable if the process has
+ended.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,30 +18,11 @@ from .stretch import Wide, WideState
 from .together import together
 
 
-class DeviceRuntime(Protocol):
-    """Has partitions, workers and models of its tenants. Every method belongs to the controller's event loop.
+class Moves(Protocol):
+    """Moves its tenants to other granules: `prepare`, `settle`, `halt` and `commit`, one move at a time.
 
-    A move takes `prepare`, `settle`, `halt` and `commit`, one move at a time; `discard` ends it at any point before `commit`
-    is done, and does nothing if there is none. Errors are those of `server.errors` and `partitions`; Unavailable if the process
-    has ended.
+    `discard` ends a move at any point before `commit` is done, and does nothing if there is none.
     """
-
-    @property
-    def away(self) -> bool:
-        """Whether its process has ended and does not serve again yet."""
-
-    async def open(self) -> DeviceInfo:
-        """What the device is. Called first. Raises DeviceUnavailable."""
-
-    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
-        """Give every tenant its first partition, page-lock the tenants' memory, and start to load their models.
-
-        Returns the host's cores that each partition reserves, None where it reserves none. Raises PartitionError or
-        ConfigError.
-        """
-
-    async def loaded(self) -> None:
-        """Wait until every configured model was tried."""
 
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         """Make partitions of these granules for the tenants that are named, and make their models ready there.
@@ -77,6 +60,10 @@ class DeviceRuntime(Protocol):
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones."""
 
+
+class Widths(Protocol):
+    """What its tenants have beside their own partitions: wide partitions on granules that others lend, and rungs of ladders."""
+
     async def narrow(self, tenants: Collection[str]) -> None:
         """Have these tenants use their home partitions alone, until `stretch`, and return when they do; they are served on.
 
@@ -98,6 +85,10 @@ class DeviceRuntime(Protocol):
     async def stretches(self) -> list[WideState]:
         """Its wide partitions, planned or made."""
 
+
+class Models(Protocol):
+    """The models of its tenants."""
+
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """Load or reload a model for one tenant; see `server.device.tenant_models`."""
 
@@ -111,25 +102,23 @@ class DeviceRuntime(Protocol):
         all of it, as the index says too; "" otherwise. A model that the tenant has unloaded or may not call is left as it is.
         """
 
-    async def prepare_models(
+    async def prepare(
         self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
     ) -> list[str]:
         """Load what these tenants may call by these lists and not by those that they have, and what has other `options`, which
         are tables [models.NAME]; nothing of it is served yet.
 
-        Returns why models cannot be served; none are changed then. `use_models` or `discard_models` follows.
+        Returns why models cannot be served; none are changed then. `use` or `discard` follows.
         """
 
-    async def use_models(
-        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
-    ) -> None:
+    async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})) -> None:
         """Serve the models of these lists with these options: what was prepared is added, and the rest of what was served goes.
 
         Returns when all requests for that have ended. If its process has ended, the next one starts with these lists, and with
         the options of the configuration.
         """
 
-    async def discard_models(self) -> None:
+    async def discard(self) -> None:
         """Free what was prepared. Does nothing if nothing was."""
 
     async def executions(self) -> list[Execution]:
@@ -137,6 +126,34 @@ class DeviceRuntime(Protocol):
 
     async def memory(self) -> list[TenantMemory]:
         """What each tenant's models take of the device's memory now."""
+
+
+class DeviceRuntime(Protocol):
+    """Has partitions, workers and models of its tenants."""
+
+    @property
+    def away(self) -> bool:
+        """Whether its process has ended and does not serve again yet."""
+
+    @property
+    def moves(self) -> Moves: ...
+    @property
+    def widths(self) -> Widths: ...
+    @property
+    def models(self) -> Models: ...
+
+    async def open(self) -> DeviceInfo:
+        """What the device is. Called first. Raises DeviceUnavailable."""
+
+    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
+        """Give every tenant its first partition, page-lock the tenants' memory, and start to load their models.
+
+        Returns the host's cores that each partition reserves, None where it reserves none. Raises PartitionError or
+        ConfigError.
+        """
+
+    async def loaded(self) -> None:
+        """Wait until every configured model was tried."""
 
     async def usage(self) -> Report | None:
         """What its tenants' works have used since its process began; None if it does not answer within about a second."""
@@ -154,12 +171,12 @@ class DeviceRuntime(Protocol):
         """Wait for work in flight, and release the device. Idempotent."""
 
 
-async def halt_all(runtimes: Sequence[DeviceRuntime]) -> None:
-    """Pause the tenants that these runtimes have prepared, all at once; none waits for a long inference of another meanwhile.
+async def halt_all(moves: Sequence[Moves]) -> None:
+    """Pause the tenants of these moves, which are prepared, all at once; none waits for a long inference of another meanwhile.
 
     Raises Conflict, naming a tenant whose work takes longer than `server.max_pause`.
     """
     while True:
-        await together(runtime.settle() for runtime in runtimes)
-        if all(await together(runtime.halt() for runtime in runtimes)):
+        await together(each.settle() for each in moves)
+        if all(await together(each.halt() for each in moves)):
             return

@@ -98,6 +98,6 @@ class LadderPlans:
                 for name in [name for name, granules in mine.items() if not granules]:
                     self.states.pop(name, None)
                 try:
-                    self._show(await runtime.hold(mine))
+                    self._show(await runtime.widths.hold(mine))
                 except (RequestError, EngineError, PartitionError) as error:  # It gets the plan when it is started again.
                     log.warning("no ladders for now: %s", error)

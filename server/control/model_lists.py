@@ -77,18 +77,18 @@ class ModelChange:
 
     async def _prepare(self, device: str, runtime: DeviceRuntime, own: Lists) -> list[str]:
         try:
-            found = await runtime.prepare_models(own, self._options)
+            found = await runtime.models.prepare(own, self._options)
         except RequestError as error:  # Such as one whose process has ended.
             found = [f"tenants.{name}.models: {error}" for name in own] or [f"device {device}: {error}"]
         return [f"device {device}: {each}" if self._spread.intersection(own) else each for each in found]
 
     async def use(self) -> None:
         """Serve what was added, and take the rest away; returns when no request for that is left."""
-        await asyncio.gather(*(runtime.use_models(own, self._options) for _, runtime, own in self._parts))
+        await asyncio.gather(*(runtime.models.use(own, self._options) for _, runtime, own in self._parts))
 
     async def discard(self) -> None:
         """Free what was prepared, on every device."""
-        found = await asyncio.gather(*(runtime.discard_models() for _, runtime, _ in self._parts), return_exceptions=True)
+        found = await asyncio.gather(*(runtime.models.discard() for _, runtime, _ in self._parts), return_exceptions=True)
         for error in found:
             if isinstance(error, BaseException):
                 log.error("models that were not added are not all freed: %s", error)

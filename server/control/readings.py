@@ -9,7 +9,7 @@ from .together import together
 
 async def executions(devices: Sequence[ControlledDevice]) -> list[Execution]:
     """How each model runs, one entry a version, also of a tenant on several devices."""
-    found = await together(runtime.executions() for device in devices for runtime in device.distinct())
+    found = await together(runtime.models.executions() for device in devices for runtime in device.distinct())
     by_version: dict[tuple[str, str, str], Execution] = {}
     for each in (execution for executions in found for execution in executions):
         key = each.tenant, each.name, each.version
@@ -19,7 +19,7 @@ async def executions(devices: Sequence[ControlledDevice]) -> list[Execution]:
 
 async def memory_on(devices: Sequence[ControlledDevice]) -> dict[str, dict[str, TenantMemory]]:
     """What each tenant's models take of each device's memory, by device and tenant."""
-    found = await together(together(runtime.memory() for runtime in device.distinct()) for device in devices)
+    found = await together(together(runtime.models.memory() for runtime in device.distinct()) for device in devices)
     return {
         device.name: {each.tenant: each for memory in memories for each in memory if each.tenant in device.runtimes}
         for device, memories in zip(devices, found, strict=True)

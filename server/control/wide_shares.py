@@ -71,7 +71,7 @@ class WideShares:
                 name for name, wide in device.wide.items() if name not in move.movers and changed.intersection(wide.granules)
             ]
             for runtime in device.distinct(names) if names else ():
-                await runtime.narrow([name for name in names if device.runtimes.get(name) is runtime])
+                await runtime.widths.narrow([name for name in names if device.runtimes.get(name) is runtime])
 
     def remake(self) -> None:
         """Granules have changed hands, or could not: plan again, in the background."""
@@ -84,7 +84,7 @@ class WideShares:
         for device in self._devices if self._any else ():
             for runtime in device.distinct():
                 try:
-                    found += await runtime.stretches()
+                    found += await runtime.widths.stretches()
                 except RequestError:  # It is being started again, and has none.
                     continue
         return found
@@ -113,7 +113,7 @@ class WideShares:
         device.wide = plans
         for runtime in device.distinct():
             try:
-                await runtime.stretch(device.of(runtime, plans))
+                await runtime.widths.stretch(device.of(runtime, plans))
             except (RequestError, EngineError, PartitionError) as error:  # It gets the plan when it is started again.
                 log.warning("no wide partitions for now: %s", error)
 

@@ -11,6 +11,7 @@ from partitions import probe as probes
 from partitions.plan import Granules
 
 from ..control.descriptions import Pause
+from ..control.device_runtime import halt_all
 from ..link.messages import ModelKey
 from ..workers.closing import close_all
 from ..workers.halting import Halting, hold
@@ -24,7 +25,7 @@ MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
 
 
 class PartitionMoves:
-    """One move at a time: `prepare`, `settle`, `halt` and `commit`, or `discard`; see `server.control.device_runtime`.
+    """One move at a time: `prepare`, `settle`, `halt` and `commit`, or `discard`; see `server.control.device_runtime.Moves`.
 
     Belongs to the event loop. `workers` are the current ones, by tenant; `commit` replaces those of tenants that move. Their
     locks are held from `prepare` to the end of the move: their models do not change meanwhile.
@@ -127,6 +128,11 @@ class PartitionMoves:
         finally:
             await self._end(before.values())
         return pauses
+
+    async def switch(self) -> dict[str, Pause]:
+        """`settle`, `halt` and `commit` at once."""
+        await halt_all([self])
+        return await self.commit()
 
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones. Does nothing without a move."""

@@ -32,7 +32,7 @@ class ModelRefresh:
         return f"<ModelRefresh of {self._models!r}>"
 
     async def refresh(self, tenant: str, name: str) -> str:
-        """Serve a model of a tenant as the repository has it now; see `DeviceRuntime.refresh`."""
+        """Serve a model of a tenant as the repository has it now; see `server.control.device_runtime.Models`."""
         reasons: list[str] = []
         await self._models.in_turn(tenant, partial(self._refresh, tenant, name, reasons))
         return "".join(reasons)

@@ -15,11 +15,9 @@ from partitions.plan import Granules
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
-from ..config.schema import Config, ModelOptions
+from ..config.schema import Config
 from ..config.tenant import TenantConfig
-from ..control.descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
-from ..control.device_runtime import halt_all
-from ..control.stretch import Wide, WideState
+from ..control.descriptions import DeviceInfo
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
@@ -31,13 +29,15 @@ from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
 from .ladders import Ladders
 from .model_lists import ModelLists
-from .model_loader import NO_OPTIONS, Read, open_model_loader
+from .model_loader import Read, open_model_loader
+from .models import Models
 from .moves import PartitionMoves
 from .reclaim import free_engines
 from .refresh import ModelRefresh
 from .stretches import Stretches
 from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
+from .widths import TenantWidths
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -83,7 +83,7 @@ class Runtime:
         max_pause = config.server.max_pause
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
         self.ladders = Ladders(device, self._workers, self._locks)
-        self._moves = PartitionMoves(
+        self.moves = PartitionMoves(
             self.manager,
             self._workers,
             self._worker_control,
@@ -96,7 +96,7 @@ class Runtime:
         numbers = {name: number for number, name in enumerate(config.tenants)}
         self._stretches = Stretches(device, self._workers, self._locks, pages, numbers, max_pause)
         self._supervision = Supervision(max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle)
-        self._models = TenantModels(
+        self._tenant_models = TenantModels(
             {name: config.tenants[name] for name in frontends},
             config.server.strict_readiness,
             frontends,
@@ -109,8 +109,10 @@ class Runtime:
             self._stretches,
             self.ladders,
         )
-        self._lists = ModelLists(self._models, self.model_loader)
-        self._refresh = ModelRefresh(self._models, frontends, self.model_loader)
+        self._lists = ModelLists(self._tenant_models, self.model_loader)
+        refresh = ModelRefresh(self._tenant_models, frontends, self.model_loader)
+        self.models = Models(self._tenant_models, self._lists, refresh)
+        self.widths = TenantWidths(self._stretches, self.ladders)
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -141,68 +143,13 @@ class Runtime:
             frontend.open(self)
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
-        self._models.start(left_out)
+        self._tenant_models.start(left_out)
         self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._locks))
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}
 
     async def loaded(self) -> None:
-        await self._models.loaded()
-
-    async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
-        return await self._moves.prepare(granules)
-
-    async def settle(self) -> None:
-        await self._moves.settle()
-
-    async def halt(self) -> bool:
-        return await self._moves.halt()
-
-    async def commit(self) -> dict[str, Pause]:
-        return await self._moves.commit()
-
-    async def switch(self) -> dict[str, Pause]:
-        await halt_all([self])
-        return await self._moves.commit()
-
-    async def discard(self) -> None:
-        await self._moves.discard()
-
-    async def narrow(self, tenants: Collection[str]) -> None:
-        await self._stretches.narrow(tenants)
-
-    async def stretch(self, plans: Mapping[str, Wide]) -> None:
-        await self._stretches.stretch(plans)
-
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
-        self.ladders.hold(rungs)
-        await self.ladders.settled()
-        return self.ladders.states()
-
-    async def stretches(self) -> list[WideState]:
-        return self._stretches.states()
-
-    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """As `TenantModels.load`."""
-        await self._models.load(tenant, name, override)
-
-    async def unload(self, tenant: str, name: str) -> None:
-        """As `TenantModels.unload`."""
-        await self._models.unload(tenant, name)
-
-    async def refresh(self, tenant: str, name: str) -> str:
-        return await self._refresh.refresh(tenant, name)
-
-    async def prepare_models(
-        self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS
-    ) -> list[str]:
-        return await self._lists.prepare(lists, options)
-
-    async def use_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS) -> None:
-        await self._lists.use(lists, options)
-
-    async def discard_models(self) -> None:
-        await self._lists.discard()
+        await self._tenant_models.loaded()
 
     async def adopt(
         self,
@@ -221,18 +168,18 @@ class Runtime:
         self._locks.add(name)
         self._worker_control.add(name)
         self._supervision.add(name, known.execution_limit(self._max_execution))
-        self._models.add(known if models is None else known.with_models(models))
+        self._tenant_models.add(known if models is None else known.with_models(models))
         self.frontends[name].open(self)
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})
         self.model_loader.number_beyond(beyond)
-        await self._models.load_tenant(name, self._lists.options)
+        await self._tenant_models.load_tenant(name, self._lists.options)
 
     async def release(self, name: str) -> None:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""
         if name not in self._locks.changing:
             return
-        async with self._models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
+        async with self._tenant_models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
             await self.ladders.remove(name)
             if worker := self._workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
@@ -240,7 +187,7 @@ class Runtime:
             self.manager.remove(name)
         self._supervision.remove(name)
         self._stretches.remove(name)
-        self._models.remove(name)
+        self._tenant_models.remove(name)
         self._locks.remove(name)
         await self._worker_control.remove(name)
         self.frontends[name].close()
@@ -258,10 +205,10 @@ class Runtime:
     async def _place(self, granules: Mapping[str, Granules]) -> None:
         """Give tenants their first partitions."""
         try:
-            await self._moves.prepare(granules)
-            await self.switch()
+            await self.moves.prepare(granules)
+            await self.moves.switch()
         except BaseException:
-            await self._moves.discard()
+            await self.moves.discard()
             raise
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
@@ -272,12 +219,6 @@ class Runtime:
         """Cancel a tenant's ticket, if it can be."""
         if worker := self._workers.get(tenant):
             worker.cancel(slot, serial)
-
-    async def executions(self) -> list[Execution]:
-        return self._models.executions()
-
-    async def memory(self) -> list[TenantMemory]:
-        return self._models.pager.memory()
 
     async def usage(self) -> Report:
         for name, worker in self._workers.items():  # So that models that have not run yet are there too.
@@ -306,7 +247,7 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.
-            changing = *self._models.ordering.values(), *self._locks.changing.values(), *self._locks.paging.values()
+            changing = *self._tenant_models.ordering.values(), *self._locks.changing.values(), *self._locks.paging.values()
             for lock in (*changing, *self._worker_control.locks.values()):
                 await locks.enter_async_context(lock)
             if self._freeing:
@@ -322,7 +263,7 @@ class Runtime:
                 frontend.close()
             self.manager.close()
             self.device.close()
-            self._models.close()
+            self._tenant_models.close()
             self._stretches.close()
 
     def on_device_lost(self, error: DeviceLost) -> None:

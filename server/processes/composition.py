@@ -145,7 +145,7 @@ class Composition:
     async def _replace_link(self, tenant: str, free: Callable[[], None]) -> None:
         """A tenant's HTTP process has a new link: have its device sides use it, then free the old one."""
         async with self._transfers.locks[tenant]:
-            await asyncio.gather(*(each.replace_link(tenant) for each in self._device_sides(tenant)))
+            await asyncio.gather(*(each.handover.replace_link(tenant) for each in self._device_sides(tenant)))
         free()
 
 

@@ -100,21 +100,21 @@ class UnloadModel(Message):
 
 
 class RefreshModel(Message):
-    """As `DeviceRuntime.refresh`. Answered with the reason."""
+    """As `Models.refresh`. Answered with the reason."""
 
     tenant: str
     name: str
 
 
 class PrepareModels(Message):
-    """As `DeviceRuntime.prepare_models`; `options` are those of `config_fields.options_fields`. Answered with the problems."""
+    """As `Models.prepare`; `options` are those of `config_fields.options_fields`. Answered with the problems."""
 
     lists: dict[str, list[str]]
     options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class UseModels(Message):
-    """As `DeviceRuntime.use_models`. Answered when that is done."""
+    """As `Models.use`. Answered when that is done."""
 
     lists: dict[str, list[str]]
     options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

@@ -126,9 +126,9 @@ class DeviceProcess:
             for change in message.changes:
                 with suppress(RequestError):  # The model is not served then, which the supervisor sees.
                     if isinstance(change, messages.LoadModel):
-                        await runtime.load(change.tenant, change.name, change.override)
+                        await runtime.models.load(change.tenant, change.name, change.override)
                     else:
-                        await runtime.unload(change.tenant, change.name)
+                        await runtime.models.unload(change.tenant, change.name)
         except BaseException:
             await asyncio.shield(self._release(message.tenant))
             raise

@@ -52,22 +52,22 @@ class RuntimeServer:
             messages.OpenDevice: self._open,
             messages.StartTenants: lambda message: self.opened.start(message.granules, message.left_out, message.models),
             messages.WaitUntilLoaded: lambda _: self.opened.loaded(),
-            messages.PrepareMove: lambda message: self.opened.prepare(message.granules),
-            messages.SettleMove: lambda _: self.opened.settle(),
-            messages.HaltMove: lambda _: self.opened.halt(),
-            messages.CommitMove: lambda _: self.opened.commit(),
-            messages.SwitchMove: lambda _: self.opened.switch(),
-            messages.DiscardMove: lambda _: self.opened.discard(),
-            messages.NarrowTenants: lambda message: self.opened.narrow(message.tenants),
+            messages.PrepareMove: lambda message: self.opened.moves.prepare(message.granules),
+            messages.SettleMove: lambda _: self.opened.moves.settle(),
+            messages.HaltMove: lambda _: self.opened.moves.halt(),
+            messages.CommitMove: lambda _: self.opened.moves.commit(),
+            messages.SwitchMove: lambda _: self.opened.moves.switch(),
+            messages.DiscardMove: lambda _: self.opened.moves.discard(),
+            messages.NarrowTenants: lambda message: self.opened.widths.narrow(message.tenants),
             messages.StretchTenants: self._stretch,
-            messages.HoldRungs: lambda message: self.opened.hold(message.rungs),
+            messages.HoldRungs: lambda message: self.opened.widths.hold(message.rungs),
             messages.GetStretches: self._stretches,
-            messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
-            messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
-            messages.RefreshModel: lambda message: self.opened.refresh(message.tenant, message.name),
-            messages.PrepareModels: lambda message: self.opened.prepare_models(message.lists, options_of(message.options)),
-            messages.UseModels: lambda message: self.opened.use_models(message.lists, options_of(message.options)),
-            messages.DiscardModels: lambda _: self.opened.discard_models(),
+            messages.LoadModel: lambda message: self.opened.models.load(message.tenant, message.name, message.override),
+            messages.UnloadModel: lambda message: self.opened.models.unload(message.tenant, message.name),
+            messages.RefreshModel: lambda message: self.opened.models.refresh(message.tenant, message.name),
+            messages.PrepareModels: lambda message: self.opened.models.prepare(message.lists, options_of(message.options)),
+            messages.UseModels: lambda message: self.opened.models.use(message.lists, options_of(message.options)),
+            messages.DiscardModels: lambda _: self.opened.models.discard(),
             messages.GetExecutions: self._executions,
             messages.GetMemory: self._memory,
             messages.GetUsage: self._usage,
@@ -97,19 +97,19 @@ class RuntimeServer:
         return DeviceInfoFields.of(await self.runtime.open())
 
     async def _executions(self, _: messages.GetExecutions) -> list[ExecutionFields]:
-        return [ExecutionFields.of(each) for each in await self.opened.executions()]
+        return [ExecutionFields.of(each) for each in await self.opened.models.executions()]
 
     async def _memory(self, _: messages.GetMemory) -> list[TenantMemoryFields]:
-        return [TenantMemoryFields.of(each) for each in await self.opened.memory()]
+        return [TenantMemoryFields.of(each) for each in await self.opened.models.memory()]
 
     async def _usage(self, _: messages.GetUsage) -> UsageReportFields:
         return UsageReportFields.of(await self.opened.usage())
 
     async def _stretch(self, message: messages.StretchTenants) -> None:
-        await self.opened.stretch({name: plan.wide() for name, plan in message.plans.items()})
+        await self.opened.widths.stretch({name: plan.wide() for name, plan in message.plans.items()})
 
     async def _stretches(self, _: messages.GetStretches) -> list[WideStateFields]:
-        return [WideStateFields.of(each) for each in await self.opened.stretches()]
+        return [WideStateFields.of(each) for each in await self.opened.widths.stretches()]
 
     def _stop_loading(self, _: messages.StopLoading) -> None:
         if self.runtime:

@@ -86,7 +86,7 @@ class SupervisedDevices:
         await connect(each.runtime, each)
         for name, link in links.items():
             if name in frontends and frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
-                await each.runtime.replace_link(name)
+                await each.runtime.handover.replace_link(name)
         if links.keys() != frontends.keys():
             log.error("a tenant moved while %s was started; starting it again", each.label)
             each.kill()

@@ -118,9 +118,9 @@ class TenantProcesses:
         self._frontends[name], self._runtimes[name], self._locks[name] = frontend, runtime, asyncio.Lock()
         frontend.open(runtime)
         if coming.device not in self._hosted:
-            runtime.join(name, frontend, coming.granules, {})
+            runtime.handover.join(name, frontend, coming.granules, {})
             if runtime.process() is coming.adopted_by:
-                await runtime.serve_adopted(name, {})
+                await runtime.handover.serve_adopted(name, {})
             else:
                 runtime.restart(f"tenant {name} has come while it was started")
         await self._supervisor.admit(name)
@@ -130,7 +130,7 @@ class TenantProcesses:
         self._supervisor.retire(name)
         runtime = self._runtimes[name]
         if runtime in self._devices.values():
-            runtime.leave(name)
+            runtime.handover.leave(name)
 
     async def end(self, name: str) -> None:
         """As `TenantHost.end`."""
@@ -142,7 +142,7 @@ class TenantProcesses:
         """End a tenant's processes, have its device process free it if there is one, and free its memory."""
         await self._supervisor.end(name)
         if runtime:
-            await runtime.release(name)
+            await runtime.handover.release(name)
         frontend.close()
 
     async def _start_hosted(self, name: str, coming: _Coming) -> Arrival:
@@ -161,7 +161,7 @@ class TenantProcesses:
         runtime = coming.runtime = self._devices[coming.device]
         coming.adopted_by = runtime.process()
         config = coming.config.tenants[name]
-        models = await runtime.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)
+        models = await runtime.handover.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)
         await self._supervisor.begin(coming.config, name, coming.frontend, coming.listeners, count=count)
         for each in models:
             await coming.frontend.publish(each.name, [model.served() for model in each.served], each.problems)

@@ -48,7 +48,7 @@ class TenantTransfers:
         try:
             beyond = max((load_of(each.key) for each in frontend.served()), default=0)
             changes, lists = source.kept.changes(tenant), source.kept.lists.of(tenant)
-            models = await target.adopt(tenant, unused, granules, changes, beyond, lists)
+            models = await target.handover.adopt(tenant, unused, granules, changes, beyond, lists)
         finally:
             unused.close()
         async with self.locks[tenant]:
@@ -57,13 +57,13 @@ class TenantTransfers:
                 await self._switch(tenant, source, target, granules, keys)
             except BaseException:
                 if self._runtimes[tenant] is source:
-                    await asyncio.shield(target.release(tenant))
+                    await asyncio.shield(target.handover.release(tenant))
                 raise
         for each in models:
             if target.process() is not process:  # It has ended, and the next one publishes its own.
                 return
             await frontend.publish(each.name, [model.served() for model in each.served], each.problems)
-        await target.forget_keys(tenant, keys)
+        await target.handover.forget_keys(tenant, keys)
 
     async def _switch(
         self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules, keys: Mapping[str, str]
@@ -71,18 +71,18 @@ class TenantTransfers:
         if source.away:
             raise Unavailable(f"tenant {tenant}: {source.label} has ended and is being started again; move it then")
         frontend = self._frontends[tenant]
-        before, changes = source.leave(tenant)
+        before, changes = source.handover.leave(tenant)
         try:
             free = await frontend.relink(self._max_pause)
         except BaseException:
-            source.stay(tenant, before)
+            source.handover.stay(tenant, before)
             raise
         self._runtimes[tenant] = target
         frontend.open(target)
-        target.join(tenant, frontend, granules, changes, source.kept.lists.of(tenant))
-        await source.release(tenant)
+        target.handover.join(tenant, frontend, granules, changes, source.kept.lists.of(tenant))
+        await source.handover.release(tenant)
         free()
-        await target.serve_adopted(tenant, keys)
+        await target.handover.serve_adopted(tenant, keys)
 
 
 def _keys(tenant: str, served: Iterable[ServedModel], models: Iterable[PublishModel]) -> dict[str, str]:

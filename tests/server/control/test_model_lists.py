@@ -23,16 +23,24 @@ class ListedRuntime(FakeRuntime):
     def __init__(self, steps: list[str], name: str) -> None:
         super().__init__(steps, name)
         self.problems: list[str] = []
+        self.models = ListedModels(self)
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
-        self._do(f"prepare {'+'.join(lists)}")
-        return self.problems
 
-    async def use_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
-        self._do(f"use {'+'.join(lists)}")
+class ListedModels:
+    """The models of a `ListedRuntime`."""
 
-    async def discard_models(self) -> None:
-        self._do("discard")
+    def __init__(self, runtime: ListedRuntime) -> None:
+        self._runtime = runtime
+
+    async def prepare(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
+        self._runtime._do(f"prepare {'+'.join(lists)}")
+        return self._runtime.problems
+
+    async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
+        self._runtime._do(f"use {'+'.join(lists)}")
+
+    async def discard(self) -> None:
+        self._runtime._do("discard")
 
 
 class Site:

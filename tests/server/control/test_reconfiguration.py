@@ -19,18 +19,29 @@ from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavaila
 from .test_several_devices import FakeRuntime
 
 
+class Models:
+    """The models of a `Runtime`."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+
+    async def prepare(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
+        self._runtime._do("prepare models")
+        return []
+
+    async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
+        self._runtime._do("use models")
+
+    async def discard(self) -> None:
+        self._runtime._do("discard models")
+
+
 class Runtime(FakeRuntime):
     """Of device 0, which has four granules."""
 
-    async def prepare_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
-        self._do("prepare models")
-        return []
-
-    async def use_models(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
-        self._do("use models")
-
-    async def discard_models(self) -> None:
-        self._do("discard models")
+    def __init__(self, steps: list[str], name: str) -> None:
+        super().__init__(steps, name)
+        self.models = Models(self)
 
     async def usage(self) -> None:
         return None

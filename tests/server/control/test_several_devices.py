@@ -27,6 +27,9 @@ class FakeRuntime:
         self.late = 0
         self._steps = steps
         self._name = name
+        self.moves: Any = self
+        self.models: Any = self
+        self.widths: Any = self
 
     def _do(self, step: str) -> None:
         self._steps.append(f"{step} {self._name}")

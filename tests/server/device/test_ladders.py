@@ -191,10 +191,10 @@ async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> Non
 
 async def test_a_refused_switch_leaves_no_threads(site: Site) -> None:
     before = {*threading.enumerate()}
-    await site.runtime.prepare({"acme": WIDE, "globex": (2, 3, 4, 5)})
+    await site.runtime.moves.prepare({"acme": WIDE, "globex": (2, 3, 4, 5)})
     new = [each for each in {*threading.enumerate()} - before if each.name.startswith("worker")]
     assert len(new) == 4
-    await site.runtime.discard()
+    await site.runtime.moves.discard()
     assert not any(each.is_alive() for each in new)
 
 
@@ -288,7 +288,7 @@ async def test_rungs_give_way_to_a_model_that_is_loaded(root: Path) -> None:
 async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(root: Path) -> None:
     async with counting(root, 40, paging=True) as site:
         key, other = (site.tenant("acme").catalog.find(name).key for name in "ab")
-        models = site.runtime._models.pager
+        models = site.runtime._tenant_models.pager
         async with models.locks["acme"]:
             assert await models._page_out("acme", key, models._source("acme", key))
         assert await used(site) == 13

@@ -181,7 +181,7 @@ async def test_a_process_that_starts_with_a_list_loads_that_one_and_one_that_hea
     await site.runtime.start(started, models={"globex": ["a"]})
     await site.runtime.loaded()
     assert (names(site.tenant("acme")), names(site.tenant("globex"))) == (["a", "b", "c"], ["a"])
-    await site.runtime.use_models({"globex": ["c", "d"]})  # It has prepared nothing.
+    await site.runtime.models.use({"globex": ["c", "d"]})  # It has prepared nothing.
     assert names(site.tenant("globex")) == ["c"]
     assert [(entry.name, entry.state) for entry in site.tenant("globex").catalog.index()] == [
         ("c", "READY"),

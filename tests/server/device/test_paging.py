@@ -122,7 +122,7 @@ async def test_an_engine_is_not_freed_while_another_tenant_is_loading_it(tmp_pat
 async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_path: Path) -> None:
     async with budgeted(tmp_path, models="ab") as site:
         b = site.tenant("acme").catalog.find("b").key
-        pages = site.runtime._models.pager
+        pages = site.runtime._tenant_models.pager
         async with pages.locks["acme"]:
             assert await pages._page_out("acme", b, pages._source("acme", b))
         reserve = pages._reserve
@@ -143,7 +143,7 @@ async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_pa
 
 async def test_a_model_that_is_unloaded_while_others_are_paged_out_is_in_nobodys_way(tmp_path: Path) -> None:
     async with budgeted(tmp_path, 30) as site:
-        pages, served = site.runtime._models.pager, site.runtime._models.served
+        pages, served = site.runtime._tenant_models.pager, site.runtime._tenant_models.served
         (stand_in,) = [e for e in site.runtime._workers["acme"].executors.values() if isinstance(e, pager.PagedExecutor)]
         stand_in.taken = {"weights": 20}
         page_out, gone, unloading = pages._page_out, [], []
@@ -223,7 +223,7 @@ async def test_a_model_with_requests_is_not_paged_out_and_the_other_waits(tmp_pa
         running = asyncio.ensure_future(site.infer("acme", "a"))
         await asyncio.to_thread(gate.wait_for_arrival)
         waiting = asyncio.ensure_future(site.infer("acme", "b"))
-        while ("acme", site.tenant("acme").catalog.find("b").key) not in site.runtime._models.pager._requested:
+        while ("acme", site.tenant("acme").catalog.find("b").key) not in site.runtime._tenant_models.pager._requested:
             await asyncio.sleep(0)
         assert await site.resident() == ["a"]
         gate.open()

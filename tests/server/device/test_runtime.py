@@ -1053,7 +1053,7 @@ async def test_a_tenant_of_another_device_comes_is_served_and_goes_again(root: P
         await runtime.release("globex")  # It is not here.
         assert granules_of(runtime) == {"acme": (0, 1)}
         assert all(closed for _, _, closed in site.pins()[stays:])
-        assert [each.tenant for each in await runtime.executions()] == ["acme", "acme"]
+        assert [each.tenant for each in await runtime.models.executions()] == ["acme", "acme"]
     assert not any(closed for _, _, closed in site.pins()[:stays])
     await runtime.close()
 

@@ -124,7 +124,7 @@ async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_it
     worker.revoke = revoke_late  # type: ignore[method-assign]
     loading = asyncio.ensure_future(site.controller.load("acme", "c"))
     await begun.wait()
-    await site.runtime.narrow(["acme"])
+    await site.runtime.widths.narrow(["acme"])
     narrowed.set()
     await loading
     before = wide(site).stream.ran
@@ -208,17 +208,17 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await asyncio.wait_for(site.runtime.stretch({}), 30)
+        await asyncio.wait_for(site.runtime.widths.stretch({}), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
-        (state,) = await site.runtime.stretches()
+        (state,) = await site.runtime.widths.stretches()
         assert state.problems == (why,)
         before = wide(site)
         gate.open()
         await asking
         await site.infer("acme")
         assert before.stream.ran == 2, "nothing more goes there"
-        await site.runtime.stretch({})
+        await site.runtime.widths.stretch({})
         assert before.closed
 
 
@@ -294,7 +294,7 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
     await site.runtime.release("acme")
     site.frontends.pop("acme")
     assert before.closed
-    assert await site.runtime.stretches() == []
+    assert await site.runtime.widths.stretches() == []
 
 
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -352,7 +352,7 @@ async def test_batches_that_are_too_long_are_cut_to_the_size_that_goes_wide(site
     (state,) = await site.controller.wide.states()
     assert state.cuts == {"b/1": 4}
     assert shown_wide(state)["cuts"] == {"b/1": 4}
-    await site.runtime.narrow(["acme"])
+    await site.runtime.widths.narrow(["acme"])
     cuts.look()
     assert most(site) == 8, "the granules change hands"
     (state,) = await site.controller.wide.states()
@@ -415,7 +415,7 @@ async def test_a_tenant_that_borrows_no_more_has_whole_batches(site: Site) -> No
     measure(site, 4, 800, 400)
     site.runtime._stretches._cuts.look()
     assert most(site) == 4
-    await site.runtime.stretch({})
+    await site.runtime.widths.stretch({})
     site.runtime._stretches._cuts.look()
     assert most(site) == 8
 
@@ -505,7 +505,7 @@ async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_bac
     key = site.tenant("acme").catalog.find("b").key
     await go_wide(site)
     before = borrowing(site).executors[key]
-    pager = site.runtime._models.pager
+    pager = site.runtime._tenant_models.pager
     async with pager.locks["acme"]:
         assert await pager._page_out("acme", key, pager._source("acme", key))
     assert before.closed  # type: ignore[attr-defined]

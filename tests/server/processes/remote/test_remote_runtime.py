@@ -111,8 +111,8 @@ async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
     """One that serves acme on granule 0."""
     runtime = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
     yield runtime
-    if runtime._channel:
-        runtime._channel.close()
+    if runtime._calls.channel:
+        runtime._calls.channel.close()
 
 
 def model(name: str) -> ServedModelFields:
@@ -147,23 +147,23 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
     for name, gate in gates.items():
         await process.hears(name)
         for call in (
-            runtime.load("acme", "m"),
-            runtime.unload("acme", "m"),
-            runtime.prepare({"acme": (1,)}),
-            runtime.halt(),
+            runtime.models.load("acme", "m"),
+            runtime.models.unload("acme", "m"),
+            runtime.moves.prepare({"acme": (1,)}),
+            runtime.moves.halt(),
             runtime.probe(),
         ):
             with pytest.raises(Unavailable, match="is being started again"):
                 await asyncio.wait_for(call, 10)
-        assert await runtime.executions() == [], "metrics are answered"
+        assert await runtime.models.executions() == [], "metrics are answered"
         await runtime.loaded()
         if name != "WaitUntilLoaded":
-            await runtime.replace_link("acme")
+            await runtime.handover.replace_link("acme")
         gate.set()
     await starting
     await until_resumed(runtime)
     assert process.types() == list(gates)
-    await runtime.load("acme", "m")
+    await runtime.models.load("acme", "m")
     process.close()
 
 
@@ -181,7 +181,7 @@ async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be
 async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.gates["LoadModel"] = asyncio.Event()
-    loading = asyncio.create_task(runtime.load("acme", "m"))
+    loading = asyncio.create_task(runtime.models.load("acme", "m"))
     await process.hears("LoadModel")
     await process.end(runtime)
     with pytest.raises(Unavailable, match=GONE):
@@ -197,10 +197,10 @@ async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_nex
     process = await served(runtime)
     for reason in ("", "no memory"):
         process.answers[messages.RefreshModel] = reason
-        assert await runtime.refresh("acme", "m") == reason
+        assert await runtime.models.refresh("acme", "m") == reason
     await process.end(runtime)
     with pytest.raises(Unavailable, match=GONE):
-        await runtime.refresh("acme", "m")
+        await runtime.models.refresh("acme", "m")
     process = Process()
     await process.start(runtime)
     await until_resumed(runtime)
@@ -212,21 +212,21 @@ async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_nex
 async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRuntime, ends: str) -> None:
     """It has not prepared the new partitions, and would stay on the old granules while others get them."""
     process = await served(runtime)
-    await runtime.prepare({"acme": (1, 2)})
+    await runtime.moves.prepare({"acme": (1, 2)})
     if ends == "after halt":
-        await runtime.halt()
+        await runtime.moves.halt()
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
     await until_resumed(runtime)
     if ends == "after prepare":
         with pytest.raises(Unavailable):
-            await runtime.halt()
-        await runtime.discard()
+            await runtime.moves.halt()
+        await runtime.moves.discard()
         assert second.types() == ["OpenDevice", "StartTenants", "WaitUntilLoaded"]
         second.close()
         return
-    await runtime.commit()  # All others have halted as well, so the plan is carried out.
+    await runtime.moves.commit()  # All others have halted as well, so the plan is carried out.
     await asyncio.wait_for(second.supervisors.closed.wait(), 10)
     await second.end(runtime)
     third = Process()
@@ -237,13 +237,13 @@ async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRunti
 
 async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forgotten(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    await runtime.prepare({"acme": (1, 2)})
-    await runtime.halt()
+    await runtime.moves.prepare({"acme": (1, 2)})
+    await runtime.moves.halt()
     await process.end(runtime)
     second = Process(StartTenants=asyncio.Event())
     starting = asyncio.create_task(second.start(runtime))
     await second.hears("StartTenants")
-    await runtime.commit()
+    await runtime.moves.commit()
     with pytest.raises(Unavailable):
         await starting
     await second.end(runtime)
@@ -256,9 +256,9 @@ async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forg
 async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.answers[messages.CommitMove] = Failed("a partition cannot be closed")
-    await runtime.prepare({"acme": (1,)})
-    await runtime.halt()
-    await runtime.commit()
+    await runtime.moves.prepare({"acme": (1,)})
+    await runtime.moves.halt()
+    await runtime.moves.commit()
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
     await process.end(runtime)
     second = Process()
@@ -270,8 +270,8 @@ async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRu
 async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.answers[messages.SwitchMove] = {"acme": Pause(0.001, True)}
-    await runtime.prepare({"acme": (1,)})
-    assert await runtime.switch() == {"acme": Pause(0.001, True)}
+    await runtime.moves.prepare({"acme": (1,)})
+    assert await runtime.moves.switch() == {"acme": Pause(0.001, True)}
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
@@ -282,9 +282,9 @@ async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: Rem
 async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.answers[messages.SwitchMove] = Conflict("tenant acme: an inference has been running for 5 s")
-    await runtime.prepare({"acme": (1,)})
+    await runtime.moves.prepare({"acme": (1,)})
     with pytest.raises(Conflict, match="tenant acme"):
-        await runtime.switch()
+        await runtime.moves.switch()
     assert not process.supervisors.closed.is_set()
     await process.end(runtime)
     second = Process()
@@ -296,9 +296,9 @@ async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: Re
 async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_granules(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.answers[messages.SwitchMove] = Failed("a partition cannot be closed")
-    await runtime.prepare({"acme": (1,)})
+    await runtime.moves.prepare({"acme": (1,)})
     with pytest.raises(Failed, match="a partition cannot be closed"):
-        await runtime.switch()
+        await runtime.moves.switch()
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
     await process.end(runtime)
     second = Process()
@@ -334,7 +334,7 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     runtime: RemoteRuntime, frontend: RemoteFrontend, at: str
 ) -> None:
     process = await served(runtime)
-    await runtime.load("acme", "m")
+    await runtime.models.load("acme", "m")
     await process.end(runtime)
     second = Process(**{at: asyncio.Event()})
     await second.start(runtime)
@@ -355,7 +355,7 @@ async def test_tenants_are_served_again_though_not_all_is_as_before(
     runtime: RemoteRuntime, frontend: RemoteFrontend, error: RequestError
 ) -> None:
     process = await served(runtime)
-    await runtime.load("acme", "m")
+    await runtime.models.load("acme", "m")
     await process.end(runtime)
     second = Process()
     second.answers |= {messages.WaitUntilLoaded: error, messages.LoadModel: error}
@@ -386,7 +386,7 @@ async def test_a_model_that_the_new_process_does_not_find_is_not_served(
 async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.answers[messages.ReplaceLink] = OSError("no descriptors")
-    await runtime.replace_link("acme")
+    await runtime.handover.replace_link("acme")
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
     process.close()
 
@@ -395,5 +395,5 @@ async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRunti
     monkeypatch.setattr("server.processes.remote.device_reports.REPORT_TIMEOUT", 0.01)
     process = await served(runtime)
     process.gates["GetExecutions"] = asyncio.Event()
-    assert await asyncio.wait_for(runtime.executions(), 10) == []
+    assert await asyncio.wait_for(runtime.models.executions(), 10) == []
     process.close()

@@ -1,0 +1,118 @@
+"""Tenants that come to a device process or leave it while it serves, and new links of those that stay."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from partitions.plan import Granules
+
+from ...config.tenant import TenantConfig
+from ...errors import RequestError, Unavailable
+from ...link.ring import Descriptors
+from ..channels import device_messages as messages
+from ..channels.config_fields import fields_of
+from .device_calls import DeviceCalls
+from .device_frontend import DeviceFrontend
+from .device_tenants import DeviceTenants
+from .kept_state import Changes, KeptState
+
+log = logging.getLogger("greenlane.processes")
+
+
+class TenantHandover:
+    """Belongs to the supervisor's event loop. A tenant comes by `adopt`, `join` and `serve_adopted`, or by `join` alone where a
+    process is being started; it goes by `leave` and `release`."""
+
+    def __init__(self, calls: DeviceCalls, tenants: DeviceTenants, kept: KeptState) -> None:
+        self._calls = calls
+        self._tenants = tenants
+        self._kept = kept
+
+    def __repr__(self) -> str:
+        return f"<TenantHandover of {self._calls.label}>"
+
+    async def adopt(
+        self,
+        tenant: str,
+        link: Descriptors,
+        granules: Granules,
+        changes: Changes,
+        beyond: int,
+        models: list[str] | None = None,
+        config: TenantConfig | None = None,
+    ) -> list[messages.PublishModel]:
+        """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
+
+        `models` is its list of models if that was changed since the start, and `config` is set for one that the process does
+        not know. Returns its models, which are not published; their keys have numbers above `beyond`. Raises as `start` does,
+        and Unavailable; nothing is left of it then.
+        """
+        if self._calls.sender is None:
+            raise self._calls.gone()
+        number, fields = self._calls.sender.send(link[:4]), fields_of(config) if config else None
+        message = messages.AdoptTenant(
+            tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond, models, fields
+        )
+        try:
+            found: list[messages.PublishModel] = await self._calls.call(message, list[messages.PublishModel])
+        except Unavailable as error:
+            raise Unavailable(f"{self._calls.label} ended while it prepared tenant {tenant}; nothing has changed") from error
+        return found
+
+    def join(
+        self,
+        tenant: str,
+        frontend: DeviceFrontend,
+        granules: Granules,
+        changes: Changes,
+        models: list[str] | None = None,
+    ) -> None:
+        """The tenant is this device's from now on, and of every process that replaces this one. `models` is as for `adopt`."""
+        self._kept.join(tenant, granules, changes, models)
+        self._tenants.frontends[tenant] = frontend
+        if self._tenants.away:  # It ended when the tenant was not in it yet.
+            frontend.fail_in_flight(str(self._calls.gone()))
+
+    async def serve_adopted(self, tenant: str, keys: Mapping[str, str]) -> None:
+        """Serve its link; `keys` are those by which its queued requests name models, and those of the models here."""
+        with suppress(Unavailable):  # The process has ended; its replacement starts with the tenant.
+            await self._calls.call(messages.NameModels(tenant, dict(keys)))
+            await self.replace_link(tenant)
+
+    async def forget_keys(self, tenant: str, keys: Iterable[str]) -> None:
+        """No request names a model by these keys any more."""
+        with suppress(Unavailable):
+            await self._calls.call(messages.ForgetKeys(tenant, list(keys)))
+
+    def leave(self, tenant: str) -> tuple[Granules, Changes]:
+        """Serve the tenant on, but not after this process was replaced. Returns its granules, and the changes of its models."""
+        self._tenants.leave(tenant)
+        return self._kept.leave(tenant), self._kept.changes(tenant)
+
+    def stay(self, tenant: str, granules: Granules) -> None:
+        """Undo `leave`."""
+        self._tenants.stay(tenant)
+        self._kept.stay(tenant, granules)
+
+    async def release(self, tenant: str) -> None:
+        """Free everything that the process has of a tenant that it does not serve any more."""
+        self._tenants.release(tenant)
+        self._kept.release(tenant)
+        with suppress(Unavailable):
+            await self._calls.call(messages.ReleaseTenant(tenant))
+
+    async def replace_link(self, tenant: str) -> None:
+        """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.
+
+        Without a process there is nothing to do: the next one starts with the new link. A process that cannot do so is
+        replaced.
+        """
+        if self._calls.sender and (channel := self._calls.channel):
+            link = self._tenants.frontends[tenant].descriptors
+            try:
+                number = self._calls.sender.send(link[:4])
+                await channel.call(messages.ReplaceLink(tenant, number, link.slots, link.nbytes))
+            except RequestError as error:
+                if not channel.closed.is_set():
+                    log.error("%s cannot change the link of %s; starting another: %s", self._calls.label, tenant, error)
+                    channel.close()

@@ -1,0 +1,74 @@
+"""Moves of tenants whose device side is in another process; see `server.control.device_runtime.Moves`."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from partitions import PartitionError
+from partitions.plan import Granules
+
+from ...control.descriptions import Pause
+from ...errors import Conflict, RequestError, Unavailable
+from ..channels import device_messages as messages
+from ..channels.messages import Message
+from ..channels.rpc import Channel
+from .device_calls import DeviceCalls
+from .kept_state import KeptState
+
+
+class RemoteMoves:
+    """Belongs to the supervisor's event loop. A move ends with the process that has prepared it."""
+
+    def __init__(self, calls: DeviceCalls, kept: KeptState) -> None:
+        self._calls = calls
+        self._kept = kept
+        self._granules: dict[str, Granules] = {}
+        self._mover: Channel | None = None
+        """The process that prepared the last move."""
+
+    def __repr__(self) -> str:
+        return f"<RemoteMoves of {self._calls.label}>"
+
+    async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
+        self._granules, self._mover = dict(granules), self._calls.channel
+        found: dict[str, frozenset[int]] = await self._calls.call(
+            messages.PrepareMove(self._granules), dict[str, frozenset[int]]
+        )
+        return found
+
+    async def settle(self) -> None:
+        await self._call(messages.SettleMove())
+
+    async def halt(self) -> bool:
+        halted: bool = await self._call(messages.HaltMove(), bool)
+        return halted
+
+    async def commit(self) -> dict[str, Pause]:
+        self._kept.on_moved(self._granules)
+        try:
+            pauses: dict[str, Pause] = await self._call(messages.CommitMove(), dict[str, Pause])
+            return pauses
+        except (RequestError, PartitionError) as error:
+            self._calls.restart(f"its tenants have other granules now: {error}")  # Or it is being started with other ones.
+            return {}
+
+    async def switch(self) -> dict[str, Pause]:
+        try:
+            pauses: dict[str, Pause] = await self._call(messages.SwitchMove(), dict[str, Pause])
+        except Conflict:
+            raise
+        except (RequestError, PartitionError) as error:
+            self._calls.restart(f"a move failed, so it may have other granules than its tenants: {error}")
+            raise
+        self._kept.on_moved(self._granules)
+        return pauses
+
+    async def discard(self) -> None:
+        with suppress(Unavailable):
+            await self._call(messages.DiscardMove())
+
+    async def _call(self, message: Message, result: Any = None) -> Any:
+        """Call the process that prepared the move. Raises Unavailable if it has ended, also if another one has replaced it."""
+        if self._mover is None or self._mover is not self._calls.channel:
+            raise self._calls.gone(" during a move,")
+        return await self._calls.call(message, result)

@@ -1,0 +1,44 @@
+"""Wide partitions and rungs of tenants whose device side is in another process; see `server.control.device_runtime.Widths`."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from partitions.plan import Granules
+
+from ...control.descriptions import RungState
+from ...control.stretch import Wide, WideState
+from ...errors import Unavailable
+from ..channels import device_messages as messages
+from ..channels.device_fields import WideFields
+from .device_calls import DeviceCalls
+from .device_reports import DeviceReports
+from .kept_state import KeptState
+
+
+class RemoteWidths:
+    """Belongs to the supervisor's event loop. What is planned is kept for a process that replaces this one."""
+
+    def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
+        self._calls = calls
+        self._kept = kept
+        self._reports = reports
+
+    def __repr__(self) -> str:
+        return f"<RemoteWidths of {self._calls.label}>"
+
+    async def narrow(self, tenants: Collection[str]) -> None:
+        self._kept.on_narrowed(tenants)
+        with suppress(Unavailable):  # A process that has ended uses nothing.
+            await self._calls.call(messages.NarrowTenants(list(tenants)))
+
+    async def stretch(self, plans: Mapping[str, Wide]) -> None:
+        self._kept.plans = dict(plans)
+        await self._calls.call(messages.StretchTenants({name: WideFields.of(plan) for name, plan in plans.items()}))
+
+    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
+        self._kept.rungs = {name: list(each) for name, each in rungs.items()}
+        found: list[RungState] = await self._calls.call(messages.HoldRungs(self._kept.rungs), list[RungState])
+        return found
+
+    async def stretches(self) -> list[WideState]:
+        return await self._reports.stretches()
