@@ -39,7 +39,7 @@ def _lane(stack: ExitStack, of: RateLimits | None) -> Lane:
     descriptors = ring.create(4, _MEMORY)
     stack.callback(descriptors.close)
     lane = Lane("acme", Scheduler(4, 1), ring.attach(descriptors), _NoCanceller())
-    lane.limits = of
+    lane.admission.limits = of
     return lane
 
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load = " ".join(f"{each:.1f}" for each in os.getloadavg())
         print(f"{options.rounds} rounds of {options.count} calls, {'' if compiled else 'not '}compiled, load {load}")
         for name, lane in cases.items():
-            found = sorted(_microseconds(lane.charge, options.count) for _ in range(options.rounds))
+            found = sorted(_microseconds(lane.admission.charge, options.count) for _ in range(options.rounds))
             print(f"{name}: {statistics.median(found):.2f} us ({found[0]:.2f} to {found[-1]:.2f})")
 
 

@@ -72,8 +72,8 @@ async def rerank(request: Request, tenant: TenantDep, service: ServiceDep) -> Re
 
 async def _body(request: Request, tenant: Tenant) -> bytes:
     """The body, unless there is no room for the request. It is charged later, when its model is known."""
-    tenant.lane.check_room()
-    tenant.lane.check_limits()
+    tenant.lane.admission.check_room()
+    tenant.lane.admission.check_limits()
     return await read_body(request, tenant.uploads)
 
 

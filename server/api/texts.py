@@ -12,7 +12,7 @@ from ..errors import DeadlineExceeded, NotFound, QueueFull
 from ..inference.inference import Inference
 from ..link.messages import Done
 from ..protocol.request import Input, write_inputs
-from ..scheduling.lane import expired
+from ..scheduling.admission import expired
 from ..tenants.running_text import RunningText
 from ..tenants.service import Tenant
 from ..text.encoder import Encoder, NoEncoder
@@ -69,7 +69,7 @@ class Texts:
             async with asyncio.timeout(self._left()):
                 return await self.text.tokens(texts, self.encoder, where)
         except TimeoutError:
-            raise self._tenant.lane.expire(self._timeout or 0.0) from None
+            raise self._tenant.lane.admission.expire(self._timeout or 0.0) from None
 
     async def results(self, tokens: Sequence[Tokens]) -> Any:
         """A row for each text. Raises what an inference ends with; then all of the request's runs are cancelled."""

@@ -33,8 +33,8 @@ class Infer:
     async def unary(self, context: Any) -> bytes:
         """ModelInfer. A flood is refused before its tensors have arrived."""
         tenant = self._tenant_port.tenant(context)
-        tenant.lane.check_room()
-        tenant.lane.check_limits()
+        tenant.lane.admission.check_room()
+        tenant.lane.admission.check_limits()
         run = Run(tenant, self._tenant_port.service.limits)
         try:
             data = await self._tenant_port.read(context)

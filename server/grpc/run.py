@@ -57,7 +57,7 @@ class Run:
         try:
             parsed = parse(data, self._limits)
         except RequestError:
-            self._tenant.lane.count_invalid()
+            self._tenant.lane.admission.count_invalid()
             raise
         size, message, long = len(data), parsed.message, parsed.long
         del data
@@ -127,7 +127,7 @@ class Run:
             self._is_over = True
             expired = time_left is not None and time_left <= 0
             gone = ClientGone("the client cancelled its call")
-            self._inference.cancel(self._tenant.lane.expire(0.0) if expired else gone)
+            self._inference.cancel(self._tenant.lane.admission.expire(0.0) if expired else gone)
 
     def _on_end(self, end: Done | Exception) -> None:
         """The end or a part has come. An error may also come between two parts. It is counted, and the slot is released."""

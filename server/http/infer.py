@@ -133,7 +133,7 @@ async def _read_body(call: Call, target: Target) -> bytes:
         body = await call.body(target.max_body, upload.add_received)
         upload.complete()
         if len(body) > announced:  # It came in chunks.
-            target.tenant.lane.charge(0, len(body))
+            target.tenant.lane.admission.charge(0, len(body))
         if (encoding := call.headers.get(b"content-encoding")) is not None:
             body = await compression.decompress(body, encoding.decode("latin-1").lower(), target.max_body, upload.reserve_more)
         return body

@@ -160,11 +160,12 @@ class HttpInference:
         size = len(body) if length is None else length
         if not SLICE < size <= min(len(body), limits.json):
             return False
-        tenant.lane.check_room()
+        tenant.lane.admission.check_room()
         slices, limit = self._inference.served.request_cache.time_slices, tenant.config.queue + tenant.config.in_flight
         if len(slices) >= limit:
             allowed = f"the limit is {limit} (tenants.{tenant.name}.queue + in_flight)"
-            raise tenant.lane.reject(f"Exceeds maximum queue size: {len(slices)} large requests wait to be parsed; {allowed}")
+            waiting = f"{len(slices)} large requests wait to be parsed"
+            raise tenant.lane.admission.reject(f"Exceeds maximum queue size: {waiting}; {allowed}")
         row = extract_row(data := body[:size])
         tenant.uploads.reserve(len(body))
         timeout = row.timeout if row else None
@@ -198,7 +199,7 @@ class HttpInference:
     def _expire(self, timeout: float) -> None:
         """The deadline passed while the JSON was parsed; a request that was cancelled before is already counted."""
         if self._on_done is not None:
-            self._fail(self._target.tenant.lane.expire(timeout))
+            self._fail(self._target.tenant.lane.admission.expire(timeout))
 
     def _end(self, end: Done | Exception, written: Written | None = None) -> None:
         """Called when the inference has ended: encode the outputs, and report the outcome."""
@@ -246,7 +247,7 @@ def refusal(error: Exception, target: Target | None) -> Reply:
     reply = refuse(error, target.tenant.name if target else None)
     fields = [(b"content-type", b"application/json")]
     fields += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    if isinstance(error, Unavailable) and target and target.tenant.lane.refusing:
+    if isinstance(error, Unavailable) and target and target.tenant.lane.admission.refusing:
         fields.append(CLOSE)  # Every other request on this connection would be refused as well.
     return Reply(reply.status, fields, orjson.dumps({"error": reply.text}))
 

@@ -37,9 +37,9 @@ class Inference:
 
     A protocol handler (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The
     constructor raises NotFound or Unavailable for the model, and refuses as the tenant's queue and its limits do (QueueFull,
-    TooLarge); `nbytes` are those of the body, as far as they are announced; others are charged by `Lane.charge`. One of several
-    for a single request is `charged` if it is not the first: where there is no room for it the handler tries again, so that is
-    not counted. Then the handler
+    TooLarge); `nbytes` are those of the body, as far as they are announced; others are charged by `Admission.charge`. One of
+    several for a single request is `charged` if it is not the first: where there is no room for it the handler tries again, so
+    that is not counted. Then the handler
     1. sets `arrived` when the request is complete,
     2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
@@ -66,7 +66,7 @@ class Inference:
         self._through: ThroughFunctions | None = None
         self.trace: Trace | None = None
         try:
-            self._visit = tenant.lane.admit(nbytes, charged)
+            self._visit = tenant.lane.admission.admit(nbytes, charged)
         except RequestError as error:
             self.count(error)
             raise
@@ -78,7 +78,7 @@ class Inference:
         """The slot to write the inputs into. Raises as the constructor does: queue and model may have changed meanwhile.
 
         They cannot have if this is called `at_once`, in the same iteration of the event loop: then they are not checked again.
-        `begun` is as for `Lane.check_room`.
+        `begun` is as for `Admission.check_room`.
         """
         if at_once:
             slot = self._slot = self._tenant.lane.slots.acquire()
@@ -110,7 +110,7 @@ class Inference:
         slot, served = self._slot, self.served
         assert slot
         self.served = self._tenant.catalog.route(self._name, self._version, self.served)
-        self._tenant.lane.check_room()
+        self._tenant.lane.admission.check_room()
         self._tenant.lane.slots.keep(slot)
         return self.served is served
 
@@ -158,7 +158,7 @@ class Inference:
     def fail(self, error: Exception) -> Exception:
         """End it for this error, as `cancel` does; the error to answer with."""
         if isinstance(error, MemoryFull):
-            error = QueueFull(str(error)) if self._charged else self._tenant.lane.reject(str(error))
+            error = QueueFull(str(error)) if self._charged else self._tenant.lane.admission.reject(str(error))
         self.cancel(error)
         return error
 
@@ -193,7 +193,7 @@ class Inference:
 
     def _leave(self, latency: int) -> None:
         """It is open no more; `latency` is from its arrival to its answer, 0 without one."""
-        lender, visit, self._visit = self._tenant.lane.lender, self._visit, ENDED
+        lender, visit, self._visit = self._tenant.lane.admission.lender, self._visit, ENDED
         if lender is not None and visit != ENDED:
             lender.end(visit, self.served.key, latency)
 
@@ -204,7 +204,7 @@ class Inference:
         if reason := _reason(error):
             self.served.statistics.failed(time.monotonic_ns() - self.arrived, reason)
         else:
-            self._tenant.lane.count_invalid()
+            self._tenant.lane.admission.count_invalid()
 
     def is_retried(self, error: BaseException) -> bool:
         """Whether this one, of several for a request, has found no room, so that there is another one in its place."""
@@ -217,7 +217,7 @@ class Inference:
     def _left(self, timeout: float, since: int) -> float:
         left = timeout - (time.monotonic_ns() - since) / 1e9
         if left <= 0:
-            raise self._tenant.lane.expire(timeout)
+            raise self._tenant.lane.admission.expire(timeout)
         return left
 
     def _end(self, end: Done | RequestError) -> None:

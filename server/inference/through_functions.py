@@ -13,7 +13,7 @@ from ..functions.thread import Call
 from ..link.messages import Done, Extent, Shape
 from ..link.slots import Slot
 from ..protocol.request import Input, write_inputs
-from ..scheduling.lane import expired
+from ..scheduling.admission import expired
 from ..tenants.catalog import ServedModel
 from ..tenants.running_functions import RunningFunctions
 from ..tenants.service import Tenant
@@ -150,7 +150,7 @@ class ThroughFunctions:
     def _expire(self) -> None:
         """The deadline has passed; a call that runs goes on, and its result is dropped."""
         self._timer = None
-        self._fail(self._tenant.lane.expire(self._timeout or 0.0))
+        self._fail(self._tenant.lane.admission.expire(self._timeout or 0.0))
 
     def _fail(self, error: Exception) -> None:
         self._report(error if isinstance(error, RequestError) else _unexpected(error))

@@ -14,18 +14,17 @@ from itertools import count
 from typing import Any
 
 from ..config.tables import dotted
-from ..errors import DeadlineExceeded, LimitExceeded, QueueFull, Unavailable
+from ..errors import Unavailable
 from ..link.blocks import BlockAllocator
 from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
+from .admission import Admission
 from .batch_runs import BatchRuns
 from .batching import Batching
 from .deadlines import Deadlines
 from .lane_statistics import LaneStatistics
 from .launcher import Launcher
-from .lender import Lender
-from .limits import LIMITS, RateLimits
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
@@ -41,10 +40,8 @@ _LOOK_AGAIN = 0.005
 class Lane:
     """One tenant's queue to its worker. Every method belongs to the event loop.
 
-    A request passes `admit` when its headers are known, `take_slot` when its body is complete, `submit` when its inputs are in
-    the slot, and `release` at its end; an answer in parts also `proceed`, after each. `refusing` is the reason why new
-    requests are refused, "" if they are not; `suspended` is the part of it that is temporary. `lender` is set if the tenant
-    lends: a request that is admitted is open there until its `lender.end`. `limits` are set if the tenant's rate is limited.
+    A request passes `admission.admit` when its headers are known, `take_slot` when its body is complete, `submit` when its
+    inputs are in the slot, and `release` at its end; an answer in parts also `proceed`, after each.
 
     `blocks` allocates the tensor memory, if other processes do so too. The lane of a `helper` has no queue of its own: it sends
     requests on to the lead's (see `tenants.relay`), with their priorities.
@@ -62,12 +59,9 @@ class Lane:
         self.name = name
         self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")), blocks)
         self.deadlines = Deadlines()
-        self.refusing = self.suspended = ""
+        self.admission = Admission(scheduler, self.deadlines)
         self._several = 0
         """Requests of several inferences that are not answered yet."""
-        self.lender: Lender | None = None
-        self.limits: RateLimits | None = None
-        self._limited = dict.fromkeys(LIMITS, 0)
         self._scheduler = scheduler
         self._link = link
         self._helper = helper
@@ -84,7 +78,6 @@ class Lane:
         self._launcher = Launcher(scheduler, self._batches, link.tickets, self._end)
         self._waiters = Waiters()
         self._relinking = Relinking(scheduler, self._waiters, self._use, self._launcher.launch)
-        self._rejected = self._expired = self._invalid = self._unread = 0
 
     def __repr__(self) -> str:
         return f"<Lane {self.name} {self._scheduler!r}>"
@@ -98,8 +91,8 @@ class Lane:
         """Stop receiving completions, and cancel all timers."""
         self._launcher.close()
         self.deadlines.close()
-        if self.lender is not None:
-            self.lender.close()
+        if self.admission.lender is not None:
+            self.admission.lender.close()
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
         self._loop = None
@@ -107,16 +100,16 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
         abandoned = len(self._abandoned) + self._batches.released()
-        requests, nbytes, connections, bodies = self._limited.values()
+        requests, nbytes, connections, bodies = self.admission.limited.values()
         return LaneStatistics(
             scheduler.waiting,
             scheduler.in_flight,
             abandoned,
-            self._rejected,
-            self._expired,
-            self._invalid,
+            self.admission.rejected,
+            self.admission.expired,
+            self.admission.invalid,
             (requests, nbytes, connections, bodies),
-            self._unread,
+            self.admission.unread,
             self._batches.cut,
         )
 
@@ -126,59 +119,12 @@ class Lane:
         waiting = [p for p in self._pending.values() if not (p.ended or p.batch or p.paused or p.slot.index in begun)]
         return Counter(pending.ticket.model for pending in waiting)
 
-    def admit(self, nbytes: int = 0, charged: bool = False) -> int:
-        """Admit an inference, if possible before its body of so many bytes is read: called once for each, to charge the limits.
-
-        Further ones of a request that takes several are `charged` already, and refused only while the lane is suspended.
-
-        Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
-        to be called with, if there is a lender. Raises as `check_room` does, and as `RateLimits.charge`.
-        """
-        self.check_room(charged, charged)
-        if self.limits is not None and not charged:
-            self.charge(1, nbytes)
-        return self.lender.begin() if self.lender is not None else 0
-
-    def check_room(self, begun: bool = False, retried: bool = False) -> None:
-        """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.
-
-        One of several inferences of a request that has `begun` is refused only while the lane is suspended. One that is
-        `retried` until there is room is not counted. Expired deadlines fire first, since they make room.
-        """
-        self.deadlines.fire_due()
-        if self.refusing and (self.suspended or not begun):
-            raise Unavailable(self.refusing)
-        try:
-            self._scheduler.check()
-        except QueueFull:
-            self._rejected += not retried
-            raise
-
-    def charge(self, requests: int, nbytes: int) -> None:
-        """Charge the limits, if there are any; `admit` does that for a request whose length is known. Raises as it does."""
-        if self.limits is not None:
-            try:
-                self.limits.charge(requests, nbytes, time.monotonic_ns() // 1000)
-            except LimitExceeded as error:
-                self.count_limited(error)
-                raise
-
-    def check_limits(self) -> None:
-        """Raise LimitExceeded if `admit` would raise it for any request now; charges nothing."""
-        if self.limits is not None:
-            try:
-                self.limits.check(time.monotonic_ns() // 1000)
-            except LimitExceeded as error:
-                self.count_limited(error)
-                raise
-
-    def count_limited(self, error: LimitExceeded) -> None:
-        """Count a refusal for one of the tenant's limits."""
-        self._limited[error.limit] += 1
-
     def take_slot(self, begun: bool = False, retried: bool = False) -> Slot:
-        """A slot to decode an admitted request into; `submit` it before the event loop goes on. Raises as `check_room` does."""
-        self.check_room(begun, retried)
+        """A slot to decode an admitted request into; `submit` it before the event loop goes on.
+
+        Raises as `Admission.check_room` does.
+        """
+        self.admission.check_room(begun, retried)
         return self.slots.acquire()
 
     def begin_several(self) -> None:
@@ -200,9 +146,7 @@ class Lane:
 
         A lane that refuses for good (`refusing` was set) goes on refusing.
         """
-        if self.refusing == self.suspended:
-            self.refusing = reason
-        self.suspended = reason
+        self.admission.suspend(reason)
         for pending in list(self._pending.values()) if reason else ():
             pending.complete(Unavailable(reason))
 
@@ -242,29 +186,11 @@ class Lane:
         self.slots.check(link.arena)
         return await self._relinking.change(link, limit)
 
-    def expire(self, timeout: float) -> DeadlineExceeded:
-        """Count a request that timed out after so many seconds; returns the error for it."""
-        self._expired += 1
-        return expired(timeout)
-
     def fail_works(self, slots: Collection[int], reason: str) -> None:
         """Fail the requests whose works are in flight in these slots, with Unavailable; their slots are free when these end."""
         for pending in list(self._pending.values()):
             if (pending.batch.slot if pending.batch else pending.slot).index in slots:
                 pending.complete(Unavailable(reason))
-
-    def count_invalid(self) -> None:
-        """Count an invalid request, such as one that is not JSON; it is no failure of its model."""
-        self._invalid += 1
-
-    def count_unread(self) -> None:
-        """Count a connection that was closed because its client did not read its answer."""
-        self._unread += 1
-
-    def reject(self, text: str) -> QueueFull:
-        """Count a request that there is no room for; returns the error for it."""
-        self._rejected += 1
-        return QueueFull(text)
 
     def submit(
         self,
@@ -428,26 +354,21 @@ class Lane:
     def _expire(self, pending: PendingRequest) -> None:
         """Its deadline has passed, whether the timer or the worker noticed first."""
         if pending.on_done:
-            pending.complete(self.expire(pending.timeout))
+            pending.complete(self.admission.expire(pending.timeout))
 
     def _expire_in_queue(self, pending: PendingRequest, limits: QueueLimits) -> None:
         """It has been queued for as long as its model allows; if it has been launched it goes on."""
         if pending.on_done and self._scheduler.waits(pending.slot.index):
-            self._expired += 1
+            self.admission.expired += 1
             pending.complete(Unavailable(limits.timeout_text))
 
     def _check_queue(self, model: ModelKey, priority: int, queues: QueuePolicy) -> int:
         """Return the priority. Raises Unavailable if as many requests are queued for the model as its configuration allows."""
         limits = queues.limits_for(priority)
         if limits.size and self._scheduler.queued(model, priority if queues.levels else None) >= limits.size:
-            self._rejected += 1
+            self.admission.rejected += 1
             raise Unavailable(limits.full_text)
         return priority
 
     def _all(self) -> list[PendingRequest | PendingBatch]:
         return [*self._pending.values(), *self._abandoned.values(), *self._batches.running.values()]
-
-
-def expired(timeout: float) -> DeadlineExceeded:
-    """The error for a request that timed out after so many seconds."""
-    return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")

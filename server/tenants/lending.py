@@ -27,4 +27,4 @@ def lend(tenant: Tenant, tenants: Mapping[str, TenantConfig], page: int, number:
     """
     own = activity.attach(page, number)
     own.expect([number for number, each in enumerate(tenants.values()) if each.burst and each.name != tenant.name])
-    tenant.lane.lender = Lender(tenant.name, own, tenants[tenant.name].lend)
+    tenant.lane.admission.lender = Lender(tenant.name, own, tenants[tenant.name].lend)

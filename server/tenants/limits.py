@@ -13,11 +13,11 @@ def limit(tenant: Tenant, config: TenantConfig, max_body: int, occupancy: Occupa
 
     `max_body` is in bytes; `occupancy` is set if the tenant has several HTTP processes.
     """
-    before = tenant.lane.limits
+    before = tenant.lane.admission.limits
     limits = _rates(config, max_body, occupancy)
     if limits:
         limits.take_over(before)
-    tenant.lane.limits = limits
+    tenant.lane.admission.limits = limits
     tenant.uploads.limit_large(config.max_large_bodies, lambda text: _exceeded(tenant, LARGE_BODIES, text))
 
 
@@ -44,5 +44,5 @@ def _rates(config: TenantConfig, max_body: int, occupancy: Occupancy | None) -> 
 
 def _exceeded(tenant: Tenant, key: str, text: str) -> LimitExceeded:
     error = LimitExceeded(f"{dotted(('tenants', tenant.name, key))}: {text}", key)
-    tenant.lane.count_limited(error)
+    tenant.lane.admission.count_limited(error)
     return error

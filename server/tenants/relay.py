@@ -126,7 +126,7 @@ class Relay:
         try:
             if has_begun(ticket):
                 raise Failed("a later part of an answer that is not known here")
-            self._lane.check_room(begun=True)  # The helper's lane has admitted it, and refuses new ones by itself.
+            self._lane.admission.check_room(begun=True)  # The helper's lane has admitted it, and refuses new ones by itself.
             request.slot = self._lane.slots.borrow(ticket.start, ticket.capacity, request.on_free)
         except Exception as error:
             self._refuse(ticket, error)

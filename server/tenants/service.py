@@ -61,7 +61,7 @@ class Tenant:
 
     def refuse(self, reason: str) -> None:
         """Refuse new requests, and those whose bodies are still arriving."""
-        self.lane.refusing = reason
+        self.lane.admission.refusing = reason
         self.uploads.refuse(reason)
 
     def suspend(self, reason: str) -> None:
@@ -117,7 +117,7 @@ class Service:
             return f"not every model could be loaded, and server.strict_readiness asks for all of them; {which}"
         if self.state != "serving":
             return f"the server is {self.state}"
-        suspended = [tenant.lane.suspended for tenant in self.tenants.values()]
+        suspended = [tenant.lane.admission.suspended for tenant in self.tenants.values()]
         if suspended and all(suspended):
             return suspended[0]
         silence = time.monotonic() - self._heartbeat_at
@@ -186,8 +186,8 @@ def open_tenant(
     else:
         scheduler = Scheduler(config.queue, config.in_flight, HORIZON, queue)
     lane = Lane(config.name, scheduler, link, control, blocks, helper)
-    uploads = Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})"), occupancy=occupancy)
-    unread = UnreadAnswers(config.memory, config.name, lane.count_unread)
+    uploads = Uploads(config.memory, lambda text: lane.admission.reject(f"{text} ({memory})"), occupancy=occupancy)
+    unread = UnreadAnswers(config.memory, config.name, lane.admission.count_unread)
     catalog = Catalog()
     catalog.expected = config.may_call
     return Tenant(config, catalog, lane, uploads, unread)
@@ -215,6 +215,6 @@ def report(tenant: Tenant) -> Report:
     """The current report of a tenant."""
     backlog = tenant.lane.backlog()
     served = [ModelReport(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
-    lane, lender = tenant.lane, tenant.lane.lender
+    lane, lender = tenant.lane, tenant.lane.admission.lender
     lending = (lender.guard.lends, lender.guard.stops) if lender else None
     return Report(served, tenant.catalog.index(), lane.statistics(), lane.slots.statistics(), lending=lending)

@@ -870,7 +870,7 @@ async def test_draining_refuses_new_requests_and_finishes_accepted_ones(root: Pa
         asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(4)]
         await asyncio.to_thread(gate.wait_for_arrival)
         draining = asyncio.ensure_future(site.controller.drain(0))
-        while not site.tenant("acme").lane.refusing:
+        while not site.tenant("acme").lane.admission.refusing:
             await asyncio.sleep(0)
         assert not site.controller.ready
         with pytest.raises(Unavailable, match="draining"):
@@ -936,12 +936,12 @@ async def test_a_worker_that_cannot_start_suspends_its_tenant_and_is_restarted(r
         site.script.fail("attach", 2)
         lane = site.tenant("acme").lane
         await site.runtime.replace_link("acme")
-        while not lane.suspended:
+        while not lane.admission.suspended:
             await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="the worker of tenant acme failed and is being restarted: scripted to fail"):
             await site.infer("acme")
         await site.infer("globex")
-        while lane.suspended:
+        while lane.admission.suspended:
             await asyncio.sleep(0.001)
         await site.infer("acme")
 
@@ -953,7 +953,7 @@ async def test_waiting_requests_fail_when_the_worker_fails(root: Path, monkeypat
         answers = await asyncio.gather(*asking, return_exceptions=True)
         assert {type(answer) for answer in answers} == {Unavailable}
         monkeypatch.undo()
-        while site.tenant("acme").lane.suspended:
+        while site.tenant("acme").lane.admission.suspended:
             await asyncio.sleep(0.001)
 
 
@@ -980,7 +980,7 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_suspended_and_others_are
             await site.controller.repartition({"acme": 1})
         await site.controller.repartition({"globex": 3})
         gate.open()
-        while lane.suspended:
+        while lane.admission.suspended:
             await asyncio.sleep(0.001)
         await site.infer("acme")
         await site.infer("globex")

@@ -84,9 +84,9 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
 
 async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
     await go_wide(site)
-    lender = site.tenant("globex").lane.lender
+    lender = site.tenant("globex").lane.admission.lender
     assert lender
-    kind = site.tenant("globex").lane.admit()
+    kind = site.tenant("globex").lane.admission.admit()
     before = wide(site).stream.ran
     await site.infer("acme")
     assert wide(site).stream.ran == before
@@ -365,9 +365,9 @@ async def test_batches_are_whole_while_a_lender_has_requests_or_has_stopped(site
     measure(site, 4, 800, 400)
     cuts = site.runtime._stretches._cuts
     cuts.look()
-    lender = site.tenant("globex").lane.lender
+    lender = site.tenant("globex").lane.admission.lender
     assert lender
-    for stop in (lambda: site.tenant("globex").lane.admit(), lambda: lender.activity.set_lends(False)):
+    for stop in (lambda: site.tenant("globex").lane.admission.admit(), lambda: lender.activity.set_lends(False)):
         assert most(site) == 4
         kind = stop()
         await site.infer("acme")
@@ -477,7 +477,7 @@ async def test_closing_waits_for_a_wide_work(site: Site) -> None:
 
 async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
     await go_wide(site)
-    lender = site.tenant("globex").lane.lender
+    lender = site.tenant("globex").lane.admission.lender
     assert lender
     lender.guard.stops = 3
     site.tenant("acme").lane._batches.cut = 2

@@ -121,8 +121,8 @@ async def test_json_over_the_limit_is_refused_without_time_slices(bench: Bench) 
 @pytest.mark.parametrize("large", [False, True])
 async def test_a_request_is_admitted_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, large: bool, outgrows: bool) -> None:
     """Also if it is parsed in time slices, or runs a second time: a quota would be charged twice."""
-    admitted, admit = [], bench.tenant.lane.admit
-    monkeypatch.setattr(bench.tenant.lane, "admit", lambda *given: admitted.append(admit(*given)) or 0)
+    admitted, admit = [], bench.tenant.lane.admission.admit
+    monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or 0)
     bench.begin(body() if large else small())
     await bench.drain_time_slices()
     if outgrows:
@@ -251,7 +251,7 @@ async def test_too_many_large_requests_are_refused(bench: Bench) -> None:
 async def test_model_and_tenant_are_checked_again_after_parsing(bench: Bench, kind: type[Exception]) -> None:
     bench.begin(body())
     if kind is Unavailable:
-        bench.tenant.lane.refusing = "the server stops"
+        bench.tenant.lane.admission.refusing = "the server stops"
     else:
         bench.tenant.catalog.expected = None  # All that there are have been listed.
         bench.tenant.catalog.put("m", [], [])

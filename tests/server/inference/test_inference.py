@@ -160,8 +160,8 @@ async def test_with_weights_each_request_has_one_version_from_its_admission_on(b
 async def test_outgrown_inference_is_admitted_once_and_ends_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
-    admitted, admit = [], bench.tenant.lane.admit
-    monkeypatch.setattr(bench.tenant.lane, "admit", lambda *given: admitted.append(admit(*given)) or 0)
+    admitted, admit = [], bench.tenant.lane.admission.admit
+    monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or 0)
     inference = bench.submit(seconds)
     again = await bench.outgrow(bench.ticket(), 3 << 20)
     assert again.capacity == 3 << 20
@@ -252,9 +252,9 @@ async def test_invalid_request_is_no_failure_of_the_model(bench: Bench) -> None:
 def lender(bench: Bench) -> Lender:
     """What makes the bench's tenant one that lends."""
     descriptor = activity.create(1)
-    bench.tenant.lane.lender = Lender("acme", activity.attach(descriptor), 0.001)
+    bench.tenant.lane.admission.lender = Lender("acme", activity.attach(descriptor), 0.001)
     os.close(descriptor)
-    return bench.tenant.lane.lender
+    return bench.tenant.lane.admission.lender
 
 
 async def test_a_request_is_open_from_its_head_to_its_answer(bench: Bench, lender: Lender) -> None:
@@ -273,10 +273,10 @@ async def test_a_request_is_open_from_its_head_to_its_answer(bench: Bench, lende
 
 
 async def test_a_request_that_is_refused_or_fails_is_open_no_more(bench: Bench, lender: Lender) -> None:
-    bench.tenant.lane.refusing = "why"
+    bench.tenant.lane.admission.refusing = "why"
     with pytest.raises(Unavailable):
         Inference(bench.tenant, "m", None)
-    bench.tenant.lane.refusing = ""
+    bench.tenant.lane.admission.refusing = ""
     bench.submit()
     assert lender.activity.open == 1
     await bench.answer(bench.ticket(), Failure("raised", "no"))

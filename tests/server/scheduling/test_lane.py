@@ -295,14 +295,14 @@ async def test_drained_waits_for_every_request_and_model_drained_for_those_of_on
 
 
 async def test_a_request_of_several_inferences_is_drained_when_it_is_answered(lane: Lane, hand: Hand) -> None:
-    lane.admit()
+    lane.admission.admit()
     lane.begin_several()
-    lane.refusing = "the server is draining"
+    lane.admission.refusing = "the server is draining"
     drained = asyncio.ensure_future(lane.drained())
     with pytest.raises(Unavailable):
-        lane.admit()
+        lane.admission.admit()
     for _ in range(2):
-        lane.admit(charged=True)
+        lane.admission.admit(charged=True)
         submit(lane, slot := lane.take_slot(begun=True), "m/1#1", SHAPES)
         await hand.end()
         lane.release(slot)
@@ -310,7 +310,7 @@ async def test_a_request_of_several_inferences_is_drained_when_it_is_answered(la
         assert not drained.done(), "there is a next one"
     lane.suspend("the device process has ended")
     with pytest.raises(Unavailable):
-        lane.admit(charged=True)
+        lane.admission.admit(charged=True)
     lane.end_several()
     await drained
 
@@ -327,7 +327,7 @@ async def test_waiting_for_drained_can_be_cancelled(lane: Lane, hand: Hand) -> N
 
 
 async def test_a_draining_lane_refuses_new_requests_with_the_reason(lane: Lane) -> None:
-    lane.refusing = "the server is draining"
+    lane.admission.refusing = "the server is draining"
     with pytest.raises(Unavailable, match="draining"):
         lane.take_slot()
 

@@ -51,7 +51,7 @@ def begin(lane: Lane, ends: list[Done | RequestError], timeout: float | None = N
 async def test_check_room_reports_a_passed_deadline_first(lane: Lane) -> None:
     ends: list[Done | RequestError] = []
     hold_up(begin(lane, ends, SHORT))
-    lane.check_room()
+    lane.admission.check_room()
     assert [type(end) for end in ends] == [DeadlineExceeded]
     assert lane.statistics().expired == 1
 
@@ -62,7 +62,7 @@ async def test_check_room_reports_a_passed_deadline_before_it_raises_queue_full(
     begin(lane, [])
     hold_up(begin(lane, ends, SHORT))
     with pytest.raises(QueueFull):
-        lane.check_room()
+        lane.admission.check_room()
     assert [type(end) for end in ends] == [DeadlineExceeded]
 
 
@@ -84,7 +84,7 @@ async def test_a_released_request_gets_no_deadline_error(lane: Lane) -> None:
     due = time.monotonic() + SHORT
     lane.release(slot)
     hold_up(due)
-    lane.check_room()
+    lane.admission.check_room()
     assert ends == []
 
 
@@ -95,6 +95,6 @@ async def test_a_closed_lane_reports_no_deadlines(lane: Lane) -> None:
     due = begin(lane, ends, SHORT)
     lane.close(loop)
     hold_up(due)
-    lane.check_room()
+    lane.admission.check_room()
     assert ends == []
     assert math.isfinite(due)

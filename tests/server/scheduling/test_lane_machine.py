@@ -171,7 +171,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert self.lane.statistics()[1:3] == (0, 0)
             if queued:
                 assert all(each.ends for each in self.asked)
-                assert self.lane.suspended == LOST
+                assert self.lane.admission.suspended == LOST
 
         self._run(work())
         self.hand = Hand(links.attach(self._create(), self.memory))  # It answers nothing any more.

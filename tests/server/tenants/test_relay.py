@@ -144,12 +144,12 @@ async def test_the_queue_is_the_tenants_and_a_refusal_is_counted_once(tenant: Te
     await settle()
     for lane in lanes:
         with pytest.raises(QueueFull, match=f"{QUEUE} requests may wait"):
-            lane.check_room()  # Before a body is read.
+            lane.admission.check_room()  # Before a body is read.
     assert [lane.statistics().rejected for lane in lanes] == [2, 1, 1]
     tenant.lead.release(asked[2][1])  # A request of the lead's own; no helper does anything.
     await settle()
     for lane in lanes:
-        lane.check_room()
+        lane.admission.check_room()
 
 
 async def test_a_helpers_request_that_has_begun_is_run_while_the_tenant_refuses_new_ones(tenant: Tenant) -> None:
@@ -159,7 +159,7 @@ async def test_a_helpers_request_that_has_begun_is_run_while_the_tenant_refuses_
     _, first = ask(helper)
     await settle()
     for lane in (tenant.lead, helper):
-        lane.refusing = "the server is draining"
+        lane.admission.refusing = "the server is draining"
     await tenant.hand.end(outputs=OUT)
     await first
     slot = helper.take_slot(begun=True)

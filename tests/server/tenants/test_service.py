@@ -98,7 +98,7 @@ def test_queue_full_names_the_setting_that_limits_the_queue(frontends: dict[str,
     full = CONFIG.tenants["acme"].model_copy(update={"queue": 0, "in_flight": 0})
     lane = open_tenant(full, frontends["acme"].link, frontends["acme"]).lane
     with pytest.raises(QueueFull, match=r"0 requests may wait, and as many do \(tenants\.acme\.queue\)$"):
-        lane.check_room()
+        lane.admission.check_room()
 
 
 @pytest.mark.parametrize("headers", [(None, None), (None, "acme"), ("Bearer globex-key", "globex")])
@@ -207,7 +207,7 @@ async def test_fail_in_flight_ends_what_runs_and_what_waits_and_bodies_that_arri
     with pytest.raises(Unavailable, match="gone again"):
         await answer
     lane.release(slot)
-    assert lane.refusing == "gone again"
+    assert lane.admission.refusing == "gone again"
     assert lane.slots.statistics().used == 0
 
 
