@@ -40,6 +40,7 @@ from .device.model_loader import Read
 from .device.runtime import Runtime
 from .errors import Unavailable
 from .host import logs
+from .host.leaving import end_now
 from .host.malloc import keep_large_blocks
 from .host.signals import Terminal
 from .host.single_worker import AnotherWorker, only_worker, worker_parent
@@ -110,7 +111,7 @@ class Application:
         self,
         source: Source,
         opener: Callable[[DeviceConfig], Device] = open_configured,
-        abandon: Callable[[int], object] = os._exit,
+        abandon: Callable[[int], object] = end_now,
         prepare: Callable[[Config], object] = lambda _: None,
         read: ReadConfig = without_file,
     ) -> None:

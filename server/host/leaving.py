@@ -12,6 +12,11 @@ from typing import NoReturn
 
 _OUTPUT_LOST = 120
 """Python's own status for output that could not be written at exit."""
+_PATIENCE = 5.0
+"""Seconds that `leave`, once it has begun, may take before `end_now` ends the process."""
+
+_ending = threading.Lock()
+"""Held by the thread that ends the process, until the process has ended."""
 
 
 def leave(status: int) -> NoReturn:
@@ -22,12 +27,22 @@ def leave(status: int) -> NoReturn:
     comes after that is left out. A KeyboardInterrupt ends the process at once.
     """
     try:
+        _ending.acquire()
         threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing calls it, too, before os._exit.
         atexit._run_exitfuncs()
         if not _flush():
             status = _OUTPUT_LOST
     finally:
         os._exit(status)
+
+
+def end_now(status: int) -> NoReturn:
+    """End this process with this status, from any thread, without what runs at its exit.
+
+    If the main thread is about to `leave`, that goes on for up to 5 seconds first, so that what it writes is whole.
+    """
+    _ending.acquire(timeout=_PATIENCE)
+    os._exit(status)
 
 
 def _flush() -> bool:

@@ -16,6 +16,7 @@ from ..config.section import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
 from ..control.watcher import Watcher
+from ..host.leaving import end_now
 from ..host.shutdown_timer import give_up
 from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
@@ -35,7 +36,7 @@ async def serve(
     opener: Opener,
     listeners: Sequence[socket.socket],
     own: Mapping[str, Sequence[socket.socket]],
-    abandon: Callable[[int], object] = os._exit,
+    abandon: Callable[[int], object] = end_now,
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
     hosted: Collection[str] = (),
     read: ReadConfig = without_file,

@@ -16,7 +16,7 @@ class Freed:
 
 def ended(code: str, out: int = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
     """A new interpreter that ran this code, with buffered output. `out` is its standard output, by default a pipe."""
-    begin = "import atexit, logging, os, signal, sys, threading\nfrom server.host.leaving import leave\n"
+    begin = "import atexit, logging, os, signal, sys, threading\nfrom server.host.leaving import end_now, leave\n"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, "-c", begin + code],
@@ -93,6 +93,43 @@ threading.Thread(target=when_main_ends).start()
 leave(5)
 """
     assert ended(code).returncode == 5
+
+
+def test_a_timer_that_fires_while_the_process_leaves_lets_it_finish() -> None:
+    code = """
+def at_exit():
+    timer = threading.Thread(target=end_now, args=[9], daemon=True)
+    timer.start()
+    timer.join(0.3)  # Long enough for it to end the process.
+    print("saved", flush=True)
+atexit.register(at_exit)
+leave(0)
+"""
+    found = ended(code)
+    assert (found.returncode, found.stdout) == (0, "saved\n")
+
+
+def test_a_process_that_hangs_while_it_leaves_is_ended() -> None:
+    code = """
+from server.host import leaving
+leaving._PATIENCE = 0.1
+def at_exit():
+    threading.Thread(target=end_now, args=[9], daemon=True).start()
+    threading.Event().wait()
+atexit.register(at_exit)
+leave(0)
+"""
+    assert ended(code).returncode == 9
+
+
+def test_a_process_is_ended_at_once_from_any_thread() -> None:
+    code = """
+atexit.register(print, "never")
+threading.Thread(target=end_now, args=[9]).start()
+threading.Event().wait()
+"""
+    found = ended(code)
+    assert (found.returncode, found.stdout) == (9, "")
 
 
 def test_coverage_of_a_process_that_leaves_is_kept(tmp_path: Path) -> None:
