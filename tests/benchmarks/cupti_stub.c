@@ -32,7 +32,7 @@ void stub_call(const char *name, long nanoseconds) {
     struct callback_data data = {.name = name, .own = &own};
     const struct timespec time = {0, nanoseconds};
     callback(0, 1, 5, &data);
-    nanosleep(&time, 0);
+    if (nanoseconds) nanosleep(&time, 0);
     data.site = 1;
     callback(0, 1, 5, &data);
 }

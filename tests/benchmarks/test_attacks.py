@@ -84,7 +84,10 @@ def test_attacks_reach_the_server_and_it_ends_while_one_is_on(tmp_path: Path) ->
     with opened(tmp_path, tmp_path / "models", 0.8) as attacked:
         for name in ("upgrade", "empty-lines", "byte-at-a-time", "empty-connections", "most-configurations"):
             crowds = ATTACKS[name]()
-            found, tallies, _ = attacked.beside(name, crowds, new=True)
+            for _ in range(5):  # Beside other tests an attack may not get through in 0.8 s.
+                found, tallies, _ = attacked.beside(name, crowds, new=True)
+                if not unreached(crowds, tallies):
+                    break
             assert unreached(crowds, tallies) == []
             assert [each.tenant for each in found] == [KEPT, NEW]
             assert all(each.count and not each.errors and not each.wrong for each in found)

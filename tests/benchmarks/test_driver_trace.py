@@ -20,16 +20,16 @@ from pathlib import Path
 from benchmarks.driver_trace.library import Trace
 stub = ctypes.CDLL(sys.argv[1])
 trace = Trace()
-trace.record_calls(Path(sys.argv[1]), least=1000)
+trace.record_calls(Path(sys.argv[1]), least=20_000)
 names = [ctypes.create_string_buffer(name) for name in (b"cuGraphLaunch", b"cuKernelGetFunction")]
-stub.stub_call(names[0], ctypes.c_long(1000))
-stub.stub_call(names[1], ctypes.c_long(3_000_000))
+stub.stub_call(names[0], ctypes.c_long(0))
+stub.stub_call(names[1], ctypes.c_long(30_000_000))
 trace.record_samples()
 ends = time.process_time() + 0.2
 while time.process_time() < ends: pass
 trace.stop()
-stub.stub_call(names[1], ctypes.c_long(3_000_000))
-print([(call.name, call.ms >= 3) for call in trace.calls()])
+stub.stub_call(names[1], ctypes.c_long(30_000_000))
+print([(call.name, call.ms >= 30) for call in trace.calls()])
 print(any(library.startswith(("python", "libpython")) for sample in trace.samples() for library, _ in sample.stack))
 """
 
