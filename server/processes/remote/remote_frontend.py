@@ -19,13 +19,12 @@ from ...link.ring import Descriptors, Link
 from ...tenants.catalog import Catalog, IndexEntry, ServedModel
 from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
-from ...tenants.totals import ended, total
 from ..channels import messages
 from ..channels.descriptors import DescriptorSender
 from ..channels.message_fields import ReportFields, ServedModelFields
 from ..channels.messages import CancelTicket, GetTotals
-from ..channels.report_source import ReportSource
 from ..channels.rpc import Channel, Malformed
+from .http_processes import HttpProcesses
 
 log = logging.getLogger("greenlane.processes")
 
@@ -41,21 +40,16 @@ class RemoteFrontend:
         self.descriptors = descriptors
         self._config = config
         self._device: DeviceSide | None = None
-        self._channel: Channel | None = None
-        self._sender: DescriptorSender | None = None
-        self._connected = asyncio.Event()
+        self._processes = HttpProcesses()
         self._catalog = Catalog()
         self._listed = False
         self._state: State = "starting"
         self._refusing = self._suspended = ""
-        self._reports = ReportSource()
-        self._helpers: dict[int, tuple[Channel, ReportSource]] = {}
-        self._ended_helpers: list[Report] = []
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
 
     def __repr__(self) -> str:
-        return f"<RemoteFrontend {self._config.name}, {self._channel!r}>"
+        return f"<RemoteFrontend {self._config.name}, {self._processes.lead!r}>"
 
     def handlers(self) -> dict[type[messages.Message], Any]:
         """The handlers of what the process may send."""
@@ -67,19 +61,17 @@ class RemoteFrontend:
 
     async def connect(self, channel: Channel, descriptors: DescriptorSender) -> None:
         """Use this process from now on, and send it what its predecessors were sent."""
-        self._channel, self._sender = channel, descriptors
-        self._connected.set()
+        self._processes.connect(channel, descriptors)
         await self._catch_up(channel)
 
     async def add_helper(self, number: int, channel: Channel) -> None:
         """Use this process, the helper of this number, too, and send it what the lead was sent."""
-        self._helpers[number] = channel, ReportSource()
+        self._processes.add_helper(number, channel)
         await self._catch_up(channel)
 
     def remove_helper(self, number: int) -> None:
         """It has ended. What it counted stays in the totals."""
-        if found := self._helpers.pop(number, None):
-            self._ended_helpers = [ended([*self._ended_helpers, found[1].last])]
+        self._processes.remove_helper(number)
 
     async def _catch_up(self, channel: Channel) -> None:
         self._send_affinity()
@@ -87,13 +79,8 @@ class RemoteFrontend:
         self._repeat_devices(channel)
         with suppress(Unavailable):
             await asyncio.gather(*published)
-        if channel in self._channels:
+        if channel in self._processes.channels:
             channel.notify(messages.SetState(self._state))
-
-    @property
-    def _channels(self) -> list[Channel]:
-        """Those to the tenant's processes, the lead's first."""
-        return [*([self._channel] if self._channel else []), *(channel for channel, _ in self._helpers.values())]
 
     def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
         for name, served, problems in self._catalog.listing():
@@ -121,19 +108,14 @@ class RemoteFrontend:
         Call it when the process at the other end has ended. Start the next one only when the worker has left the old link:
         otherwise both would write to the same blocks.
         """
-        self._forget_processes()
+        self._processes.forget()
         return self._use(links.renew(self.descriptors)).close
-
-    def _forget_processes(self) -> None:
-        self._channel = self._sender = None
-        self._helpers, self._ended_helpers = {}, []  # They end with their lead, and counting begins at zero.
-        self._connected.clear()
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         if queued:
             self._suspended = reason
-        for channel in self._channels:
-            if channel is self._channel:
+        for channel in self._processes.channels:
+            if channel is self._processes.lead:
                 channel.notify(messages.FailInFlight(reason, queued))
             elif queued:
                 channel.notify(messages.Suspend(reason))  # Its requests in flight the lead ends.
@@ -146,12 +128,12 @@ class RemoteFrontend:
         return await asyncio.shield(self._relink(limit))
 
     async def _relink(self, limit: float) -> Callable[[], None]:
-        await self._connected.wait()
-        channel, unused = self._channel, links.renew(self.descriptors)
+        await self._processes.connected.wait()
+        channel, unused = self._processes.lead, links.renew(self.descriptors)
         try:
             if not await self._send_link(unused, limit):
                 raise Conflict(not_ended(self._config.name, limit))
-            if channel is self._channel:  # Else `renew` was called, and its link is the one in use.
+            if channel is self._processes.lead:  # Else `renew` was called, and its link is the one in use.
                 unused = self._use(unused)
             return unused.close
         except BaseException:
@@ -160,11 +142,11 @@ class RemoteFrontend:
 
     async def _send_link(self, new: Descriptors, limit: float, device: str = "") -> bool:
         """Whether the process uses this link now, or has ended. Raises Failed if it cannot."""
-        channel = self._channel
+        channel, sender = self._processes.lead, self._processes.sender
         assert channel
-        assert self._sender
+        assert sender
         try:
-            number = self._sender.send(new[:4])
+            number = sender.send(new[:4])
             return bool(await channel.call(messages.Relink(number, new.slots, new.nbytes, limit, device), bool))
         except Unavailable:
             await channel.closed.wait()  # One that takes no descriptors hangs, and is killed soon.
@@ -182,8 +164,8 @@ class RemoteFrontend:
 
     async def problems(self) -> list[IndexEntry]:
         """The models that cannot be served, with the reasons, as the process has them. Raises Unavailable if it ends."""
-        assert self._channel
-        found: ReportFields = await self._channel.call(messages.GetReport(), ReportFields)
+        assert self._processes.lead
+        found: ReportFields = await self._processes.lead.call(messages.GetReport(), ReportFields)
         return [each for each in found.report().index if each.state == "UNAVAILABLE"]
 
     def open(self, device: DeviceSide) -> None:
@@ -192,15 +174,15 @@ class RemoteFrontend:
     def set_state(self, state: State) -> None:
         """Send the process the server's state."""
         self._state = state
-        self._notify(messages.SetState(state))
+        self._processes.notify(messages.SetState(state))
 
     def announce(self, name: str) -> None:
         self._catalog.announce(name)
-        self._notify(messages.Announce(name))
+        self._processes.notify(messages.Announce(name))
 
     def listed(self) -> None:
         self._listed = True
-        self._notify(messages.Listed())
+        self._processes.notify(messages.Listed())
 
     def begin_load(self, name: str) -> None:
         """Nothing to do: no other device loads it."""
@@ -212,18 +194,18 @@ class RemoteFrontend:
         """A process that ends meanwhile does not refuse: the next one runs the functions when it is sent the models."""
         if not any(each.functions for each in served):
             return ""
-        answers = await self._call_all(messages.OpenFunctions(name, [ServedModelFields.of(each) for each in served]), str)
+        answers = await self._processes.call(messages.OpenFunctions(name, [ServedModelFields.of(each) for each in served]), str)
         why = next(filter(None, answers), "")
         if why:
             self.withdraw(name)
         return why
 
     def withdraw(self, name: str) -> None:
-        self._notify(messages.CloseFunctions(name))
+        self._processes.notify(messages.CloseFunctions(name))
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
-        answers = await self._call_all(self._publication(name, served, problems), bool)
+        answers = await self._processes.call(self._publication(name, served, problems), bool)
         return bool(answers and answers[0])
 
     def _publication(self, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> messages.Publish:
@@ -234,21 +216,21 @@ class RemoteFrontend:
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         latest: dict[str, int] = {}
-        for found in await self._call_all(messages.GetLastUses(), dict[str, int]):
+        for found in await self._processes.call(messages.GetLastUses(), dict[str, int]):
             for model, used in (found or {}).items():
                 latest[model] = max(used, latest.get(model, 0))
         return latest
 
     async def page_out(self, model: ModelKey) -> bool:
         """Without a process there is no request. What a helper has not sent to its lead yet comes after it."""
-        if False in (await self._call_all(messages.PageOut(model), bool))[:1]:
+        if False in (await self._processes.call(messages.PageOut(model), bool))[:1]:
             return False
         self._catalog.paged.add(model)
         return True
 
     def page_in(self, model: ModelKey) -> None:
         self._catalog.paged.discard(model)
-        self._notify(messages.PageIn(model))
+        self._processes.notify(messages.PageIn(model))
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores
@@ -260,30 +242,27 @@ class RemoteFrontend:
         self._send_affinity()
 
     async def report(self) -> Report:
-        helpers = [source.ask(channel) for channel, source in self._helpers.values()]
-        lead, *others = await asyncio.gather(self._reports.ask(self._channel), *helpers)
-        others += self._ended_helpers
-        return total(lead, others) if others else lead
+        return await self._processes.report()
 
     async def _totals(self, _: GetTotals) -> ReportFields:
         return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
         self._refusing = reason
-        self._notify(messages.Refuse(reason))
+        self._processes.notify(messages.Refuse(reason))
 
     def suspend(self, reason: str) -> None:
         self._suspended = reason
-        self._notify(messages.Suspend(reason))
+        self._processes.notify(messages.Suspend(reason))
 
     def distrust(self, reason: str) -> None:
         """Close the channel: the supervisor replaces the process then, and gives its replacement a new link."""
         log.error("malformed message in the link of tenant %s; replacing its HTTP process: %s", self._config.name, reason)
-        if self._channel:
-            self._channel.distrust()
+        if self._processes.lead:
+            self._processes.lead.distrust()
 
     async def drained(self) -> None:
-        await self._call_all(messages.WaitUntilIdle())
+        await self._processes.call(messages.WaitUntilIdle())
 
     def close(self) -> None:
         """Free the link, and the tenant's memory once no process uses it."""
@@ -294,28 +273,13 @@ class RemoteFrontend:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""
         cores: Iterable[int] | None = self._config.front_cores or self._cores or self._assigned
         if cores:
-            self._notify(messages.SetAffinity(frozenset(cores)))
-
-    def _notify(self, message: messages.Message) -> None:
-        for channel in self._channels:
-            channel.notify(message)
-
-    async def _call_all(self, message: messages.Message, result: Any = None) -> list[Any]:
-        """Every process's answer, the lead's first; None of one that dies before it answers."""
-        return await asyncio.gather(*(_answer(channel.call(message, result)) for channel in self._channels))
+            self._processes.notify(messages.SetAffinity(frozenset(cores)))
 
     def _cancel(self, message: CancelTicket) -> None:
         if message.slot >= self.descriptors.slots:
             raise Malformed(f"slot {message.slot} of {self.descriptors.slots}")
         if self._device:
             self._device.cancel(self._config.name, message.slot, message.serial)
-
-
-async def _answer(call: "asyncio.Future[Any]") -> Any:
-    """The answer to a call; None if the process dies before it answers."""
-    with suppress(Unavailable):
-        return await call
-    return None
 
 
 def open_remote(config: TenantConfig, linked: bool = True) -> RemoteFrontend:

@@ -40,14 +40,14 @@ class SpreadFrontend(RemoteFrontend):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<SpreadFrontend {self._config.name} on {', '.join(self.members)}, {self._channel!r}>"
+        return f"<SpreadFrontend {self._config.name} on {', '.join(self.members)}, {self._processes.lead!r}>"
 
     @property
     def spread(self) -> Mapping[str, Descriptors]:
         return {name: member.descriptors for name, member in self.members.items()}
 
     def renew(self) -> Callable[[], None]:
-        self._forget_processes()
+        self._processes.forget()
         old = [member.use(links.renew(member.descriptors)) for member in self.members.values()]
 
         def free() -> None:
@@ -111,8 +111,8 @@ class SpreadFrontend(RemoteFrontend):
 
     def _send(self, message: messages.Message) -> None:
         """Send the lead what concerns one device; helpers only learn whether the tenant is served at all."""
-        for channel in self._channels:
-            channel.notify(message if channel is self._channel else messages.Suspend(self._refusing_all))
+        for channel in self._processes.channels:
+            channel.notify(message if channel is self._processes.lead else messages.Suspend(self._refusing_all))
 
     @property
     def _refusing_all(self) -> str:
@@ -121,7 +121,7 @@ class SpreadFrontend(RemoteFrontend):
         return reasons[0] if all(reasons) else ""
 
     def _repeat_devices(self, channel: Channel) -> None:
-        if channel is not self._channel:
+        if channel is not self._processes.lead:
             channel.notify(messages.Suspend(self._refusing_all))
             return
         for name, member in self.members.items():
@@ -135,11 +135,11 @@ class SpreadFrontend(RemoteFrontend):
 
     async def relink_of(self, member: "MemberFrontend", limit: float) -> Callable[[], None]:
         """As `RemoteFrontend.relink`, of the link to one device, whose process has ended."""
-        await self._connected.wait()
-        channel, unused = self._channel, links.renew(member.descriptors)
+        await self._processes.connected.wait()
+        channel, unused = self._processes.lead, links.renew(member.descriptors)
         try:
             await self._send_link(unused, limit, member.device)
-            if channel is self._channel:  # Else `renew` was called, and its links are those in use.
+            if channel is self._processes.lead:  # Else `renew` was called, and its links are those in use.
                 unused = member.use(unused)
             return unused.close
         except BaseException:

@@ -1,0 +1,77 @@
+"""The HTTP processes of one tenant that serve now: the lead, at its link's other end, and its helpers, if it has several."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from ...errors import Unavailable
+from ...tenants.frontend import Report
+from ...tenants.totals import ended, total
+from ..channels.descriptors import DescriptorSender
+from ..channels.messages import Message
+from ..channels.report_source import ReportSource
+from ..channels.rpc import Channel
+
+
+class HttpProcesses:
+    """Belongs to the supervisor's event loop. `lead` and `sender` are None while there is no lead; then nothing is sent."""
+
+    def __init__(self) -> None:
+        self.lead: Channel | None = None
+        self.sender: DescriptorSender | None = None
+        self.connected = asyncio.Event()
+        """Set while there is a lead."""
+        self._reports = ReportSource()
+        self._helpers: dict[int, tuple[Channel, ReportSource]] = {}
+        self._ended_helpers: list[Report] = []
+
+    def __repr__(self) -> str:
+        return f"<HttpProcesses {self.lead!r}, {len(self._helpers)} helpers>"
+
+    @property
+    def channels(self) -> list[Channel]:
+        """Those to all of them, the lead's first."""
+        return [*([self.lead] if self.lead else []), *(channel for channel, _ in self._helpers.values())]
+
+    def connect(self, channel: Channel, descriptors: DescriptorSender) -> None:
+        """The lead is this process from now on."""
+        self.lead, self.sender = channel, descriptors
+        self.connected.set()
+
+    def add_helper(self, number: int, channel: Channel) -> None:
+        """The helper of this number is this process from now on."""
+        self._helpers[number] = channel, ReportSource()
+
+    def remove_helper(self, number: int) -> None:
+        """It has ended. What it counted stays in the reports."""
+        if found := self._helpers.pop(number, None):
+            self._ended_helpers = [ended([*self._ended_helpers, found[1].last])]
+
+    def forget(self) -> None:
+        """The lead has ended, and its helpers with it; counting begins at zero."""
+        self.lead = self.sender = None
+        self._helpers, self._ended_helpers = {}, []
+        self.connected.clear()
+
+    def notify(self, message: Message) -> None:
+        """Send all of them this message."""
+        for channel in self.channels:
+            channel.notify(message)
+
+    async def call(self, message: Message, result: Any = None) -> list[Any]:
+        """Every process's answer, the lead's first; None of one that dies before it answers."""
+        return await asyncio.gather(*(_answer(channel.call(message, result)) for channel in self.channels))
+
+    async def report(self) -> Report:
+        """What all of them have counted; of one that does not answer, what it last reported."""
+        helpers = [source.ask(channel) for channel, source in self._helpers.values()]
+        lead, *others = await asyncio.gather(self._reports.ask(self.lead), *helpers)
+        others += self._ended_helpers
+        return total(lead, others) if others else lead
+
+
+async def _answer(call: "asyncio.Future[Any]") -> Any:
+    """The answer to a call; None if the process dies before it answers."""
+    with suppress(Unavailable):
+        return await call
+    return None
