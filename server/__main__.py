@@ -90,10 +90,17 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             server = Server(_uvicorn(application, config.server.keep_alive), application.unanswered)
             server.run(sockets=listeners)
             return 0 if server.started else 1
-        return _serve_processes(config, read)
+
+        def abandon(status: int) -> None:
+            try:
+                stack.close()  # The demo's models are in a folder that this removes.
+            finally:
+                os._exit(status)
+
+        return _serve_processes(config, read, abandon)
 
 
-def _serve_processes(config: Config, read: ReadConfig) -> int:
+def _serve_processes(config: Config, read: ReadConfig, abandon: Callable[[int], object]) -> int:
     ports = {name: tenant.port for name, tenant in config.tenants.items() if tenant.port}
     listeners, own = listen(config.server.host, config.server.port, ports)
     grpc = {name: tenant.grpc_port for name, tenant in config.tenants.items() if tenant.grpc_port}
@@ -108,6 +115,7 @@ def _serve_processes(config: Config, read: ReadConfig) -> int:
             open_configured,
             listeners,
             own,
+            abandon,
             hosted=hosted,
             read=lambda: _on_cores(read(), hosted),
         )

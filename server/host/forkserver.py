@@ -1,18 +1,29 @@
 """The forkserver, from which a server forks its processes: started before this process imports the server itself.
 
 Both import the same modules, which takes each a second or more, and do so at the same time then.
+
+multiprocessing gives the forkserver's socket a name in the folder for temporary files. A process that is killed leaves that
+there, and a folder whose own name is long has no room for it, as the kernel takes up to 107 bytes. So the socket is bound by
+way of a descriptor of its folder, removed at once, and reached by a descriptor of its own.
 """
 
 import multiprocessing
 import os
 import signal
-from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Lock, current_thread, main_thread
+from typing import Any, cast
 
 from .signals import blocked_in_children
+
+_DESCRIPTORS = "/proc/self/fd/"
+_starting = Lock()
+"""Held while it is started: there is one for the whole process, as in multiprocessing."""
 
 
 def context() -> ForkServerContext:
@@ -23,11 +34,12 @@ def context() -> ForkServerContext:
 
 
 def start() -> None:
-    """Start the forkserver, if there is none. Blocks, but does not wait until it has loaded its modules."""
+    """Start the forkserver, if there is none. Blocks, but does not wait until it has loaded its modules. Raises OSError."""
     context()
     resource_tracker.ensure_running()  # Its start unblocks both signals, and the forkserver would start it otherwise.
-    with blocked_in_children():
-        forkserver.ensure_running()
+    with _starting, blocked_in_children():
+        if not _is_running():
+            _start_without_name()
 
 
 def start_early(config: str | None) -> None:
@@ -46,3 +58,70 @@ def start_early(config: str | None) -> None:
         start()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def pid() -> int | None:
+    """The forkserver's process id, for which multiprocessing has no public name; None if there is no forkserver."""
+    found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return found
+
+
+def kill() -> None:
+    """Kill it, if there is one. Any thread."""
+    if (number := pid()) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _is_running() -> bool:
+    """Whether it was started and has not ended. Its exit status is left to multiprocessing."""
+    if (number := pid()) is None:
+        return False
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    return False
+
+
+def _start_without_name() -> None:
+    """Start it with a socket that only this process can reach, and that has no name any more when this returns."""
+    started: Any = forkserver._forkserver
+    before: str | None = started._forkserver_address
+    folder = tempfile.mkdtemp(prefix="greenlane-")
+    try:
+        inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _socket_at(f"{_DESCRIPTORS}{inside}/forkserver") as path:
+                forkserver.ensure_running()
+                started._forkserver_address = ""  # It is that of a folder which is removed.
+            started._forkserver_address = _reach(path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink("forkserver", dir_fd=inside)
+            os.close(inside)
+    finally:
+        os.rmdir(folder)
+        if before and before.startswith(_DESCRIPTORS) and before != started._forkserver_address:
+            os.close(int(before.removeprefix(_DESCRIPTORS)))
+
+
+@contextmanager
+def _socket_at(path: str) -> Iterator[str]:
+    """Have multiprocessing bind the next socket here."""
+    module = cast(Any, connection)
+    choose, module.arbitrary_address = module.arbitrary_address, lambda _: path
+    try:
+        yield path
+    finally:
+        module.arbitrary_address = choose
+
+
+def _reach(path: str) -> str:
+    """A path to the forkserver's socket that stays when its name is removed, as long as this process runs.
+
+    Without it nothing could be forked, so if there is no descriptor left for it the forkserver is ended. Raises OSError.
+    """
+    try:
+        return f"{_DESCRIPTORS}{os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)}"
+    except OSError:
+        kill()
+        raise

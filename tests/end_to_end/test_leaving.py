@@ -73,7 +73,7 @@ def serve_and_end(words: Sequence[str], folder: Path, port: int, given: Any = No
     """The exit status of this command after SIGTERM, once every process of it has ended. `given` is for its stdin."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with (
-        TemporaryDirectory() as temporary,  # Its name is short enough for a socket's.
+        TemporaryDirectory() as temporary,
         subprocess.Popen(words, cwd=folder, env=environment(folder) | {"TMPDIR": temporary}, text=True, **pipes) as popen,  # type: ignore[call-overload]
     ):
         try:

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from multiprocessing import forkserver, reduction
+from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any
@@ -61,7 +61,10 @@ def inherited_all(descriptors: Mapping[str, int]) -> dict[str, int]:
 
 
 def prepare() -> None:
-    """Start the forkserver, unless that was done early. Blocks, but does not wait until it has loaded its modules."""
+    """Start the forkserver, unless that was done early. Blocks, but does not wait until it has loaded its modules.
+
+    Raises OSError.
+    """
     early.start()
 
 
@@ -121,18 +124,16 @@ class Forkserver:
         self._stopped_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Forkserver {forkserver_pid()}>"
+        return f"<Forkserver {early.pid()}>"
 
     @staticmethod
     def kill() -> None:
         """Kill it, if there is one. Any thread."""
-        if (pid := forkserver_pid()) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        early.kill()
 
     def check(self, now: float) -> None:
         """Kill it if it has been stopped for too long at this time, in seconds."""
-        pid = forkserver_pid()
+        pid = early.pid()
         if pid is None or not observe(pid).stopped:
             self._stopped_at = None
         elif self._stopped_at is None:
@@ -142,12 +143,7 @@ class Forkserver:
             self.kill()
 
 
-def forkserver_pid() -> int | None:
-    """The forkserver's process id, for which multiprocessing has no public name; None if there is no forkserver."""
-    found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    return found
-
-
 def _start(process: BaseProcess) -> None:
-    with blocked_in_children():  # The forkserver may have ended; then this starts another.
+    early.start()  # The forkserver may have ended.
+    with blocked_in_children():
         process.start()

@@ -1,0 +1,79 @@
+"""What a server keeps in the folder for temporary files: nothing that is left there, and nothing that needs a short name."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from greenlane.load.server_process import alive
+
+from .processes import Running, client, configure, running
+from .wire import answered, until
+
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["identity"]
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of the processes that are started, with a name that is too long for a socket's."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def acme(server: Running) -> httpx.Client:
+    return client(server, **{"X-Tenant": "acme"})
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_server_has_no_temporary_files_and_starts_whatever_the_length_of_their_folders_name(
+    temporary: Path, tmp_path: Path, standard: Path
+) -> None:
+    with running(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server, acme(server) as http:
+        assert answered(http) == 200
+        assert left(temporary) == []
+        descriptors = len(os.listdir(f"/proc/{server.popen.pid}/fd"))
+        for _ in range(2):
+            _kill_forkserver(server)
+            with acme(server) as again:
+                assert answered(again) == 200
+            assert left(temporary) == []
+        assert len(os.listdir(f"/proc/{server.popen.pid}/fd")) <= descriptors, "one for each forkserver is left open"
+
+
+def _kill_forkserver(server: Running) -> None:
+    """And those processes without which no request is answered, so that others are forked from another one."""
+    parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
+    children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane (disp")]
+    for pid in (parent, *(child.pid for child in children)):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(children))
+
+
+def test_the_demos_models_are_removed_after_a_second_signal_too(temporary: Path) -> None:
+    given = {name: value for name, value in os.environ.items() if name != "GREENLANE_CONFIG"}
+    words = [sys.executable, "-m", "server", "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=given) as popen:
+        server = Running(popen)
+        try:
+            server.start(["listening on"])
+            assert [name.partition("-demo-")[0] for name in left(temporary)] == ["greenlane"]
+            server.signal()
+            server.wait_for_log("draining: ")
+            server.signal()
+            server.wait()
+        finally:
+            server.close()
+    assert left(temporary) == []
