@@ -53,13 +53,13 @@ async def advice(
         if controller.state not in ("serving", "incomplete", "starting"):
             raise Unavailable(f"the server is {controller.state}")
     after, wide = await _counted(controller), await _wide(controller)
+    lends = {tenant.name: report.lending[0] for tenant, report in await controller.reports() if report.lending}
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
         for name in controller.tenants
         if (device := _device(controller, name)) is not None
     }
     needs = {name: need(before[name], after[name]) for name in before if name in after}
-    lends = {tenant.name: report.lending[0] for tenant, report in await controller.reports() if report.lending}
     for name, about in tenants.items():
         about["lending"] = lending_advice.advise_lender(name, lends.get(name))
         if name in wide:

@@ -26,7 +26,7 @@ def advise_borrower(before: WideState, after: WideState, needs: Mapping[str, Nee
     home = {why: max(0, number - before.home_launches.get(why, 0)) for why, number in after.home_launches.items()}
     whole, lenders = ran + sum(home.values()), " and ".join(after.lent)
     sentences = []
-    if whole:
+    if whole and after.lent:  # Otherwise the wide partition has gone meanwhile.
         fact = f"{ran} of {whole} inferences ran on granules that {lenders} {'lends' if len(after.lent) == 1 else 'lend'}"
         why, number = max(home.items(), key=lambda item: item[1], default=("", 0))
         named = number >= MOSTLY * whole and number
@@ -50,8 +50,8 @@ def advise_neighbours(tenant: str, burst: int | None, neighbours: list[Neighbour
     if not idle or any(each.lends for each in neighbours):
         return []
     names = ", ".join(f"{each.name} ({100 * (each.busy or 0):.0f} %)" for each in idle)
-    how = "with `lend` there" if burst else f"with `lend` there and a `burst` for {tenant}"
-    return [f"little used: {names}. {how.capitalize()}, {tenant} could use those granules while they are idle"]
+    how = "With `lend` there" if burst else f"With `lend` there and a `burst` for {tenant}"
+    return [f"little used: {names}. {how}, {tenant} could use those granules while they are idle"]
 
 
 def _why(why: str, number: int, state: WideState, needs: Mapping[str, Need]) -> str:

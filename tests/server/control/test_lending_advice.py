@@ -46,6 +46,11 @@ def test_a_borrower_reads_what_is_too_long_and_what_could_not_be_made() -> None:
     assert advise_borrower(state(), after, {}) == ["spin does not run there", "mlp: no memory"]
 
 
+def test_without_a_wide_partition_at_the_end_no_lender_is_made_up() -> None:
+    after = state(3, owner_busy=4)._replace(lent={}, problems=("granules [0, 1]: no memory",))
+    assert advise_borrower(state(), after, NEEDS) == ["granules [0, 1]: no memory"]
+
+
 @pytest.mark.parametrize("why", WHY_HOME)
 def test_every_reason_to_stay_at_home_is_said_in_words(why: str) -> None:
     (said,) = advise_borrower(state(), state(0, **{why: 7}), NEEDS)
@@ -90,6 +95,11 @@ def test_a_tenant_that_needs_more_reads_of_idle_neighbours(
     burst: int | None, neighbours: list[Neighbour], said: list[str]
 ) -> None:
     assert advise_neighbours("acme", burst, neighbours) == said
+
+
+def test_a_tenants_name_is_written_as_it_is() -> None:
+    (said,) = advise_neighbours("AcmeEU", None, [Neighbour("Globex", 0.0, lends=False)])
+    assert said.startswith("little used: Globex (0 %). With `lend` there and a `burst` for AcmeEU, AcmeEU could use")
 
 
 @given(st.lists(st.builds(Neighbour, st.sampled_from(["globex", "initech"]), st.floats(0, 1), st.booleans()), max_size=4))
