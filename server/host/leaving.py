@@ -1,7 +1,7 @@
 """How a process ends after an orderly shutdown: what has to run at its exit runs, and the interpreter is not taken down.
 
-Python frees at its end what modules still hold, in an order that libraries written in C do not expect: a server that had
-drained once crashed there, in an object of such a library that was freed after its module's globals.
+Python frees at its end what modules still hold, in an order that libraries written in C need not expect; a crash there would be
+the server's exit status.
 """
 
 import atexit

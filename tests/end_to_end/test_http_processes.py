@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from greenlane.load.server_process import alive, free_port
+from server.processes.http_side.http_process import _UNAUTHENTICATED_RATE
 from server.tenants.auth import digest
 
 from .harness import cores
@@ -83,6 +85,21 @@ def acme(server: Running) -> Iterator[httpx.Client]:
 def globex(server: Running) -> Iterator[httpx.Client]:
     with client(server, **KEY) as http:
         yield http
+
+
+def test_a_flood_of_connections_that_are_no_tenants_is_answered_at_a_limited_rate(server: Running) -> None:
+    """All in full, and each at once while they are few; the others wait, so that tenants get the cores."""
+    beyond = _UNAUTHENTICATED_RATE // 2
+
+    def refused(_: int) -> int:
+        with Connection(server) as connection:
+            connection.send(b"\x16\x03\x01\r\n\r\n")
+            return connection.answer().status
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as clients:
+        assert set(clients.map(refused, range(_UNAUTHENTICATED_RATE + beyond))) == {400}
+    assert time.monotonic() - began >= beyond / _UNAUTHENTICATED_RATE
 
 
 def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:

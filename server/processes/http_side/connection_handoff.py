@@ -3,11 +3,13 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from ...http.head import Head
+from ...scheduling.limits import TokenBucket
 from ...tenants.service import Service
 from ..channels import handoff
 from ..channels.handoff import Handoff
@@ -35,7 +37,8 @@ class ConnectionHandoff:
     """The connections of one HTTP process. Belongs to the event loop.
 
     `end` is this process's end of the socket to the dispatcher, `name` that of the process; `own_port` is its tenant's, None if
-    it has none. `service` returns what says whose a request is. `server` serves the connections; `spawn` runs a task.
+    it has none. `service` returns what says whose a request is. `server` serves the connections; `spawn` runs a task. With
+    `pace` no more connections are taken than it allows: the others wait at the dispatcher.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class ConnectionHandoff:
         own_port: int | None,
         service: Callable[[], Service],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        pace: TokenBucket | None = None,
     ) -> None:
         self.server: Server
         self._end = end
@@ -52,6 +56,7 @@ class ConnectionHandoff:
         self._own_port = own_port
         self._service = service
         self._spawn = spawn
+        self._pace = pace
 
     def __repr__(self) -> str:
         return f"<ConnectionHandoff of {self._name}>"
@@ -60,7 +65,7 @@ class ConnectionHandoff:
         """Take connections from now on; this server serves them."""
         self.server = server
         self._end.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_handoff)
+        self._watch()
 
     def take_all(self) -> None:
         """Take all connections that were already handed over."""
@@ -85,13 +90,22 @@ class ConnectionHandoff:
             return False
         return True
 
+    def _watch(self) -> None:
+        asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_handoff)
+
     def _on_handoff(self) -> None:
         """Connections have arrived, or the dispatcher has ended."""
         with suppress(BlockingIOError):
             for _ in range(_MAX_ACCEPTS):
+                if self._pace and (wait := self._pace.wait(1, time.monotonic_ns() // 1000)):
+                    asyncio.get_running_loop().remove_reader(self._end.fileno())
+                    asyncio.get_running_loop().call_later(wait / 1e6, self._watch)
+                    return
                 if not self._receive_next():
                     asyncio.get_running_loop().remove_reader(self._end.fileno())
                     return
+                if self._pace:
+                    self._pace.take(1)
 
     def _receive_next(self) -> bool:
         """Take one connection; False once the dispatcher is gone. Raises BlockingIOError if there is none now."""

@@ -24,6 +24,7 @@ from ...http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, conne
 from ...http.infer import Infer
 from ...http.paths import is_infer
 from ...link.occupancy import LEAD
+from ...scheduling.limits import TokenBucket
 from ...tenants.frontend import Report
 from ...tenants.limits import limit, too_many_connections
 from ...tenants.service import Service, Tenant
@@ -47,6 +48,10 @@ log = logging.getLogger("greenlane.processes")
 
 _NICE = 10
 """Added to the niceness of the shared and the unauthenticated HTTP process, so that tenants' processes go first."""
+_UNAUTHENTICATED_RATE = 200
+"""Connections that show no valid tenant and are served in a second, and at once if there were none before. All of them are
+refused, or passed on once their headers are complete; those of a flood wait, so that tenants get the cores.
+"""
 _SHORT_KEEP_ALIVE = 5
 """Seconds for which an idle connection without a tenant is kept, at most."""
 
@@ -92,7 +97,8 @@ class HttpProcess:
         self._grpc: GrpcServer | None = None
         tenant = arguments.config.tenants.get(arguments.name)
         own_port, service = tenant.port if tenant else None, lambda: self._service
-        self._handoff = ConnectionHandoff(arguments.handoff, arguments.name, own_port, service, self._spawn)
+        pace = TokenBucket(_UNAUTHENTICATED_RATE, _UNAUTHENTICATED_RATE) if arguments.name == UNAUTHENTICATED else None
+        self._handoff = ConnectionHandoff(arguments.handoff, arguments.name, own_port, service, self._spawn, pace)
         self._server = Server(self._uvicorn())
         if arguments.name in (SHARED, UNAUTHENTICATED):
             self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]

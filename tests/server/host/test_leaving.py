@@ -11,7 +11,7 @@ class Freed:
     def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGSEGV):
         kill(own, number)
 """
-"""What a library did once: an object that is freed after the globals of its module crashes the process."""
+"""What an object of a library in C may do that is freed after the globals of its module: crash the process."""
 
 
 def ended(code: str, out: int = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
