@@ -275,8 +275,11 @@ def open_instance(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[
 
 
 def _kernels(loaded: LoadedPlan, mode: GraphMode, made: ExitStack) -> RuntimeCache:
-    """The kernels that the engine's instances share, or others for one without captured graphs: see `shared_kernels`."""
-    if not mode.capture:
+    """The kernels that the engine's instances share, or others for one without captured graphs: see `shared_kernels`.
+
+    Nothing is shared where the library has no cache: then an instance would only wait for others.
+    """
+    if not mode.capture or "cache_path" not in loaded.api.features:
         return made.enter_context(loaded.open_kernel_cache())
     kernels = loaded.kernels.take()
     made.callback(loaded.kernels.give_back)

@@ -7,7 +7,8 @@ an H200 binding MobileNetV2 a second time took 0.11 s with the first instance's 
 
 Two threads must not use the library's cache at once, so a thread that calls the library for one of these instances holds
 `RuntimeCache.lock`. Launching a captured graph is no such call. An instance without captured graphs calls the library in each
-inference, and would wait while another tenant's instance compiles; so it has a cache of its own.
+inference, and would wait while another tenant's instance compiles; so it has a cache of its own. So has each instance of a
+library that keeps no kernels, where an instance may stop capturing at any time.
 """
 
 from collections.abc import Callable

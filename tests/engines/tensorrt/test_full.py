@@ -1,6 +1,8 @@
 """The engine on a simulated TensorRT 10.11 and 11.4, which lack much of what TensorRT-RTX has."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -45,6 +47,26 @@ def test_copies_and_engine_are_one_graph_of_ours(full: Bench) -> None:
     assert "cuGraphLaunch" in full.gpu.log[begun:]
     assert "IExecutionContext.execute_async_v3" not in full.gpu.log[begun:]
     executor.close()
+
+
+def test_inferences_without_a_graph_do_not_wait_while_another_partition_opens_its_instance(full: Bench) -> None:
+    """The library has no cache of kernels, so there is nothing that two threads must not use at once."""
+    engine = full.load(full.plan())
+    with closing(full.device.carve([1])) as other, ThreadPoolExecutor(1) as thread:
+        first = engine.bind(full.partition)
+        full.gpu.capturable = False
+        assert_right(first, rows(5))
+        assert first.describe()["graphs"] == "none"
+        served = list[object]()
+
+        def serve() -> None:
+            served.append(thread.submit(full.partition.run, lambda: assert_right(first, rows(5, 1))).result(10))
+
+        full.gpu.meanwhile("ICudaEngine.create_execution_context", serve)
+        second = engine.bind(other)
+        assert len(served) == 1
+        second.close()
+        first.close()
 
 
 def test_several_are_in_flight(full: Bench) -> None:
