@@ -33,7 +33,7 @@ from .config.schema import Config
 from .config.section import ConfigError
 from .control.reload import ReadConfig, without_file
 from .host import logs
-from .host.leaving import leave
+from .host.leaving import end_now, leave
 from .http.connection import HttpConnection
 from .processes.http_side.uvicorn_server import Server
 from .processes.serve import serve
@@ -95,7 +95,7 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             try:
                 stack.close()  # The demo's models are in a folder that this removes.
             finally:
-                os._exit(status)
+                end_now(status)
 
         return _serve_processes(config, read, abandon)
 
