@@ -46,6 +46,7 @@ def start_early(config: str | None) -> None:
     """The same before it is known what is served; not for a configuration file that may ask for one process alone.
 
     SIGHUP is ignored meanwhile, and so in all processes that are forked: they end with this one, not with the terminal.
+    Raises SystemExit with a sentence where it cannot be started.
     """
     path = config or os.environ.get("GREENLANE_CONFIG")
     with suppress(OSError):  # Whoever reads it next says what is wrong.
@@ -56,6 +57,9 @@ def start_early(config: str | None) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         start()
+    except OSError as error:
+        where = "a socket is made at the start in the folder for temporary files, which TMPDIR names"
+        raise SystemExit(f"greenlane: no process can be started: {error}; {where}") from error
     finally:
         signal.signal(signal.SIGHUP, before)
 

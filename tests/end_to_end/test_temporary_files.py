@@ -77,3 +77,15 @@ def test_the_demos_models_are_removed_after_a_second_signal_too(temporary: Path)
         finally:
             server.close()
     assert left(temporary) == []
+
+
+def test_without_a_folder_for_temporary_files_the_start_ends_with_one_line(tmp_path: Path, standard: Path) -> None:
+    """As where all file systems are read-only: no file may have a byte."""
+    config = configure(tmp_path / "greenlane.toml", standard, TENANTS)
+    words = ["prlimit", "--fsize=0", sys.executable, "-B", "-m", "server", "--config", str(config)]
+    given = {name: value for name, value in os.environ.items() if not name.startswith("COV")}  # Which could not be written.
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=given)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("greenlane: no process can be started: [Errno 2] No usable temporary directory found in ['")
+    assert line.endswith("; a socket is made at the start in the folder for temporary files, which TMPDIR names")
