@@ -111,20 +111,20 @@ class Cutting:
         return f"<Cutting to {self.settled}, the lenders rest at {self.rests:.0%} of the launches>"
 
     def look(self, now: int, measured: Iterable[Measured], rested: int, not_rested: int) -> dict[BatchKey, int]:
-        """To how many rows batches of which keys are cut from now on. The counts are of works that were to be launched so far
-        while the lenders rested, and while they did not.
+        """To how many rows batches of which keys are cut from now on; those of which a size is only tried come last. The counts
+        are of works that were to be launched so far while the lenders rested, and while they did not.
         """
         self._count(rested, not_rested)
-        self.trying, self.settled, found = False, {}, {}
+        self.settled, tried = {}, {}
         if len(self._trials) > _MOST_KEYS:
             self._trials.clear()
         for key, sizes in by_key(measured, now).items():
             if rows := cut(sizes, self._limit, self.rests):
-                self.settled[key] = found[key] = rows
-            if tried := self._try(self._trials.setdefault(key, _Trial()), sizes, now):
-                found[key] = tried
-                self.trying = True
-        return found
+                self.settled[key] = rows
+            if rows := self._try(self._trials.setdefault(key, _Trial()), sizes, now):
+                tried[key] = rows
+        self.trying = bool(tried)
+        return {**self.settled, **tried}
 
     def _count(self, rested: int, not_rested: int) -> None:
         more, others = rested - self._counted[0], not_rested - self._counted[1]

@@ -212,3 +212,13 @@ def test_a_size_that_is_seen_to_be_too_long_is_tried_no_further() -> None:
     assert cutting.look(2 * MS, [whole, half], 3, 0) == {}
     assert cutting.look(2 * MS + RETRY, [whole, half], 4, 0) == {KEY: 2}
     assert not cutting.settled
+
+
+def test_keys_whose_batches_are_cut_go_before_those_of_which_a_size_is_tried() -> None:
+    """There are words for few keys: the first."""
+    cutting = Cutting(LIMIT, *UNITS)
+    tried = [Measured(KEY[0], 8 * MS, 3 * MS, ((8, each),), 2**62) for each in range(1, 5)]
+    known = [Measured(KEY[0], rows * MS, rows * MS // 3, ((rows, 16),)) for rows in (1, 2, 4)]
+    found = cutting.look(0, [*tried, Measured(KEY[0], 8 * MS, 3 * MS, ((8, 16),), 2**62), *known], 1, 0)
+    assert next(iter(found.items())) == (KEY, 4)
+    assert len(found) == 5
