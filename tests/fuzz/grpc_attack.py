@@ -57,8 +57,6 @@ class GrpcAttack(Thread):
         try:
             request = read(case.message)
             given = tensors(request.inputs, request.raw_input_contents)
-        except UnicodeDecodeError:
-            return ""  # A text that Python's ONNX Runtime does not take.
         except Unreadable as error:
             return f"answered what cannot be read: {error}"
         answer = ModelInferResponse.FromString(data)

@@ -12,7 +12,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from .cases import TEXTS
 from .models import KINDS, MOST_ROWS, Arrays, Oracle
-from .wire import Unreadable, binary_elements, elements
+from .wire import Unreadable, binary_elements, elements, text
 
 CONTENTS = {
     "BOOL": "bool", "INT8": "int", "INT16": "int", "INT32": "int", "INT64": "int64", "UINT8": "uint", "UINT16": "uint",
@@ -98,7 +98,7 @@ class MessageMaker:
 
 
 def tensors(given: Any, raw: Sequence[bytes]) -> Arrays:
-    """Tensors of a message as the protocol describes them. Raises Unreadable; UnicodeDecodeError for bytes that are no text."""
+    """Tensors of a message as the protocol describes them. Raises Unreadable."""
     found: Arrays = {}
     if raw and len(raw) != len(given):
         raise Unreadable(f"{len(raw)} raw tensors for {len(given)}")
@@ -108,10 +108,8 @@ def tensors(given: Any, raw: Sequence[bytes]) -> Arrays:
             raise Unreadable(f"{name!r} of {kind!r}")
         values = _values(kind, raw[index]) if raw else list(getattr(tensor.contents, f"{CONTENTS[kind]}_contents"))
         try:
-            texts = [value.decode() for value in values] if kind == "BYTES" else values
-            found[name] = np.array(texts, KINDS[kind][1]).reshape(list(tensor.shape))
-        except UnicodeDecodeError:
-            raise
+            parts = [text(value) for value in values] if kind == "BYTES" else values
+            found[name] = np.array(parts, KINDS[kind][1]).reshape(list(tensor.shape))
         except (ValueError, OverflowError) as error:
             raise Unreadable(f"{name!r}: {error}") from error
     return found

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from .__main__ import fuzz, main, table
-from .models import Arrays, Oracle
+from .models import Arrays, Oracle, repository
+from .wire import text
 
 SECONDS = 25.0
 """For each form. By hand `python -m tests.fuzz` goes on for longer, and with other seeds."""
@@ -44,6 +46,12 @@ def test_answers_that_differ_from_the_oracle_are_found(tmp_path: Path) -> None:
     found = fuzz("module", tmp_path, "liar", 60, most=100, make_oracle=Liar)
 
     assert any("of ONNX Runtime" in finding for finding in found.findings), table(found)
+
+
+def test_texts_that_are_not_utf_8_are_compared_too(tmp_path: Path) -> None:
+    oracle = Oracle(repository(tmp_path))
+    given = np.array([[text(b"gr\xfcn"), "grün", ""]], object)
+    assert oracle.outputs("same_bytes", {"x": given})["y"].tolist() == given.tolist()
 
 
 def test_the_seed_is_printed_and_findings_set_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:

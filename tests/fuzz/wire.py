@@ -58,12 +58,17 @@ def _array(entry: Document, data: bytes) -> Any:
             raise Unreadable(f"not all {entry['datatype']}: {values[:5]}")
         return np.array(values, code).reshape(entry["shape"])
     if code == "O":
-        return np.array([element.decode() for element in elements(data)], object).reshape(entry["shape"])
+        return np.array([text(element) for element in elements(data)], object).reshape(entry["shape"])
     return np.frombuffer(data, code).reshape(entry["shape"])
 
 
 def _flat(data: Any) -> list[Any]:
     return [element for part in data for element in _flat(part)] if isinstance(data, list) else [data]
+
+
+def text(element: bytes) -> str:
+    """An element of a BYTES tensor, which need not be UTF-8: other bytes are surrogates, as Python has them in file names."""
+    return element.decode(errors="surrogateescape")
 
 
 def elements(data: bytes) -> list[bytes]:
