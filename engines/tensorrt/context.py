@@ -11,12 +11,14 @@ compilation takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
 from cuda.core import Buffer, Stream
 
 from partitions.cuda.device import SideStream
+from partitions.cuda.driver import CUDAError
 
 from ..errors import ExecutionFailed, ModelRefused
 from ..signature import Shape
@@ -200,7 +202,7 @@ class Contexts:
         if memory:
             trt_context.set_device_memory(int(memory.handle), memory.size)
         self._set_profile(trt_context, profile, stream)
-        stream.sync()
+        _wait(stream)
         return Context(self._loaded, trt_context, config, profile, memory, self._kernels.lock)
 
     def _set_profile(self, trt_context: Any, profile: int, stream: Stream) -> None:
@@ -251,3 +253,16 @@ class Contexts:
             why = str(error)
         if why:
             self._loaded.warn_once(f"runs without a kernel cache: {why}")
+
+
+def _wait(stream: Stream) -> None:
+    """Wait for the stream, on which a profile is being switched. Raises CUDAError.
+
+    A wait may fail without having waited. Then it is made again: the library must not free a context before its switch ends.
+    """
+    try:
+        stream.sync()
+    except CUDAError:
+        with suppress(CUDAError):
+            stream.sync()
+        raise

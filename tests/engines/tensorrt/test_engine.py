@@ -131,6 +131,21 @@ def test_a_profile_that_the_library_refuses_fails_the_bind_only_once(bench: Benc
     executor.close()
 
 
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_wait_that_fails_while_a_profile_is_switched_fails_the_bind_only_once(bench: Bench, number: int) -> None:
+    """The context is freed once the switch has ended: the simulation complains of one that is freed before."""
+    before, engine = bench.holdings(), bench.load(bench.plan(AFFINE, SMALL, LARGE))
+    bench.gpu.fail("Stream.sync", number)
+    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        engine.bind(bench.partition)
+    executor = engine.bind(bench.partition)
+    for count in (9, 1, 9):
+        assert_right(executor, rows(count))
+    executor.close()
+    engine.close()
+    assert bench.holdings() == before
+
+
 def test_a_second_executor_has_a_profile_too(bench: Bench) -> None:
     """The library puts one in force by itself only for the first context."""
     engine = bench.load(bench.plan())
