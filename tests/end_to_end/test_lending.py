@@ -73,14 +73,17 @@ def test_a_tenant_with_a_burst_borrows_from_one_that_lends(server: Running, acme
 
 
 def test_the_advice_says_what_a_borrower_and_its_lender_did(server: Running, acme: httpx.Client) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(httpx.get, f"{acme.base_url}/admin/advice?seconds=1", timeout=30)
-        while not asked.done():
-            launch(acme)
-    tenants = asked.result().json()["tenants"]
-    (said,) = tenants["acme"]["lending"]
-    assert "inferences ran on granules that globex lends" in said
-    assert tenants["globex"]["lending"] == []
+    def advised() -> bool:
+        """Whether any inference ended in the measured second, which one of them may take on a busy machine."""
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(httpx.get, f"{acme.base_url}/admin/advice?seconds=1", timeout=30)
+            while not asked.done():
+                assert infer(acme, "spin", spin(TURNS)).status_code == 200
+        tenants = asked.result().json()["tenants"]
+        assert tenants["globex"]["lending"] == []
+        return any("inferences ran on granules that globex lends" in said for said in tenants["acme"]["lending"])
+
+    until(advised)
 
 
 def test_killing_the_lenders_process_disturbs_no_borrower(server: Running, acme: httpx.Client) -> None:
