@@ -191,6 +191,14 @@ def test_grafanas_own_types_have_all_that_the_dashboard_says() -> None:
     assert lost({"title": "t", "colour": 1}, {"title": "t"}) == [".colour"]
 
 
+def test_compose_restarts_what_is_in_the_network_of_a_container_together_with_that() -> None:
+    """A new container has a new network, and what was in the old one reaches nothing any more."""
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    inside = {name: service["network_mode"] for name, service in services.items() if "network_mode" in service}
+    assert inside == {"prometheus": "service:greenlane"}
+    assert services["prometheus"]["depends_on"]["greenlane"]["restart"] is True
+
+
 def test_compose_names_files_that_exist() -> None:
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     assert (
