@@ -294,7 +294,16 @@ def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuD
     """
     allowed = sorted(os.sched_getaffinity(0))
     if cores is None:
-        return CpuDevice(allowed[: _quota(root, len(allowed))])
+        taken = allowed[: _quota(root, len(allowed))]
+        if len(taken) < len(allowed):
+            log.warning(
+                "a CPU quota allows this process fewer cores than the %s that it may run on, so it takes %s. A quota reserves "
+                "none: whatever else may run there does so too, another container with a quota as well. Give the container "
+                "cores of its own instead (docker --cpuset-cpus, Kubernetes' static CPU manager, systemd's AllowedCPUs)",
+                ranges(allowed),
+                ranges(taken),
+            )
+        return CpuDevice(taken)
     chosen = sorted(set(cores))
     if missing := sorted(set(chosen) - set(allowed)):
         raise DeviceUnavailable(f"cores {ranges(missing)} are not among those this process may use: {ranges(allowed)}")

@@ -350,6 +350,15 @@ def test_a_quota_on_another_controller_s_group_means_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(("quota", "warned"), [("350000", True), ("800000", False), ("max", False)])
+def test_a_quota_that_leaves_fewer_cores_than_the_process_may_run_on_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, quota: str, warned: bool
+) -> None:
+    open_cpu(root=_cgroups(tmp_path, "0::/a\n", {"a/cpu.max": f"{quota} 100000\n"}))
+    assert ("fewer cores than the 0-7 that it may run on, so it takes 0-2. A quota reserves none" in caplog.text) == warned
+
+
+@pytest.mark.usefixtures("eight_cores")
 def test_a_system_without_cgroups_leaves_every_core(tmp_path: Path) -> None:
     assert len(open_cpu(root=tmp_path).cores) == 8
 
