@@ -25,6 +25,9 @@ log = logging.getLogger("greenlane.watchdog")
 STACKS = signal.SIGUSR1
 """The signal that makes a thread of the watched process write its stack."""
 
+EXIT = signal.SIGUSR2
+"""The signal that ends the watched process, with its number as status, where SIGKILL does not: see `last_signal`."""
+
 _BEATS = 8
 """Heartbeats in the time after which silence is a hang, at least; there is at least one a second."""
 _PAUSE = 3.0
@@ -54,6 +57,13 @@ class Watched:
 def interval(limit: float) -> float:
     """Seconds between two heartbeats, and between two looks for them, where silence of `limit` seconds is a hang."""
     return min(1.0, limit / _BEATS)
+
+
+def last_signal(pid: int) -> int:
+    """The signal that ends a process whatever it does. The first process of a container gets no signal from inside that
+    it has no handler for, SIGKILL included (pid_namespaces(7)), so `Watchdog` gives that one a handler of EXIT.
+    """
+    return EXIT if pid == 1 else signal.SIGKILL
 
 
 class Silence:
@@ -155,10 +165,10 @@ def _end(watched: Watched) -> bool:
     """Make it write its stacks, then end it. False if a heartbeat comes meanwhile, so that it goes on."""
     log.critical(
         "the event loop of process %d has not run for %g s: something holds the GIL, or blocks the loop. The stacks of its "
-        "threads follow; then it exits with status %d",
+        "threads follow; then it %s",
         watched.pid,
         watched.limit,
-        NEEDS_RESTART,
+        f"exits with status {NEEDS_RESTART}" if watched.queue >= 0 else "is ended by a signal",
     )
     begun = time.monotonic()
     write_stacks(watched.pid, begun + _WRITING)
@@ -170,7 +180,7 @@ def _end(watched: Watched) -> bool:
         if _wait_for_heartbeat(_ENDING) is False:
             return True
     with suppress(ProcessLookupError):
-        os.kill(watched.pid, signal.SIGKILL)
+        os.kill(watched.pid, last_signal(watched.pid))
     return True
 
 

@@ -16,6 +16,7 @@ import faulthandler
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from ..config.server import ServerConfig
 from .backoff import Backoff
 from .exit_codes import NEEDS_RESTART
 from .signals import blocked_in_children
-from .watch import STACKS, Watched, interval
+from .watch import EXIT, STACKS, Watched, interval, last_signal
 
 log = logging.getLogger("greenlane.watchdog")
 
@@ -61,6 +62,8 @@ class Watchdog:
         if self._config.watchdog:
             faulthandler.register(STACKS, file=2, all_threads=False)
             self._queue = open_exit(NEEDS_RESTART)
+            if os.getpid() == 1:
+                exit_on(EXIT)
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -146,7 +149,7 @@ class _Event(ctypes.Structure):
 def open_exit(status: int) -> int:
     """A message queue whose first message ends this process with this status, as a descriptor; see mq_overview(7).
 
-    -1, after a warning, where the system has none: then a process that hangs is killed by SIGKILL, without that status.
+    -1, after a warning, where the system has none: then a process that hangs is ended by a signal, without that status.
     """
     libc, name = ctypes.CDLL(None, use_errno=True), f"/greenlane-{os.getpid()}-{secrets.token_hex(4)}".encode()
     attributes = _Attributes(0, 1, 1, 0)
@@ -157,5 +160,12 @@ def open_exit(status: int) -> int:
         if libc.mq_notify(queue, ctypes.byref(event)) == 0:
             return queue
         os.close(queue)
-    log.warning("no message queue (%s): if this process hangs, it is killed by SIGKILL", os.strerror(ctypes.get_errno()))
+    why, number = os.strerror(ctypes.get_errno()), signal.Signals(last_signal(os.getpid())).name
+    log.warning("no message queue (%s): if this process hangs, it is ended by %s, not with status %d", why, number, status)
     return -1
+
+
+def exit_on(number: int) -> None:
+    """Have this signal end the process at once, with its number as status, also while a thread holds the GIL for ever."""
+    libc = ctypes.CDLL(None)
+    libc.signal(number, ctypes.cast(libc._exit, ctypes.c_void_p))
