@@ -362,6 +362,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._inference, self._phase = None, READING_HEAD
         if not self._transport.is_closing():
+            self._closing = self._closing or self._is_last()
             self._writer.write_success(outcome, self._closing, head.is_http_1_0)
             if self._buffer:
                 inference.return_slot()  # The next request may need it, before this one's owner returns it.
@@ -377,9 +378,13 @@ class HttpConnection(asyncio.Protocol):
             return
         if body_incomplete:
             self._skip_body(head, unread)
-        self._closing = self._closing or (reply.status >= 400 and CLOSE in reply.fields)
+        self._closing = self._closing or (reply.status >= 400 and CLOSE in reply.fields) or self._is_last()
         self._writer.write(reply, self._closing, head.is_http_1_0)
         self._go_on()
+
+    def _is_last(self) -> bool:
+        """Whether the reply ends this connection, since the server drains and no other request has arrived."""
+        return not self._buffer and self._infer.ending
 
     def _go_on(self) -> None:
         """A reply was written: go on to the next request, or close."""

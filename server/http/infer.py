@@ -37,12 +37,22 @@ class Infer:
     def __repr__(self) -> str:
         return f"<Infer {self._disconnects!r}>"
 
+    @property
+    def ending(self) -> bool:
+        """Whether the server drains: each answer is the last of its connection then, so that clients connect to another server
+        before this one refuses them.
+        """
+        try:
+            return self._service().state == "draining"
+        except Unavailable:
+            return False
+
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request as an ASGI application."""
         try:
             headers = strict.headers(scope["headers"])
         except Ambiguous as error:
-            await _send(refusal(error, None), Body(dict(scope["headers"]), receive), send)
+            await _send(refusal(error, None), Body(dict(scope["headers"]), receive), send, self.ending)
             return
         body = Body(headers, receive)
         query, client = scope["query_string"], scope.get("client")
@@ -53,7 +63,7 @@ class Infer:
         else:
             reply = await self.answer(call)
         if reply:
-            await _send(reply, body, send)
+            await _send(reply, body, send, self.ending)
 
     def resolve(self, method: str, raw_path: bytes, headers: Headers, identified: str | None = None) -> Target:
         """The tenant and model that a request is for; `identified` is the tenant's name if the headers were checked before.
@@ -150,11 +160,11 @@ async def _compressed(outcome: Success, headers: Headers) -> Reply:
     return reply
 
 
-async def _send(reply: Reply, body: Body, send: Send) -> None:
-    """Send a reply over ASGI, and linger if the connection closes with part of the request body unread."""
+async def _send(reply: Reply, body: Body, send: Send, last: bool) -> None:
+    """Send a reply over ASGI, the `last` of its connection or not. Lingers if that closes with part of the body unread."""
     fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
     closes = CLOSE in fields
-    if body.must_close and not closes:
+    if (body.must_close or last) and not closes:
         fields.append(CLOSE)
     lingers = body.must_close or (closes and not body.complete)
     await send({"type": "http.response.start", "status": reply.status, "headers": fields})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from server.tenants.auth import digest
 
 from .harness import cores
 from .processes import Load, client, configure, running
-from .wire import FOREVER, SMALL, Connection, infer, lane, posted, spin, until
+from .wire import FOREVER, SMALL, Connection, infer, lane, post, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -140,6 +141,33 @@ def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path
         assert infer(http, "identity", SMALL).status_code == 200
         assert http.get("/v2/health/live").status_code == 200
         assert time.monotonic() - begun < 30, "it waited for the end of the drain"
+
+
+@pytest.mark.parametrize("fronts", ["per-tenant", "inline"])
+def test_each_answer_in_the_grace_closes_its_connection_so_that_its_client_goes_elsewhere(
+    standard: Path, tmp_path: Path, fronts: str
+) -> None:
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
+    settings = {"drain_grace": '"60s"', "default_tenant": '"acme"', "fronts": f'"{fronts}"'}
+    body = json.dumps(SMALL).encode()
+    chunked = post("/v2/models/identity/infer", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    requests = [posted("identity", SMALL), re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", chunked)]
+    with running(configure(tmp_path / "kept.toml", standard, tenants, **settings)) as server, client(server) as http:
+        kept = [(Connection(server), request) for request in requests]
+        assert [_asked(*each) for each in kept] == [(200, None)] * 2
+        assert http.post("/admin/drain").status_code == 202
+        until(lambda: http.get("/v2/health/ready").status_code == 503)
+        assert [_asked(*each) for each in kept] == [(200, "close")] * 2
+        for connection, _ in kept:
+            assert connection.ended()
+            connection.close()
+
+
+def _asked(connection: Connection, request: bytes) -> tuple[int, str | None]:
+    """The status of the answer to this request, and what it says of the connection."""
+    connection.send(request)
+    answer = connection.answer()
+    return answer.status, answer.headers["connection"]
 
 
 def test_a_port_in_use_is_reported_in_one_line(keyed: Path) -> None:

@@ -66,6 +66,7 @@ class Answers:
         self.bodies: list[bytes] = []
         self.cancelled = 0
         self.found = 0
+        self.ending = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.bodies.append((await receive())["body"])
@@ -169,6 +170,29 @@ async def test_shutdown_closes_idle_connections_at_once_and_busy_ones_after_the_
     await busy.settle()
     assert b"connection: close\r\n" in busy.transport.written
     assert busy.transport.closed
+
+
+async def test_while_the_server_drains_each_connection_closes_after_its_answer() -> None:
+    bench = Bench()
+    bench.answers.let.set()
+    bench.answers.ending = True
+    bench.connection.data_received(REQUEST)
+    await bench.settle()
+    assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close\r\n" in bench.transport.written
+    assert bench.transport.closed
+
+
+async def test_while_the_server_drains_requests_that_have_arrived_are_all_answered() -> None:
+    bench = Bench()
+    bench.answers.let.set()
+    bench.answers.ending = True
+    bench.connection.data_received(REQUEST * 3)
+    for _ in range(3):
+        await bench.settle()
+    assert bench.transport.written.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert bench.transport.written.count(b"connection: close\r\n") == 1
+    assert bench.transport.closed
 
 
 async def test_shutdown_does_not_wait_for_the_rest_of_a_body() -> None:

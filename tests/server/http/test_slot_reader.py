@@ -103,6 +103,10 @@ class Bench:
     def resolve(self, *_: object) -> Target:
         return self.target
 
+    @property
+    def ending(self) -> bool:
+        return False
+
     def unread(self, _: object) -> UnreadAnswers:
         return self.tenant.unread
 
