@@ -63,13 +63,20 @@ class Listener:
 
 
 class CountingDispatcher(Dispatcher):
-    """Counts in `looks` how often it has looked at a connection. A look counts when it is over: the next sees what comes."""
+    """Counts in `looks` how often it has looked at a connection. A look counts when it is over: the next sees what comes.
 
-    looks = 0
+    `released` counts those connections whose headers it waits for no longer.
+    """
+
+    looks = released = 0
 
     def _look(self, connection: socket.socket) -> None:
         super()._look(connection)
         self.looks += 1
+
+    def _release(self, connection: socket.socket) -> None:
+        super()._release(connection)
+        self.released += 1
 
 
 class Bench:
@@ -306,7 +313,7 @@ def test_connections_that_a_killed_process_has_not_taken_go_to_the_next_in_order
     died, heads = bench.process("acme"), [ACME + b"%d" % number for number in range(count)]
     for number, head in enumerate(heads):
         bench.connect(head)
-        until(lambda looked=number: bench.dispatcher.looks > looked)  # type: ignore[misc]  # One after the other.
+        until(lambda before=number: bench.dispatcher.released > before)  # type: ignore[misc]  # One after the other.
     died.close()
     second = bench.process("acme")
     assert taken(second)[1] == heads[0]
@@ -322,7 +329,7 @@ def test_connections_that_a_killed_helper_has_not_taken_go_to_the_others_at_once
     heads = [ACME + b"%d" % number for number in range(4)]
     for head in heads:
         bench.connect(head)
-    until(lambda: bench.dispatcher.looks >= 4)
+    until(lambda: bench.dispatcher.released >= 4)
     bench.end("acme (2)", helper)
     assert sorted(taken(lead)[1] for _ in heads) == heads
 
