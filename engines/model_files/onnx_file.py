@@ -5,7 +5,7 @@ and weights may be in separate files. Field numbers are from https://github.com/
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -53,11 +53,15 @@ def blame(data: "bytes | memoryview", error: str) -> str:
     return error if any(read_onnx(data)) else f"not an ONNX file, or a truncated one: {error}"
 
 
-def source_digest(data: bytes, folder: Path) -> str:
-    """SHA-256 in hexadecimal of a model's bytes, followed by the files in the folder that hold its weights. Blocks."""
+def weight_files(data: bytes, folder: Path) -> list[Path]:
+    """The files in the folder that hold a model's weights, as it names them; one may be missing."""
+    return [folder / name for name in read_onnx(data).external]
+
+
+def source_digest(data: bytes, weights: Iterable[Path]) -> str:
+    """SHA-256 in hexadecimal of a model's bytes, followed by the files that hold its weights. Blocks. Raises OSError."""
     digest = hashlib.sha256(data)
-    for name in read_onnx(data).external:
-        path = folder / name
+    for path in weights:
         if path.is_file():  # The library reports a file that is missing.
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())

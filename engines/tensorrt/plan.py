@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from partitions import PartitionError
 from partitions.cuda.current_context import restored
 from partitions.cuda.device import CudaDevice, CudaPartition
 
@@ -168,7 +169,11 @@ class LoadedPlan:
             )
 
     def close(self) -> None:
-        """Free the kernels and the weights; all instances must be closed. The thread's current CUDA context does not change."""
+        """Save and free the kernels, and free the weights; all instances must be closed. The thread's current CUDA context does
+        not change.
+        """
         with restored():
+            with suppress(PartitionError):  # The library saves no kernels in a thread without a context.
+                self.device.make_current()
             self.kernels.retire()
             self.plan = None

@@ -60,8 +60,11 @@ class IRuntimeCache:
     def __del__(self) -> None:
         self._gpu.log.append("IRuntimeCache.__del__")
 
-    def serialize(self) -> bytes:
+    def serialize(self) -> bytes | None:
+        """None in a thread without a context, where the real one logs that it "failed to capture the device fingerprint"."""
         self._gpu.enter("IRuntimeCache.serialize")
+        if not self._gpu.current():
+            return None
         with self._exclusive():
             return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
 

@@ -19,7 +19,8 @@ from partitions.cuda.current_context import restored
 from ...errors import Cancelled, ModelRefused
 from ...model_files.artifact import PORTABLE, Artifact, read_plan, this_platform
 from ...model_files.atomic import replace_file
-from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest
+from ...model_files.known_plans import known_plan, record, states_of
+from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest, weight_files
 from ...model_files.profiles import Profile, complete
 from ...signature import Signature, TensorSpec
 from ..api import Message, TensorRT, clean_message, collect_messages, find_tensorrt, first_error
@@ -133,16 +134,27 @@ class PlanRequest:
     device: str = ""
 
 
+def find(request: PlanRequest) -> Path | None:
+    """The path of the engine file if it was found before, and nothing has changed since; see `engines.model_files.known_plans`.
+
+    Reads none of these files. Blocks for a moment; raises nothing.
+    """
+    return known_plan(_record_path(request))
+
+
 def find_or_build(request: PlanRequest, make: Callable[[bytes], bytes]) -> Path:
     """The path of an engine file. If the directory does not have it, `make` is called with the model's bytes to build it.
 
     The file's name is a digest of what it depends on: the model, its weights, the options, the library and the GPU. So models
-    can share a directory. Finding a file writes nothing. Blocks: if several processes want the same file, one builds it while
-    the others wait. Raises ModelRefused and what `make` raises.
+    can share a directory. Which file it was is recorded there, if it can be written, for `find`. Blocks: if several processes
+    want the same file, one builds it while the others wait. Raises ModelRefused and what `make` raises.
     """
     try:
+        states = states_of([request.onnx_path])
         onnx = request.onnx_path.read_bytes()
-        source = source_digest(onnx, request.onnx_path.parent)
+        weights = weight_files(onnx, request.onnx_path.parent)
+        states = {**states, **states_of(weights)}
+        source = source_digest(onnx, weights)
     except OSError as error:
         raise ModelRefused(f"{error.filename or request.onnx_path}: {error.strerror}") from error
     path = request.cache_dir / f"{request.onnx_path.stem}-{_key(request, source)}.plan"
@@ -150,7 +162,12 @@ def find_or_build(request: PlanRequest, make: Callable[[bytes], bytes]) -> Path:
         with _locked(request, path):
             if not _is_whole(path):
                 _write(request, path, make(onnx))
+    record(_record_path(request), path, states)
     return path
+
+
+def _record_path(request: PlanRequest) -> Path:
+    return request.cache_dir / f"{request.onnx_path.stem}-{_key(request, str(request.onnx_path.absolute()))}.source"
 
 
 @contextmanager
@@ -339,7 +356,7 @@ class _Job:
             library=self.api.library,
             version=self.api.version,
             targets=self.options.targets,
-            source=source_digest(self.onnx, self.path.parent if self.path else Path()),
+            source=source_digest(self.onnx, weight_files(self.onnx, self.path.parent if self.path else Path())),
             signature=signature,
             profiles=profiles,
             options=self._recorded(config),

@@ -31,7 +31,7 @@ from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
 from ...search_path import search_path
-from .builder import BuildOptions, PlanRequest
+from .builder import BuildOptions, PlanRequest, find
 from .kernels import KernelsRequest
 
 log = logging.getLogger("greenlane.engines")
@@ -103,12 +103,16 @@ class Builds:
     def plan(self, path: Path, options: BuildOptions, library: str, version: str, device: str = "", gpu: int = 0) -> Path:
         """The engine file for a model's file, built unless the cache has it. Blocks, without the GIL.
 
+        A child process is started unless it was found before and nothing has changed since.
+
         `library` and `version` are those that will load it, `device` is the GPU where the plan depends on it, and `gpu` its
         ordinal. Raises ModelRefused with the reason; if the child died or took too long, with its last lines. Raises Cancelled
         once this is closed.
         """
         folder = self.cache.path() if self.cache else path.parent / ".greenlane"
         request = PlanRequest(path, folder, options, library, version, device)
+        if known := find(request):
+            return known
         return self._result_of(BuildOrder(request, None if library in PORTABLE else gpu, self._cores, os.getpid()))
 
     def compile_kernels(self, request: KernelsRequest, gpu: int) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.model_files.onnx_file import Declared, OnnxFile, blame, initializer, read_onnx, source_digest
+from engines.model_files.onnx_file import Declared, OnnxFile, blame, initializer, read_onnx, source_digest, weight_files
 
 from ..small import IMAGES, model
 
@@ -102,12 +102,12 @@ def test_files_with_weights_are_found_also_inside_branches(tmp_path: Path) -> No
 
 def test_the_digest_of_a_plain_model_is_that_of_its_file(tmp_path: Path) -> None:
     data = model(IMAGES)
-    assert source_digest(data, tmp_path) == hashlib.sha256(data).hexdigest()
+    assert source_digest(data, weight_files(data, tmp_path)) == hashlib.sha256(data).hexdigest()
 
 
 def test_the_digest_changes_with_weights_in_other_files_and_ignores_a_missing_one(tmp_path: Path) -> None:
     data = save_with_weights(tmp_path, np.ones((2, 2), np.float32)).read_bytes()
-    digests = {source_digest(data, tmp_path), source_digest(data, tmp_path / "nowhere")}
+    digests = {source_digest(data, weight_files(data, tmp_path)), source_digest(data, weight_files(data, tmp_path / "nowhere"))}
     file = tmp_path / read_onnx(data).external[0]
     file.write_bytes(file.read_bytes()[:-1] + b"!")
-    assert len(digests | {source_digest(data, tmp_path)}) == 3
+    assert len(digests | {source_digest(data, weight_files(data, tmp_path))}) == 3

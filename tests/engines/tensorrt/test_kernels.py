@@ -105,7 +105,7 @@ def test_an_engine_is_bound_to_two_partitions_at_once(bench: Bench, settings: di
 def test_the_simulation_objects_to_a_cache_that_two_threads_use_at_once(bench: Bench, use: str) -> None:
     cache = bench.load(bench.plan()).plan.create_runtime_config().create_runtime_cache()
     arguments = ["another"] if use == "_compile" else []
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1, initializer=bench.device.make_current) as thread:
         bench.gpu.meanwhile(COMPILING, lambda: thread.submit(getattr(cache, use), *arguments).result())
         with pytest.raises(Misuse, match="two threads used one cache of kernels at once"):
             cache._compile("one")

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from engines.errors import Cancelled, ModelRefused
+from engines.model_files import known_plans
 from engines.model_files.cache_folder import CacheFolder
 from engines.tensorrt.api import TensorRT, find_tensorrt
-from engines.tensorrt.building.builder import BuildOptions, build
+from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from engines.tensorrt.building.builds import Builds
 from tests.end_to_end.wire import until
 
@@ -98,6 +99,23 @@ def test_a_model_is_built_by_another_process_into_the_cache_and_only_once(
     assert path.stat().st_mtime_ns == written
     assert len(starts(caplog)) == 1
     assert os.getpid() not in starts(caplog)
+
+
+def test_a_plan_that_was_found_before_needs_no_process(
+    tmp_path: Path, source: Path, rtx: TensorRT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_plans, "SETTLED", 0.0)
+    path = build_cached(source, tmp_path / "cache")
+    without = builds(tmp_path, command=("/nonexistent",))
+    assert plan(without, source) == path
+    with pytest.raises(ModelRefused, match="no process can be started"):
+        plan(without, source, BuildOptions(optimization_level=1))
+    source.write_bytes(model(BATCHES))
+    with pytest.raises(ModelRefused, match="no process can be started"):
+        plan(without, source)
+    without.close()
+    source.write_bytes(model(ADD))
+    assert plan(builds(tmp_path), source) == path
 
 
 def test_the_log_shows_the_progress_and_the_notes_of_a_build(
