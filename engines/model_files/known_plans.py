@@ -22,7 +22,7 @@ times, whose resolution is that of the file system (https://git-scm.com/docs/rac
 
 
 class FileState(NamedTuple):
-    """What tells whether a file has changed; times are in nanoseconds since the epoch, `changed` is that of the inode."""
+    """Differs once a file has changed. Times are in nanoseconds since the epoch, `changed` is that of the inode."""
 
     inode: int
     size: int
