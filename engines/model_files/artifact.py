@@ -1,10 +1,11 @@
 """Engine files: a TensorRT plan with its description.
 
 A bare plan is opaque and fits one version of one library; that version, and the signature, cannot be read without a GPU. So
-`engines.build` writes it as the last of twelve fields, in the fixed order of `_FIELDS`. How it is to be run is not among them:
-see `engines.settings`.
+`engines.build` writes it as the last of thirteen fields, in the fixed order of `_FIELDS`. How it is to be run is not among
+them: see `engines.settings`.
 """
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -18,11 +19,12 @@ from ..signature import Signature, TensorSpec
 from .frame import Frame, FrameError
 from .profiles import Profile, Range
 
-_FILE = Frame(b"\x89GLPLAN\n", 1)
+_FILE = Frame(b"\x89GLPLAN\n", 2)
+FORMAT = _FILE.version
 
 # All UTF-8 text but the plan. `has_facts` is "1" if `facts` was written and "0" if the defaults hold.
 _FIELDS = (
-    "library", "version", "platform", "targets", "source", "signature",
+    "library", "version", "platform", "targets", "source", "structure", "signature",
     "profiles", "options", "layers", "has_facts", "facts", "plan",
 )  # fmt: skip
 
@@ -35,8 +37,9 @@ class Artifact:
     """The description in an engine file.
 
     `library` is `tensorrt_rtx` or `tensorrt`. `targets` are compute capabilities, none for the library's default set. `source`
-    is the SHA-256 of the ONNX. `layers` is the network's count before the library merged layers. `options` are the other build
-    options. `facts` are what the engine itself reported, if there was a GPU.
+    is the SHA-256 of the ONNX, and `structure` that of the ONNX without its weights, or "". `layers` is the network's count
+    before the library merged layers. `options` are the other build options. `facts` are what the engine itself reported, if
+    there was a GPU.
     """
 
     library: str
@@ -49,6 +52,7 @@ class Artifact:
     layers: int = 0
     facts: Mapping[str, int] | None = None
     platform: str = field(default_factory=lambda: this_platform())
+    structure: str = ""
 
     def pack(self, plan: bytes | memoryview) -> bytes:
         """The bytes of the file with this plan."""
@@ -58,6 +62,7 @@ class Artifact:
             self.platform,
             ",".join(self.targets),
             self.source,
+            self.structure,
             _signature_text(self.signature),
             json.dumps([_profile_json(profile) for profile in self.profiles]),
             json.dumps(dict(self.options)),
@@ -66,6 +71,11 @@ class Artifact:
             "" if self.facts is None else json.dumps(dict(self.facts)),
         )
         return _FILE.pack([*(text.encode() for text in texts), plan])
+
+    def kernels_digest(self) -> str:
+        """SHA-256 in hexadecimal of what the kernels of this plan depend on, its weights not among it. "" where unknown."""
+        built = [self.structure, [_profile_json(profile) for profile in self.profiles], dict(self.options)]
+        return hashlib.sha256(json.dumps(built, sort_keys=True).encode()).hexdigest() if self.structure else ""
 
     def check(self, where: str, library: str, version: str, capability: str | None = None) -> None:
         """Raise ModelRefused with both sides of a difference, before the library gets the plan.
@@ -132,6 +142,7 @@ def _artifact(texts: Mapping[str, str]) -> Artifact:
         platform=texts["platform"],
         targets=tuple(texts["targets"].split(",")) if texts["targets"] else (),
         source=texts["source"],
+        structure=texts["structure"],
         signature=_signature(json.loads(texts["signature"])),
         profiles=tuple(_profile(value) for value in json.loads(texts["profiles"])),
         options=dict(json.loads(texts["options"])),

@@ -9,9 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _DOUBLE = 11
+_INT32, _INT64, _BOOL = 6, 7, 9
+_MOST_SIZES = 256
+"""Bytes of an integer tensor that may hold sizes or axes; a larger one holds weights."""
+_TENSOR_DATA = frozenset({4, 5, 6, 7, 9, 10, 11, 13})
+"""TensorProto: float_data, int32_data, string_data, int64_data, raw_data, double_data, uint64_data, external_data."""
 
 Message = Mapping[int, list[int | memoryview]]
 
@@ -68,6 +73,25 @@ def source_digest(data: bytes, weights: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def structure_digest(data: bytes) -> str:
+    """SHA-256 in hexadecimal of a model without its weights: the same for every training of one network.
+
+    Small integer tensors count, as they may be sizes or axes, and scalars and the attributes of nodes do. "" for bytes that
+    cannot be parsed.
+    """
+    digest = hashlib.sha256()
+    try:
+        model = _message(memoryview(data))
+        _update(digest, model, (8, 25))  # opset_import, functions
+        for graph in _messages(model, 7):
+            _update(digest, graph, (1, 11, 12))  # node, input, output
+            for tensor in _messages(graph, 5):  # initializer
+                _update(digest, tensor, sorted(set(tensor) - (frozenset() if _is_structure(tensor) else _TENSOR_DATA)))
+    except (ValueError, IndexError, RecursionError):
+        return ""
+    return digest.hexdigest()
+
+
 def initializer(data: bytes | memoryview, name: str) -> memoryview | None:
     """The TensorProto of the weight of this name, as it is in the file; None if there is none."""
     with suppress(ValueError, IndexError):
@@ -76,6 +100,24 @@ def initializer(data: bytes | memoryview, name: str) -> memoryview | None:
                 if isinstance(tensor, memoryview) and _text(_message(tensor), 8) == name:
                     return tensor
     return None
+
+
+def _is_structure(tensor: Message) -> bool:
+    """Whether a TensorProto's data are no weights. Its dims are field 1, its data_type is field 2."""
+    if tensor.get(2) not in ([_INT32], [_INT64], [_BOOL]):
+        return not tensor.get(1)
+    return sum(len(value) for number in _TENSOR_DATA for value in tensor.get(number, ()) if isinstance(value, memoryview)) <= (
+        _MOST_SIZES
+    )
+
+
+def _update(digest: Any, message: Message, numbers: Iterable[int]) -> None:
+    """Add these fields' values to a digest."""
+    for number in numbers:
+        for value in message.get(number, ()):
+            data = value if isinstance(value, memoryview) else str(value).encode()
+            digest.update(b"%d %d " % (number, len(data)))
+            digest.update(data)
 
 
 def _declared(value: Message) -> Declared:

@@ -243,7 +243,7 @@ class Contexts:
 
     def _lend_kernels(self, config: Any) -> None:
         """Let a context with this configuration use the cached kernels; without them, they are compiled again."""
-        plan = self._loaded.plan
+        plan = self._kernels.maker or self._loaded.plan
         try:
             # The bound method keeps its configuration alive, which owns the library's cache.
             make = plan.create_runtime_config().create_runtime_cache

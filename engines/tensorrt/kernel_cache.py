@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from filelock import FileLock
-
 from ..model_files.atomic import replace_file
 from ..model_files.frame import Frame, FrameError
 
@@ -51,8 +49,8 @@ class LibraryCache(Protocol):
 
 
 class CacheKey(NamedTuple):
-    """Identifies a blob: the engine's digest, the library with its version, the device's name, and perhaps a tenant's
-    namespace.
+    """Identifies a blob: the digest of the engine or of what its kernels depend on, the library with its version, the device's
+    name, and perhaps a tenant's namespace.
     """
 
     engine: str
@@ -87,10 +85,11 @@ class RuntimeCache:
     TensorRT-RTX 1.6.1 crashes the process. So a thread holds `lock` while it calls the library for a context that uses it.
 
     It is saved once: when it is closed, or else when it is collected or the interpreter exits. `warn` is called with errors;
-    by default it logs them.
+    by default it logs them. `maker` is the library's engine to make it of; None for the first one that uses it.
     """
 
-    def __init__(self, store: Store, found: bytes = b"", warn: Warn = log.warning) -> None:
+    def __init__(self, store: Store, found: bytes = b"", warn: Warn = log.warning, maker: Any = None) -> None:
+        self.maker = maker
         self._state = _CacheState(store, found, warn)
         self._finalizer = weakref.finalize(self, self._state.close)
 
@@ -135,12 +134,14 @@ class RuntimeCache:
         self._finalizer()
 
 
-def open_cache(where: object, key: CacheKey, timeout: float = 10.0, warn: Warn = log.warning) -> RuntimeCache:
+def open_cache(
+    where: object, key: CacheKey, timeout: float = 10.0, warn: Warn = log.warning, maker: Any = None
+) -> RuntimeCache:
     """A cache that is stored at `where`: a file's path, "" for nowhere, or a seekable binary stream. Blocks to read it.
 
     A stream holds the blob alone; it is read now and overwritten when the cache is saved. A missing file is normal for the
-    first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock. `warn` is called with errors. Raises
-    TypeError for anything else.
+    first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock. `warn` and `maker` are as in
+    `RuntimeCache`. Raises TypeError for anything else.
     """
     store: Store
     if isinstance(where, (str, os.PathLike)):
@@ -149,7 +150,7 @@ def open_cache(where: object, key: CacheKey, timeout: float = 10.0, warn: Warn =
         store = StreamStore(where)
     else:
         raise TypeError(f"a cache is kept in a file, a binary stream or ''; got {where!r}")
-    return RuntimeCache(store, store.read(), warn)
+    return RuntimeCache(store, store.read(), warn, maker)
 
 
 def cached_kernel_bytes(path: Path, key: CacheKey) -> int:
@@ -176,6 +177,8 @@ class FileStore:
         return self._entries().get(self._key, b"")
 
     def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
+        from filelock import FileLock  # Only installed where TensorRT is.
+
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self._path}.lock", timeout=self._timeout):
             entries = self._entries()

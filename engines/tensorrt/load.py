@@ -18,11 +18,13 @@ from ..signature import Signature, TensorSpec
 from .api import TensorRT, find_tensorrt
 from .building.builder import BuildOptions
 from .building.builds import Builds
+from .cache_maker import load_cache_maker
 from .engine import TensorRTEngine, refusing
 from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey
 from .plan import LoadedPlan
 from .release import releasing
+from .shared_kernels import KernelCaches
 
 log = logging.getLogger("greenlane.engines")
 
@@ -75,15 +77,23 @@ def _load(
             f"{path}: it is built already, so build_profiles have no effect; leave them out, or serve the ONNX file"
         )
     file = read_plan(path)
-    digest = hashlib.sha256(file.plan).hexdigest()
+    kernels = file.artifact.kernels_digest() if file.artifact else ""
+    digest = kernels or hashlib.sha256(file.plan).hexdigest()
     if builds.cache and settings.cache_path is None:  # By digest, as most model files have the same name.
-        settings = settings.merge(cache_path=builds.cache.path() / f"{path.stem[:64]}-{digest[:32]}.cache")
+        settings = settings.merge(cache_path=builds.cache.path() / f"kernels-{digest[:32]}.cache")
     _check(path, file, api, capability)
     plan = api.deserialize(file.plan, str(path))
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
     key = CacheKey(digest, f"{api.library} {api.version}", device.name)
-    return _engine(path, device, api, plan, file, settings, streaming, key, builds)
+    caches = _shared_caches(api, device, builds) if kernels and "cache_path" in api.features else None
+    return _engine(path, device, api, plan, file, settings, streaming, key, builds, caches)
+
+
+def _shared_caches(api: TensorRT, device: CudaDevice, builds: Builds) -> tuple[KernelCaches, Any] | None:
+    """The caches that engines share, with the engine to make them of; None where there is no such engine."""
+    maker = builds.kernels.maker(device.index, lambda: load_cache_maker(api, builds, device.index))
+    return None if maker is None else (builds.kernels, maker)
 
 
 def _options(settings: RuntimeSettings, max_batch: int | None) -> BuildOptions:
@@ -103,6 +113,7 @@ def _engine(
     streaming: bool,
     key: CacheKey,
     builds: Builds,
+    caches: tuple[KernelCaches, Any] | None,
 ) -> TensorRTEngine:
     signature = file.artifact.signature if file.artifact else _signature(plan, api)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
@@ -113,7 +124,7 @@ def _engine(
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     traits = EngineTraits(dynamic, streaming, native="cuda_graph_strategy" in api.features)
     limited, weights = _limited(signature, usable), _weights(plan, file)
-    loaded = LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights)
+    loaded = LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights, caches)
     return TensorRTEngine(loaded)
 
 

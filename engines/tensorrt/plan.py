@@ -21,13 +21,14 @@ from .building.kernels import KernelsRequest
 from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
 from .log_once import LogOnce
-from .shared_kernels import SharedKernels
+from .shared_kernels import KernelCaches, SharedKernels
 
 
 class LoadedPlan:
     """A plan on a device and the settings to run it with. Any thread may call.
 
-    `plan` is the library's engine (ICudaEngine), None once closed.
+    `plan` is the library's engine (ICudaEngine), None once closed. `caches` are the shared ones and the engine to make them of;
+    without them it shares its kernels with no other.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class LoadedPlan:
         key: CacheKey,
         builds: Builds | None = None,
         weights: int = 0,
+        caches: tuple[KernelCaches, Any] | None = None,
     ) -> None:
         self.path = path
         self.device = device
@@ -56,9 +58,9 @@ class LoadedPlan:
         """Bytes of weights on the GPU, until it is closed."""
         self.context_bytes = int(getattr(plan, "device_memory_size_v2", 0))
         """Bytes of the GPU's memory that each context takes."""
-        self.kernels = SharedKernels(self.open_kernel_cache)
-        """For instances with captured graphs."""
         self._key = key
+        self.kernels = self._shared_kernels(*caches) if caches else SharedKernels(self.open_kernel_cache)
+        """For instances with captured graphs."""
         self._builds = builds
         self._log_once = LogOnce()
 
@@ -118,12 +120,16 @@ class LoadedPlan:
         if refused:
             raise ExecutionFailed(f"running {self.path.name}: {refused}")
 
-    def open_kernel_cache(self) -> RuntimeCache:
+    def _shared_kernels(self, caches: KernelCaches, maker: Any) -> SharedKernels:
+        where = (self.device.index, self._key, self.settings.cache_file(self.path))
+        return caches.of(where, lambda: self.open_kernel_cache(maker))
+
+    def open_kernel_cache(self, maker: Any = None) -> RuntimeCache:
         """A kernel cache, which the caller closes. It holds what other caches and processes have saved in the same file.
 
-        Blocks to read it.
+        It is made of the engine `maker`, by default of the one that first uses it. Blocks to read the file.
         """
-        cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
+        cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once, maker=maker)
         cache.close_explicitly()
         return cache
 
@@ -172,6 +178,8 @@ class LoadedPlan:
         """Save and free the kernels, and free the weights; all instances must be closed. The thread's current CUDA context does
         not change.
         """
+        if self.plan is None:
+            return
         with restored():
             with suppress(PartitionError):  # The library saves no kernels in a thread without a context.
                 self.device.make_current()

@@ -85,9 +85,9 @@ def mlp() -> Network:
     return Network(draft.finish({"x": ("b", 784)}, {"y": ("b", 10)}), {"x": ((1, 784), (8, 784), (8, 784))}, tries)
 
 
-def resnet() -> Network:
+def resnet(seed: int = 1) -> Network:
     """Half the width of ResNet-18: a stem, eight blocks of two convolutions each, a head."""
-    draft = Draft()
+    draft = Draft(seed)
     x = draft.op("Relu", draft.conv("x", 3, 32, 7, 2))
     x = draft.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     width = 32

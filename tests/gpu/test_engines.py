@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import Engine, Executor, ModelRefused, Room, RuntimeSettings, load_engine
+from engines import Builds, CacheFolder, Engine, Executor, ModelRefused, Room, RuntimeSettings, load_engine
 from partitions import Device, Partition
 
 from .bench import MIB, Pinned, assert_close, assert_right, expected, free_memory, results, tensors
@@ -185,6 +185,32 @@ def test_another_partition_finds_the_kernels_loaded(tmp_path: Path, device: Devi
     engine.close()
     figures["binding one engine to three partitions, s"] = took
     assert max(took[1:]) <= took[0] / 3
+
+
+@pytest.mark.alone
+def test_a_network_that_was_trained_again_finds_the_kernels_loaded(
+    tmp_path: Path, device: Device, partition: Partition, figures: dict[str, Any]
+) -> None:
+    """Each is freed when the next is bound, and the kernels stay. On an H200 the first inference of a MobileNetV2 took 2.4 s
+    with a cache of its own, kernels on disk, and 0.01 s with that of another.
+    """
+    builds, took, left = Builds(CacheFolder([tmp_path / "cache"]), compiles=True), [], []
+    with closing(builds), ExitStack() as before:
+        for seed in range(1, 6):
+            network = resnet(seed)
+            (tmp_path / str(seed)).mkdir()
+            engine = load_engine(plan(tmp_path / str(seed), network), device, builds=builds)
+            began = time.perf_counter()
+            executor = engine.bind(partition)
+            took.append(time.perf_counter() - began)
+            before.pop_all().close()
+            before.callback(engine.close)
+            before.callback(executor.close)
+            assert_right(network, executor, partition, turns=1)
+            left.append(free_memory(device))
+    figures["binding five trainings of one network, s"] = took
+    assert max(took[1:]) <= took[0] / 3
+    assert left[-1] >= left[1] - 8 * MIB, left
 
 
 @pytest.mark.alone

@@ -12,7 +12,7 @@ from enum import IntEnum
 from threading import Lock
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import onnxruntime as ort
@@ -125,7 +125,7 @@ class ICudaEngine:
         self._outputs = {value.name: value for value in self._session.get_outputs()}
         self._profiles: Sequence[Ranges] = facts["profiles"]
         self._facts = facts
-        self._name = hashlib.sha256(onnx).hexdigest()[:8]
+        self._name = _structure(onnx)
         self._budget = int(facts["streamable"])
         self._contexts: WeakSet[IExecutionContext] = WeakSet()
         self._shapes: dict[tuple[Shape, ...], dict[str, Shape]] = {}
@@ -201,7 +201,8 @@ class ICudaEngine:
 
     def create_runtime_config(self) -> IRuntimeConfig:
         self._gpu.enter("ICudaEngine.create_runtime_config")
-        return self._gpu.kinds["IRuntimeConfig"](self._gpu)  # type: ignore[no-any-return]
+        kind = self._gpu.kinds["IRuntimeConfig"]
+        return kind(self._gpu, ref(self)) if issubclass(kind, IRuntimeConfig) else kind(self._gpu)  # type: ignore[no-any-return]
 
     def create_execution_context(
         self,
@@ -604,6 +605,13 @@ def _restricted_class(kind: Any, members: Mapping[str, Any]) -> Any:
 
 def _is_fixed(dims: Sequence[Any]) -> bool:
     return all(isinstance(size, int) for size in dims)
+
+
+def _structure(onnx: bytes) -> str:
+    """What kernels depend on: everything but the weights."""
+    model = load_model_from_string(onnx)
+    del model.graph.initializer[:]
+    return hashlib.sha256(model.SerializeToString()).hexdigest()[:8]
 
 
 def _complain(logger: Any, where: str, why: object) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -49,11 +49,13 @@ class EngineInvalidityDiagnostics(IntEnum):
 class IRuntimeCache:
     """Kernels by name. It adds what another one of the same GPU and driver has serialised to its own.
 
-    Contexts may share it, but not two threads at once: the real one then crashes the process in `execute_async_v3`.
+    Contexts may share it, also those of other engines, but not two threads at once: the real one then crashes the process in
+    `execute_async_v3`. So it does where it is serialised after the engine was freed that it was made of.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, engine: Callable[[], object]) -> None:
         self._gpu = gpu
+        self._engine = engine
         self._kernels: set[str] = set()
         self._turn = threading.RLock()
 
@@ -65,6 +67,8 @@ class IRuntimeCache:
         self._gpu.enter("IRuntimeCache.serialize")
         if not self._gpu.current():
             return None
+        if self._engine() is None:
+            raise Misuse("a cache of kernels was saved after the engine was freed that it was made of")
         with self._exclusive():
             return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
 
@@ -98,12 +102,13 @@ class IRuntimeCache:
 
 
 class IRuntimeConfig:
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, engine: Callable[[], object] = lambda: True) -> None:
         self._gpu = gpu
+        self._engine = engine
         self._graphs = CudaGraphStrategy.DISABLED
         self._kernels = DynamicShapesKernelSpecializationStrategy.LAZY
         self._allocation = ExecutionContextAllocationStrategy.STATIC
-        self._cache = IRuntimeCache(gpu)
+        self._cache = IRuntimeCache(gpu, engine)
 
     @property
     def cuda_graph_strategy(self) -> CudaGraphStrategy:
@@ -129,7 +134,7 @@ class IRuntimeConfig:
 
     def create_runtime_cache(self) -> IRuntimeCache:
         self._gpu.enter("IRuntimeConfig.create_runtime_cache")
-        return IRuntimeCache(self._gpu)
+        return IRuntimeCache(self._gpu, self._engine)
 
     def get_runtime_cache(self) -> IRuntimeCache:
         return self._cache

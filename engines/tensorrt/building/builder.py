@@ -17,10 +17,10 @@ from typing import Any
 from partitions.cuda.current_context import restored
 
 from ...errors import Cancelled, ModelRefused
-from ...model_files.artifact import PORTABLE, Artifact, read_plan, this_platform
+from ...model_files.artifact import FORMAT, PORTABLE, Artifact, read_plan, this_platform
 from ...model_files.atomic import replace_file
 from ...model_files.known_plans import known_plan, record, states_of
-from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest, weight_files
+from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest, structure_digest, weight_files
 from ...model_files.profiles import Profile, complete
 from ...signature import Signature, TensorSpec
 from ..api import Message, TensorRT, clean_message, collect_messages, find_tensorrt, first_error
@@ -206,7 +206,7 @@ def _unwritable(request: PlanRequest, error: OSError) -> ModelRefused:
 
 def _key(request: PlanRequest, source: str) -> str:
     platform = "" if request.library in PORTABLE else this_platform()
-    parts = [request.library, request.version, platform, source, request.device, asdict(request.options)]
+    parts = [FORMAT, request.library, request.version, platform, source, request.device, asdict(request.options)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -357,6 +357,7 @@ class _Job:
             version=self.api.version,
             targets=self.options.targets,
             source=source_digest(self.onnx, weight_files(self.onnx, self.path.parent if self.path else Path())),
+            structure=structure_digest(self.onnx),
             signature=signature,
             profiles=profiles,
             options=self._recorded(config),

@@ -31,6 +31,7 @@ from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
 from ...search_path import search_path
+from ..shared_kernels import KernelCaches
 from .builder import BuildOptions, PlanRequest, find
 from .kernels import KernelsRequest
 
@@ -85,6 +86,8 @@ class Builds:
     ) -> None:
         self.cache = cache
         self.compiles = compiles
+        self.kernels = KernelCaches()
+        """Those of the engines that were built here or are kept in its cache."""
         self._time_limit = time_limit
         self._command = tuple(command)
         self._cores: frozenset[int] = frozenset()

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ ARTIFACTS = st.builds(
     layers=st.integers(0),
     facts=st.none() | st.dictionaries(TEXT, st.integers(), max_size=3),
     platform=TEXT,
+    structure=TEXT,
 )
 ONE = Artifact("tensorrt_rtx", "1.6.1.120", ("8.6",), "5ea1", Signature((), ()), (Profile(),))
 
@@ -106,7 +108,7 @@ def test_facts_are_ignored_unless_the_flag_says_that_they_were_written() -> None
 
 def test_another_number_of_fields_is_refused_with_both_numbers() -> None:
     """F68."""
-    with pytest.raises(ModelRefused, match="it has 1 fields; expected 12"):
+    with pytest.raises(ModelRefused, match="it has 1 fields; expected 13"):
         unpack(_FILE.pack([b""]), "model.plan")
 
 
@@ -162,3 +164,15 @@ def test_everything_that_is_printed_of_a_file_has_a_name(artifact: Artifact, pla
     assert all(_FIELDS)
     assert len(set(_FIELDS)) == len(_FIELDS)
     assert all(label for label, _ in file_rows(unpack(artifact.pack(plan), "model.plan")))
+
+
+def test_the_kernels_depend_on_the_structure_and_how_it_was_built_and_not_on_the_weights() -> None:
+    one = replace(ONE, structure="layers")
+    others = [
+        replace(one, structure="other layers"),
+        replace(one, profiles=(Profile(sms=8),)),
+        replace(one, options={"optimization_level": 1}),
+    ]
+    assert replace(one, source="other weights").kernels_digest() == one.kernels_digest()
+    assert len({each.kernels_digest() for each in (one, *others)}) == 4
+    assert ONE.kernels_digest() == "", "its structure is unknown"

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.model_files.onnx_file import Declared, OnnxFile, blame, initializer, read_onnx, source_digest, weight_files
+from engines.model_files.onnx_file import (
+    Declared,
+    OnnxFile,
+    blame,
+    initializer,
+    read_onnx,
+    source_digest,
+    structure_digest,
+    weight_files,
+)
 
 from ..small import IMAGES, model
 
@@ -111,3 +120,45 @@ def test_the_digest_changes_with_weights_in_other_files_and_ignores_a_missing_on
     file = tmp_path / read_onnx(data).external[0]
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     assert len(digests | {source_digest(data, weight_files(data, tmp_path))}) == 3
+
+
+NETWORK = """<ir_version: 8, opset_import: ["": 17], producer_name: "{producer}">
+net (float[n, 4] x) => (float[n, 4] y) <float[4] w = {{{w}}}, int64[2] size = {{{size}}}, float most = {{{most}}}> {{
+    a = {op}(x, w)
+    b = Reshape(a, size)
+    y = Min(b, most)
+}}"""
+USUAL = {"w": "1, 2, 3, 4", "size": "-1, 4", "most": "9", "op": "Add", "producer": "pytorch 2.4"}
+
+
+def network(**changes: str) -> bytes:
+    return bytes(onnx.parser.parse_model(NETWORK.format(**USUAL | changes)).SerializeToString())
+
+
+@pytest.mark.parametrize("change", [{"w": "4, 3, 2, 1"}, {"producer": "pytorch 2.5"}])
+def test_a_network_that_was_trained_again_has_the_same_structure(change: dict[str, str]) -> None:
+    assert structure_digest(network(**change)) == structure_digest(network())
+    assert source_digest(network(**change), ()) != source_digest(network(), ())
+
+
+@pytest.mark.parametrize("change", [{"size": "4, -1"}, {"most": "8"}, {"op": "Mul"}])
+def test_another_operator_size_or_bound_is_another_structure(change: dict[str, str]) -> None:
+    assert structure_digest(network(**change)) != structure_digest(network())
+
+
+def test_weights_in_files_of_their_own_are_not_part_of_the_structure(tmp_path: Path) -> None:
+    digests = set()
+    for number in range(2):
+        proto = onnx.load_model_from_string(network(w=f"{number}, 2, 3, 4"))
+        (weight,) = (tensor for tensor in proto.graph.initializer if tensor.name == "w")
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight), "w"))  # As bytes, which alone are moved.
+        path = tmp_path / f"{number}.onnx"
+        onnx.save(proto, str(path), save_as_external_data=True, location=f"weights {number}", size_threshold=8)
+        assert read_onnx(path.read_bytes()).external
+        digests.add(structure_digest(path.read_bytes()))
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x3a\x7f", network()[:-3]])
+def test_bytes_that_cannot_be_parsed_have_no_structure(data: bytes) -> None:
+    assert structure_digest(data) == ""

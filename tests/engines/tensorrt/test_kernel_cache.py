@@ -246,7 +246,7 @@ def test_a_lock_is_waited_for_ten_seconds_and_no_longer(
         def __exit__(self, *_: object) -> None:
             """A lock that is never acquired."""
 
-    monkeypatch.setattr("engines.tensorrt.kernel_cache.FileLock", Held)
+    monkeypatch.setattr("filelock.FileLock", Held)
     cache = open_cache(tmp_path / "kernels", KEY)
     add(cache.materialize(Kernels), "conv")
     cache.close()
