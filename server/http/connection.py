@@ -100,6 +100,7 @@ class HttpConnection(asyncio.Protocol):
         self._eof = False  # The client half-closed, and still gets its answers.
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._refusal_timer: asyncio.TimerHandle | None = None  # A 401 waits for its turn; nothing is read meanwhile.
 
     def __repr__(self) -> str:
         return f"<HttpConnection {_PHASES[self._phase]}, {len(self._buffer)} bytes buffered>"
@@ -179,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
         self._forget_unread()
         if self._transport.is_closing():
             close_when_sent(self._transport)
-        else:
+        elif self._refusal_timer is None:
             self._transport.resume_reading()
             self._answer_next()
 
@@ -190,6 +191,8 @@ class HttpConnection(asyncio.Protocol):
 
     def activity(self) -> Activity:
         """What this connection is doing; see `server.http.connection_limits`."""
+        if self._refusal_timer is not None:
+            return Activity.RECEIVING
         if self._phase == ANSWERING:
             return Activity.ANSWERING
         receiving = self._phase != READING_HEAD or self._buffer or self._head is None
@@ -292,7 +295,7 @@ class HttpConnection(asyncio.Protocol):
             return False
         self._body_start, self._phase = end, READING_BODY
         if not head.is_plain_infer:
-            self._task, self._on_body = self._calls.start(head, self._transport, self.received, self._finish)
+            self._task, self._on_body = self._calls.start(head, self._transport, self.received, self._reply)
         elif inference := self._admit(head):
             self._on_body = partial(inference.begin, headers=head.headers, on_done=self._on_done)
             if head.tensors_at >= 0:
@@ -328,7 +331,7 @@ class HttpConnection(asyncio.Protocol):
         except Exception as error:
             client, path = self._transport.get_extra_info("peername"), head.path.decode("latin-1")
             audit.refused(error, head.method, path, client, head.headers.get(b"authorization"))
-            self._finish(head, refusal(error, head.target))
+            self._reply(head, refusal(error, head.target))
             return None
         self._inference = inference
         return inference
@@ -368,14 +371,29 @@ class HttpConnection(asyncio.Protocol):
                 inference.return_slot()  # The next request may need it, before this one's owner returns it.
             self._go_on()
 
+    def _reply(self, head: Head, reply: Reply) -> None:
+        """Finish the current request with this reply; a 401 waits for its turn, where those are paced."""
+        refusals = self._infer.refusals if reply.status == 401 else None
+        wait = refusals.wait() if refusals is not None else 0.0
+        if wait and not self._transport.is_closing():
+            self._task = None
+            self._transport.pause_reading()
+            self._refusal_timer = self._loop.call_later(wait, self._finish, head, reply)
+        else:
+            self._finish(head, reply)
+
     def _finish(self, head: Head, reply: Reply) -> None:
         """Write the reply to the current request, and go on to the next one."""
+        waited, self._refusal_timer = self._refusal_timer, None
         body_incomplete, unread, self._phase = self._phase == READING_BODY, head.length - self.received(), READING_HEAD
         self._inference, self._task, self._on_body = None, None, None
         if self._reader is not None:
             self._reader.body = None
         if self._transport.is_closing():
             return
+        if waited is not None:
+            waited.cancel()
+            self._transport.resume_reading()
         if body_incomplete:
             self._skip_body(head, unread)
         self._closing = self._closing or (reply.status >= 400 and CLOSE in reply.fields) or self._is_last()
@@ -449,6 +467,8 @@ class HttpConnection(asyncio.Protocol):
         self._cancel_header_timer()
         if self._idle_timer:
             self._idle_timer.cancel()
+        if self._refusal_timer:
+            self._refusal_timer.cancel()
 
     def _close_if_idle(self) -> None:
         if self._phase in (READING_HEAD, DISCARDING) and not self._active and not self._closing:

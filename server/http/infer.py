@@ -21,6 +21,7 @@ from .disconnects import DisconnectWatcher, Receive
 from .exchange import Call, Headers, Reply
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import is_generate, parse_infer
+from .refusals import Refusals
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -33,6 +34,8 @@ class Infer:
         self._disconnects = DisconnectWatcher()
         self.connections: Connections | None = None
         """Those whose requests it answers; set by `HttpConnection`, None under a server of another kind."""
+        self.refusals: Refusals | None = None
+        """The pace of the 401 answers of `HttpConnection`; None where they do not wait, as in tenants' processes."""
 
     def __repr__(self) -> str:
         return f"<Infer {self._disconnects!r}>"

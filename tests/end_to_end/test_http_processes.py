@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from greenlane.load.server_process import alive, free_port
+from server.http.refusals import RATE
 from server.processes.http_side.http_process import _UNAUTHENTICATED_RATE
 from server.tenants.auth import digest
 
@@ -100,6 +101,31 @@ def test_a_flood_of_connections_that_are_no_tenants_is_answered_at_a_limited_rat
     with ThreadPoolExecutor(8) as clients:
         assert set(clients.map(refused, range(_UNAUTHENTICATED_RATE + beyond))) == {400}
     assert time.monotonic() - began >= beyond / _UNAUTHENTICATED_RATE
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        pytest.param(posted("identity", SMALL, "Authorization: Bearer wrong"), id="inference"),
+        pytest.param(post("/v2/repository/index", b"{}", "Authorization: Bearer wrong"), id="the index"),
+        pytest.param(get("/admin/tenants", "Via: 1.1 proxy"), id="administration, in the shared process"),
+        pytest.param(post("/admin/tenants", b"", "Via: 1.1 proxy").replace(b"POST", b"PATCH"), id="the same by uvicorn"),
+    ],
+)
+def test_refusals_on_a_kept_connection_come_at_a_limited_rate(server: Running, globex: httpx.Client, refused: bytes) -> None:
+    """All of them, also where a client sends them without reading; tenants are served meanwhile."""
+    beyond = RATE
+    with Connection(server) as connection, ThreadPoolExecutor(1) as client:
+        began = time.monotonic()
+        connection.send(refused * (RATE + beyond))
+        flood = client.submit(lambda: {connection.answer().status for _ in range(RATE + beyond)})
+        assert [infer(globex, "identity", SMALL).status_code for _ in range(10)] == [200] * 10
+        assert not flood.done(), "the tenant waited for the refusals of others"
+        assert flood.result() == {401}
+        assert time.monotonic() - began >= 0.9 * beyond / RATE  # The event loop rounds to milliseconds.
+    with Connection(server) as leaving:
+        leaving.send(refused * RATE)  # And does not wait for the answers.
+    assert infer(globex, "identity", SMALL).status_code == 200
 
 
 def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:

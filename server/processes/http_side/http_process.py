@@ -23,6 +23,7 @@ from ...http.connection import HttpConnection, forget_heads
 from ...http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
 from ...http.infer import Infer
 from ...http.paths import is_infer
+from ...http.refusals import Refusals
 from ...link.occupancy import LEAD
 from ...scheduling.limits import TokenBucket
 from ...tenants.frontend import Report
@@ -37,6 +38,7 @@ from ..children.process_arguments import ProcessArguments
 from ..children.process_setup import set_up
 from . import proxy
 from .connection_handoff import ConnectionHandoff
+from .paced import Paced
 from .tenant_side import TenantSide
 from .uvicorn_server import Server
 
@@ -169,6 +171,8 @@ class HttpProcess:
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
+        if self._arguments.name in (SHARED, UNAUTHENTICATED):
+            infer.refusals = Refusals()
         application = self._application = framework.build(
             (*ROUTERS, proxy.router),
             service=lambda: self._service,
@@ -181,7 +185,7 @@ class HttpProcess:
 
         shared = self._shared = cors.Shared(everything, self._arguments.config.server.cors_origins)
         return uvicorn.Config(
-            shared,
+            Paced(shared, infer.refusals) if infer.refusals else shared,
             loop="uvloop",
             lifespan="off",
             ws="none",

@@ -1,6 +1,8 @@
 """HttpConnection on a fake transport, for states that real sockets do not reach reliably."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any, cast
 
 import pytest
@@ -8,8 +10,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from server.errors import Misdirected, Unauthorized, Unavailable
+from server.http import asgi
 from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
+from server.http.connection_limits import Activity
+from server.http.exchange import Reply
 from server.http.infer import Infer
+from server.http.refusals import RATE, Refusals
 from server.http.strict import HEADER_TIMEOUT
 
 REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -67,6 +73,7 @@ class Answers:
         self.cancelled = 0
         self.found = 0
         self.ending = False
+        self.refusals: Refusals | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.bodies.append((await receive())["body"])
@@ -343,6 +350,87 @@ async def test_pipelined_requests_are_limited_per_event_loop_iteration() -> None
     assert bench.answers.found == 2 * REQUESTS_PER_TURN + 1
     assert bench.transport.written.count(b"HTTP/1.1 401") == 2 * REQUESTS_PER_TURN + 1
     assert not bench.transport.closed
+
+
+def paced() -> Bench:
+    """Where the next 401 has to wait."""
+    bench = Bench()
+    refusals = bench.answers.refusals = Refusals(lambda: 0.0)
+    while not refusals.wait():
+        pass
+    return bench
+
+
+async def answered(bench: Bench, count: int) -> None:
+    """Wait until so many answers are written."""
+    async with asyncio.timeout(30):
+        while bench.transport.written.count(b"HTTP/1.1 ") < count:
+            await asyncio.sleep(0)
+
+
+async def test_few_refusals_do_not_wait() -> None:
+    bench = Bench()
+    bench.answers.refusals = Refusals()
+    bench.connection.data_received(INFER * REQUESTS_PER_TURN)
+    assert bench.transport.written.count(b"HTTP/1.1 401") == REQUESTS_PER_TURN < RATE
+
+
+async def test_a_refusal_beyond_the_pace_waits_while_nothing_is_read() -> None:
+    bench = paced()
+    bench.connection.data_received(INFER * 2)
+    assert (bench.transport.written, bench.transport.reading, bench.answers.found) == (b"", False, 1)
+    assert bench.connection.activity() is Activity.RECEIVING, "it can be closed to make room"
+    bench.connection.pause_writing()
+    bench.connection.resume_writing()
+    assert not bench.transport.reading
+    await answered(bench, 2)
+    assert bench.answers.found == 2
+    assert (bench.transport.reading, bench.transport.closed) == (True, False)
+
+
+async def test_the_body_of_a_refusal_that_waited_is_dropped_and_the_connection_kept() -> None:
+    bench = paced()
+    bench.connection.data_received(INFER[:-1])
+    await answered(bench, 1)
+    assert bench.transport.reading
+    bench.connection.data_received(INFER[-1:] + INFER)
+    await answered(bench, 2)
+    assert bench.transport.written.count(b"HTTP/1.1 401") == 2
+
+
+async def test_a_refusal_by_the_application_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = paced()
+
+    async def respond(*_: object) -> Reply:
+        return Reply(401, [], b"")
+
+    monkeypatch.setattr(asgi, "respond", respond)
+    bench.connection.data_received(REQUEST)
+    await bench.settle()
+    assert (bench.transport.written, bench.transport.reading) == (b"", False)
+    await answered(bench, 1)
+    assert bench.transport.written.startswith(b"HTTP/1.1 401")
+
+
+async def test_a_client_that_leaves_while_its_refusal_waits_leaves_nothing_behind() -> None:
+    bench = paced()
+    bench.connection.data_received(INFER)
+    left = weakref.ref(bench.connection)
+    bench.transport.closed = True
+    bench.connection.connection_lost(None)
+    del bench.connection
+    gc.collect()
+    assert left() is None
+
+
+async def test_a_stop_of_the_server_answers_in_place_of_a_refusal_that_waits() -> None:
+    bench = paced()
+    bench.connection.data_received(INFER[:-1])
+    bench.connection.shutdown()
+    assert bench.transport.written.startswith(b"HTTP/1.1 503")
+    assert bench.transport.reading
+    await bench.settle()
+    assert bench.transport.written.count(b"HTTP/1.1") == 1
 
 
 async def test_data_received_while_yielding_is_answered_in_order() -> None:
