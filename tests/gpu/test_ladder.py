@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from .asking import asking
 from .networks import add, plan
 from .process import PATIENCE, Served
 from .test_two_devices import NETWORKS, Asking, serving
@@ -28,6 +29,8 @@ ladder = [4, 8]
 models = ["*"]
 """
 SHARES = {"acme": 8, "globex": 4}, {"acme": 4, "globex": 8}
+CALM = 3.0
+"""Seconds without moves before those with them."""
 EXTRA = 1.0
 """Milliseconds by which a mover's worst answer may exceed the worst without a move: its longest work is in both."""
 
@@ -63,16 +66,16 @@ def test_a_move_between_rungs_only_switches_and_costs_its_movers_no_more_than_th
 
 def over_calm(server: Served) -> list[float]:
     """Swap both tenants' shares `MOVES` times, and say by how much each one's worst answer exceeds its worst before, in ms."""
-    with Asking(server.port, "acme") as acme, Asking(server.port, "globex") as globex:
-        acme.more(2_000)
-        calm = {asking: max(asking.took[100:]) for asking in (acme, globex)}
-        before = {asking: len(asking.took) for asking in (acme, globex)}
+    with asking(server.port, "acme") as acme, asking(server.port, "globex") as globex:
+        begun = time.monotonic()
+        time.sleep(CALM)
+        moving = time.monotonic()
         for number in range(MOVES):
             server.admin("PUT", "partitions", SHARES[number % 2])
             ready(server)
-            acme.more(50)
-        worst = {asking: max(asking.took[before[asking] :]) for asking in (acme, globex)}
+        ended = time.monotonic()
     assert acme.wrong == globex.wrong == []
+    calm, worst = ([each.worst(*span) for each in (acme, globex)] for span in ((begun, moving), (moving, ended)))
     moves = server.admin("GET", "moves")["moves"][:MOVES]
     pauses = [paused for move in moves for paused in move["paused"].values()]
     assert len(pauses) == 2 * MOVES
@@ -80,9 +83,9 @@ def over_calm(server: Served) -> list[float]:
     prepared = median(move["prepared_ms"] for move in moves)
     paused = [each["ms"] for each in pauses]
     print(f"prepared in {prepared:.2f} ms; paused for {median(paused):.3f} ms, {max(paused):.3f} ms at most")
-    print(f"worst answer without moves {list(calm.values())}, with {list(worst.values())} ms")
+    print(f"worst of {len(acme.answers)} and {len(globex.answers)} answers, without moves {calm}, with {worst} ms")
     assert prepared < 5.0
-    return [worst[asking] - calm[asking] for asking in (acme, globex)]
+    return [moved - still for moved, still in zip(worst, calm, strict=True)]
 
 
 def test_another_share_is_an_ordinary_move_and_the_rungs_are_made_again(server: Served) -> None:
