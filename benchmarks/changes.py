@@ -9,6 +9,8 @@ from itertools import cycle
 from statistics import median
 from time import perf_counter, sleep
 
+import onnx
+
 from greenlane.load.jobs import ClosedLoop, Tally
 from greenlane.load.processes import run
 
@@ -89,11 +91,21 @@ def reload(bench: Bench, _: int, seconds: float) -> Outcome:
 
 
 def build(bench: Bench, _: int, seconds: float) -> Outcome:
-    """A tenant loads models that were never seen, one after the other; another mover and the watcher are timed."""
+    """A tenant loads networks that were never seen, one after the other; another mover and the watcher are timed."""
+    return _load_fresh(bench, seconds, _as_another_network)
+
+
+def retrain(bench: Bench, _: int, seconds: float) -> Outcome:
+    """The same with other weights of the networks that are served, whose kernels are loaded: new versions of models."""
+    return _load_fresh(bench, seconds, lambda onnx_bytes, _: onnx_bytes)
+
+
+def _load_fresh(bench: Bench, seconds: float, changed: Callable[[bytes, int], bytes]) -> Outcome:
     seeds = int(perf_counter() * 1e6)
     for number, name in enumerate(FRESH):
         shutil.rmtree(bench.repository / name, ignore_errors=True)
-        write(bench.repository, name, bench.nets[("mob", "enc")[number % 2]].make(seeds + number))
+        made = bench.nets[("mob", "enc")[number % 2]].make(seeds + number)
+        write(bench.repository, name, changed(made, seeds + number))
 
     def change() -> list[tuple[int, float]]:
         until = perf_counter() + seconds
@@ -113,6 +125,13 @@ def build(bench: Bench, _: int, seconds: float) -> Outcome:
     outcome.figures = {"builds": len(done), "a build and load, s": [took for _, took in done]}
     outcome.unexercised = "" if bench.device == "cuda" else "nothing is built on a CPU"
     return outcome
+
+
+def _as_another_network(onnx_bytes: bytes, number: int) -> bytes:
+    """The same layers under a name that none has had, so that no kernels are known for them."""
+    model = onnx.load_model_from_string(onnx_bytes)
+    model.graph.node[0].name = f"first of {number}"
+    return bytes(model.SerializeToString())
 
 
 def rows(bench: Bench, _: int, seconds: float) -> Outcome:
@@ -167,7 +186,8 @@ def bodies(bench: Bench, _: int, seconds: float) -> Outcome:
 
 
 CHANGES: dict[str, Callable[[Bench, int, float], Outcome]] = {
-    "quiet": quiet, "rows": rows, "repartition": repartition, "reload": reload, "build": build, "bodies": bodies,
+    "quiet": quiet, "rows": rows, "repartition": repartition, "reload": reload, "build": build, "retrain": retrain,
+    "bodies": bodies,
 }  # fmt: skip
 """In the order in which they are done: first what nothing else may have compiled before. Given a bench, PUTs, and seconds."""
 

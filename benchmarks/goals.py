@@ -43,6 +43,8 @@ GOALS = (
     Goal("reload", "over", "slowest answer over quiet worst", 5),
     Goal("build", "ratio", "p99 beside a build of another's ONNX, over alone", 1.3, ""),
     Goal("build", "over", "slowest answer over quiet worst", 5),
+    Goal("retrain", "ratio", "p99 beside the load of new weights of a served network, over alone", 1.3, ""),
+    Goal("retrain", "over", "slowest answer over quiet worst", 5),
     Goal("rows", "own", "first 3, 5, 6, 7 rows, slowest over the largest warm batch", 20),
     Goal("rows", "over", "the neighbour's slowest answer over its quiet worst", 2),
     Goal("bodies", "ratio", "p99 beside bodies of all sizes, over alone", 1.3, ""),
@@ -50,7 +52,7 @@ GOALS = (
     Goal("depth", "ratio", "four clients in the process, over the engine back to back", 0.97, "", least=True),
     Goal("cold", "ready", "part of the cold starts that got ready", 1, "", least=True),
 )
-"""The table of issue 11, "How fast", for an H100."""
+"""The table of issue 11, "How fast", for an H100, and `retrain`."""
 
 
 @dataclass(frozen=True, slots=True)
