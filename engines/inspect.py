@@ -87,6 +87,8 @@ def engine_rows(engine: Any) -> Iterator[Row]:
 def _build_rows(artifact: Artifact) -> Iterator[Row]:
     yield "library", f"{artifact.library} {artifact.version}, on {artifact.platform}"
     yield "source", f"sha256 {artifact.source}"
+    if artifact.structure:
+        yield "kernels", f"of sha256 {artifact.kernels_digest()}; plans with the same share them"
     yield "targets", ", ".join(artifact.targets) or "the library's default set of GPUs"
     yield "options", ", ".join(f"{name} {value}" for name, value in artifact.options.items())
     yield "network", f"{artifact.layers} layer{'s' * (artifact.layers != 1)}"

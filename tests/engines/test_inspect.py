@@ -1,4 +1,6 @@
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +42,12 @@ def test_everything_that_the_file_says_is_shown() -> None:
         ("profile 0", "x 1x3x1..2x3x2..4x3x4; meant, but not tuned, for 48 SMs"),
         ("at build", "auxiliary streams 0, device memory 1,048,576"),
     ]
+
+
+def test_a_plan_says_what_others_it_shares_kernels_with() -> None:
+    rows = [dict(file_rows(PlanFile(memoryview(b""), replace(artifact(), source=source, structure="1a7e")))) for source in "12"]
+    assert rows[0]["kernels"] == rows[1]["kernels"]
+    assert re.fullmatch("of sha256 [0-9a-f]{64}; plans with the same share them", rows[0]["kernels"])
 
 
 def test_inspect_says_that_no_gpu_was_available_at_build() -> None:
