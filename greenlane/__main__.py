@@ -1,5 +1,6 @@
 """The command `greenlane`, and `python -m greenlane`: finds the subcommand and imports only what that one needs."""
 
+import select
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -35,13 +36,16 @@ then your own:
   greenlane --config greenlane.toml
 """
 
+OUTPUT_LOST = 120
+"""Python's own exit status for output that could not be written."""
 COMMANDS = ("serve", "init", "check", "curve", "prove", "top", "build", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status. Without `arguments` it is this process's, which then ends with the status.
 
-    1 where another package hides one of Greenlane's, 2 for a command that does not exist; the rest is each command's.
+    1 where another package hides one of Greenlane's, 2 for a command that does not exist, 120 where nobody reads what it prints
+    any more; the rest is each command's.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
@@ -64,12 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
     own.protect_children()
-    status = _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
+    try:
+        status = _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
+    except BrokenPipeError:
+        if not _output_is_lost():
+            raise
+        status = OUTPUT_LOST
     if arguments is None:
         from server.host.leaving import leave
 
         leave(status)
     return status
+
+
+def _output_is_lost() -> bool:
+    """Whether nobody reads standard output any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _run(command: str, words: list[str]) -> int:

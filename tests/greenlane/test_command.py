@@ -88,6 +88,22 @@ def test_build_and_inspect_take_what_the_modules_take(tmp_path: Path, capsys: py
     assert "m.onnx: No such file" in capsys.readouterr().err
 
 
+def test_a_reader_that_has_left_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+    """As with `greenlane check FILE | head`: more is printed than a pipe holds."""
+    for number in range(600):
+        (tmp_path / "models" / f"{number:0200}").mkdir(parents=True)
+    config = tmp_path / "greenlane.toml"
+    config.write_text('[models]\nrepository = "models"\n[device]\nbackend = "cpu"\n[tenants.acme]\ncores = 1\nmodels = ["*"]\n')
+    command = [sys.executable, "-m", "greenlane", "check", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 120, "Python's own for output that could not be written"
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
