@@ -9,7 +9,7 @@ from ..api.openapi import errors, operation_id
 from ..control.controller import Controller
 
 
-def controller(request: Request) -> Controller:
+async def controller(request: Request) -> Controller:
     """The controller behind this application. Raises Unavailable while the server starts."""
     found: Controller = request.app.state.controller()
     return found

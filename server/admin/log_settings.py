@@ -25,7 +25,7 @@ _SEVERITIES = ("log_error", "log_warning", "log_info")
 _LEVELS = ("error", "warning", "info", "debug")
 
 
-def set_level(request: Request) -> SetLevel:
+async def set_level(request: Request) -> SetLevel:
     """Who sets the level in this form of the server."""
     found: SetLevel = request.app.state.set_log_level
     return found

@@ -14,7 +14,7 @@ from .dependencies import admin_router
 router = admin_router()
 
 
-def _reloader(request: Request) -> Reloader:
+async def _reloader(request: Request) -> Reloader:
     """The reloader behind this application. Raises Unavailable while the server starts."""
     found: Reloader = request.app.state.reloader()
     return found

@@ -1,4 +1,8 @@
-"""FastAPI dependencies: the tenant of a request, and the checks of who may administer and who may load models."""
+"""FastAPI dependencies: the tenant of a request, and the checks of who may administer and who may load models.
+
+All are coroutines, though they wait for nothing: FastAPI calls a plain function on another thread, which takes longer than
+these do.
+"""
 
 from ipaddress import ip_address
 from typing import Annotated, Any
@@ -36,19 +40,18 @@ TenantName = Annotated[Any, Security(TENANT_NAME)]
 AdminKey = Annotated[Any, Security(ADMIN_KEY)]
 
 
-def service(request: Request) -> Service:
+async def service(request: Request) -> Service:
     """The service behind this application. Raises Unavailable while the server starts."""
-    found: Service = request.app.state.service()
-    return found
+    return _service(request)
 
 
-def tenant_config(request: Request, _key: TenantKey = None, _name: TenantName = None) -> TenantConfig:
+async def tenant_config(request: Request, _key: TenantKey = None, _name: TenantName = None) -> TenantConfig:
     """The configuration of this request's tenant, whichever process serves it.
 
     FastAPI calls this once for each request, however many dependencies use it. Raises Unauthorized, and Ambiguous for repeated
     headers.
     """
-    found = service(request)
+    found = _service(request)
     strict.headers(request.headers.raw)
     return found.tenancy.identify(request.headers.get("authorization"), request.headers.get("x-tenant"))
 
@@ -56,19 +59,19 @@ def tenant_config(request: Request, _key: TenantKey = None, _name: TenantName = 
 TenantConfigDep = Annotated[TenantConfig, Depends(tenant_config)]
 
 
-def tenant(request: Request, config: TenantConfigDep) -> Tenant:
+async def tenant(request: Request, config: TenantConfigDep) -> Tenant:
     """The tenant of this request. Raises as `tenant_config` does, and Misdirected for a tenant that another process serves."""
-    found = service(request)
+    found = _service(request)
     return found.tenants.get(config.name) or found.misdirected(config)
 
 
-def admin(request: Request, _key: AdminKey = None) -> None:
+async def admin(request: Request, _key: AdminKey = None) -> None:
     """Allow administrators only: those with the admin key, or, where none is configured, programs on this machine.
 
     Raises Unauthorized, Ambiguous.
     """
     strict.headers(request.headers.raw)
-    server, headers = service(request).config.server, request.headers
+    server, headers = _service(request).config.server, request.headers
     expected = server.admin_key_sha256
     if expected is not None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -86,13 +89,13 @@ def admin(request: Request, _key: AdminKey = None) -> None:
         raise Unauthorized(f"{without} answers under this machine's names and server.allowed_hosts only ({shown})")
 
 
-def model_control(request: Request, config: TenantConfigDep) -> None:
+async def model_control(request: Request, config: TenantConfigDep) -> None:
     """Allow requests that may load and unload models of their tenant.
 
     These are requests with the tenant's key, and for tenants without keys all that no web page of another origin sent, and,
     while there is no admin key, no proxy. Raises Unauthorized, Ambiguous.
     """
-    server, headers = service(request).config.server, request.headers
+    server, headers = _service(request).config.server, request.headers
     if config.keys_sha256:  # The request has the key then, which no page knows.
         return
     without = "without a key of its tenant's a model is not loaded or unloaded"
@@ -103,6 +106,11 @@ def model_control(request: Request, config: TenantConfigDep) -> None:
         page = browsers.unknown_host(headers, server.allowed_hosts)
     if page:
         raise Unauthorized(f"{without} by web pages ({page})")
+
+
+def _service(request: Request) -> Service:
+    found: Service = request.app.state.service()
+    return found
 
 
 def _is_local(request: Request) -> bool:

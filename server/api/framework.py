@@ -24,6 +24,8 @@ from . import text_messages
 
 log = logging.getLogger("greenlane")
 
+ERRORS = (RequestError, EngineError, PartitionError, HTTPException, RequestValidationError, Exception)
+"""What an application answers in our own words."""
 _CLIENT_CLOSED_REQUEST = 499
 """As in the logs of many servers: the client is gone, and the answer goes nowhere."""
 
@@ -39,7 +41,7 @@ def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = Non
     web.state.routers = routers
     for router in routers:
         web.include_router(router)
-    for kind in (RequestError, EngineError, PartitionError, HTTPException, RequestValidationError, Exception):
+    for kind in ERRORS:
         web.add_exception_handler(kind, _on_error)
     return web
 
@@ -69,7 +71,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _on_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_error(request: Request, error: Exception) -> JSONResponse:  # A plain function is called on another thread.
     audit.refused(error, request.method, request.url.path, request.client, request.headers.get("authorization"))
     request_id = uuid.uuid4().hex
     found = answer(_translate(request, error), request_id)

@@ -38,7 +38,7 @@ class ModelControl(Protocol):
         """Unload a model and return the response to the client."""
 
 
-def _control(request: Request) -> ModelControl:
+async def _control(request: Request) -> ModelControl:
     """The model control of this application."""
     found: ModelControl = request.app.state.model_control
     return found

@@ -2,4 +2,5 @@
 
 from . import docs, metadata, model_control, status_page, text, trace_settings
 
-ROUTERS = (metadata.router, model_control.router, docs.router, status_page.router, text.router, trace_settings.router)
+ROUTERS = (text.router, metadata.router, model_control.router, docs.router, status_page.router, trace_settings.router)
+"""In the order in which a request is compared with them: texts come most often."""

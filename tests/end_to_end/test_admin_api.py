@@ -243,22 +243,22 @@ def from_client(client: tuple[str, int] | None, key: str | None = None, **header
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"])
-def test_loopback_may_administer_without_admin_key(host: str) -> None:
-    dependencies.admin(from_client((host, 5)))
+async def test_loopback_may_administer_without_admin_key(host: str) -> None:
+    await dependencies.admin(from_client((host, 5)))
 
 
 @pytest.mark.parametrize(
     "host", ["10.0.0.1", "192.168.0.1", "0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1", "2001:db8::1", "testclient", "", None]
 )
-def test_other_addresses_may_not_administer_without_admin_key(host: str | None) -> None:
+async def test_other_addresses_may_not_administer_without_admin_key(host: str | None) -> None:
     with pytest.raises(Unauthorized, match=r"without server\.admin_key_sha256 .* loopback"):
-        dependencies.admin(from_client(host if host is None else (host, 5)))
+        await dependencies.admin(from_client(host if host is None else (host, 5)))
 
 
-def test_address_is_ignored_with_admin_key() -> None:
-    dependencies.admin(from_client(("10.0.0.1", 5), "key", authorization="Bearer key"))
+async def test_address_is_ignored_with_admin_key() -> None:
+    await dependencies.admin(from_client(("10.0.0.1", 5), "key", authorization="Bearer key"))
     with pytest.raises(Unauthorized, match="admin key"):
-        dependencies.admin(from_client(("127.0.0.1", 5), "key"))
+        await dependencies.admin(from_client(("127.0.0.1", 5), "key"))
 
 
 def is_draining(http: httpx.Client) -> bool:

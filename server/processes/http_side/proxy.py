@@ -23,7 +23,7 @@ Forward = Callable[[ForwardedRequest], Awaitable[ForwardedAnswer]]
 """Sends a request to the supervisor and returns its answer. Raises Unavailable if that process is gone."""
 
 
-def _forwarding(request: Request) -> Forward:
+async def _forwarding(request: Request) -> Forward:
     found: Forward = request.app.state.forward
     return found
 
