@@ -44,8 +44,8 @@ COMMANDS = ("serve", "init", "check", "curve", "prove", "top", "build", "inspect
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status. Without `arguments` it is this process's, which then ends with the status.
 
-    1 where another package hides one of Greenlane's, 2 for a command that does not exist, 120 where nobody reads what it prints
-    any more; the rest is each command's.
+    1 where another package hides one of Greenlane's, 2 for a command that does not exist, 120 where no program reads what it
+    prints any more; the rest is each command's.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _output_is_lost() -> bool:
-    """Whether nobody reads standard output any more, as after `| head`."""
+    """Whether no program reads standard output any more, as after `| head`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
