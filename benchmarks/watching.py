@@ -2,7 +2,8 @@
 
 A server of two tenants on CPU cores, each with two small models and a request now and then, is asked for nothing, GET
 /admin/status, GET /metrics, and both, in turns. What counts is the time that all threads of a process were on a core, by
-/proc/PID/task/TID/schedstat, in percent of one core.
+/proc/PID/task/TID/schedstat, in percent of one core. With `--victim RATE` one tenant gets so many requests a second, of which
+p50 and p99 are printed, and the processes' time says little.
 """
 
 import argparse
@@ -15,7 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from greenlane.load.figures import percentile
+from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
+from greenlane.load.processes import begun
+from greenlane.load.schedule import poisson
 from greenlane.load.server_process import ServerProcess, server_process
+from greenlane.load.wire import post
 from server.demo import build
 
 ASKED: dict[str, tuple[str, ...]] = {
@@ -25,6 +31,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "both": ("/admin/status", "/metrics"),
 }
 TENANTS = "acme", "globex"
+LATENCIES = "victim p50", "victim p99"
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}).encode()
 
 
@@ -33,18 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.watching", description=__doc__)
     parser.add_argument("--seconds", type=int, default=30, help="for each kind in each round (default: 30)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3; the table has medians of them")
+    parser.add_argument("--victim", type=float, metavar="RATE", help="requests a second of a tenant whose latency is printed")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "server", "--config", str(configuration(Path(folder)))]
         with server_process(words) as server:
             found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ASKED}
-            for _ in range(options.rounds):
+            for number in range(options.rounds):
                 for kind, paths in ASKED.items():
-                    found[kind].append(measure(server, paths, options.seconds))
+                    jobs = [victim(server, options.victim, options.seconds, number)] if options.victim else []
+                    with begun(jobs) as (_, processes):
+                        row = measure(server, paths, options.seconds)
+                        found[kind].append(row | latency([process.result() for process in processes]))
     names = list(found["nothing"][0])
     print(f"{'asked for':10}", *(f"{name:>20}" for name in names))
     for kind, rounds in found.items():
-        print(f"{kind:10}", *(f"{median(each[name] for each in rounds):18.2f} %" for name in names))
+        cells = ((median(each[name] for each in rounds), "ms" if name in LATENCIES else " %") for name in names)
+        print(f"{kind:10}", *(f"{value:17.2f} {unit}" for value, unit in cells))
 
 
 def configuration(folder: Path) -> Path:
@@ -67,6 +79,21 @@ def measure(server: ServerProcess, paths: Sequence[str], seconds: int) -> dict[s
         time.sleep(max(0.0, began + second - time.monotonic()))
     after, elapsed = on_core(server), time.monotonic() - began
     return {name: (after[name] - before[name]) / 1e7 / elapsed for name in before}
+
+
+def victim(server: ServerProcess, rate: float, seconds: int, seed: int) -> OpenLoop:
+    """Requests of the first tenant at this rate for a little less than the time."""
+    ask = Ask(post("/v2/models/identity/infer", {"X-Tenant": TENANTS[0]}, BODY))
+    return OpenLoop(port=server.port, ask=ask, arrivals=poisson(rate, seconds - 1, seed), connections=4, most=32)
+
+
+def latency(seen: Sequence[Seen | Tally]) -> dict[str, float]:
+    """The victim's, in milliseconds, if there was one. Raises RuntimeError if a request failed."""
+    found = [each.samples for each in seen if isinstance(each, Seen)]
+    if any(status != 200 for samples in found for status in samples.status):
+        raise RuntimeError("requests of the victim failed")
+    parts = zip(LATENCIES, (0.5, 0.99), strict=True)
+    return {name: percentile(sorted(samples.latency), part) / 1e3 for samples in found for name, part in parts}
 
 
 def get(url: str, body: bytes | None = None, **headers: str) -> None:
