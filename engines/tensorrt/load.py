@@ -70,13 +70,13 @@ def _load(
     capability: str,
 ) -> TensorRTEngine:
     if path.suffix == ".onnx":
-        measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
-        path = builds.plan(path, _options(settings, max_batch), api.library, api.version, measured, device.index)
+        path, file = _built(path, device, api, settings, builds, max_batch, capability)
     elif settings.build_profiles:
         raise ModelRefused(
             f"{path}: it is built already, so build_profiles have no effect; leave them out, or serve the ONNX file"
         )
-    file = read_plan(path)
+    else:
+        file = read_plan(path)
     kernels = file.artifact.kernels_digest() if file.artifact else ""
     digest = kernels or hashlib.sha256(file.plan).hexdigest()
     if builds.cache and settings.cache_path is None:  # By digest, as most model files have the same name.
@@ -88,6 +88,26 @@ def _load(
     key = CacheKey(digest, f"{api.library} {api.version}", device.name)
     caches = _shared_caches(api, device, builds) if kernels and "cache_path" in api.features else None
     return _engine(path, device, api, plan, file, settings, streaming, key, builds, caches)
+
+
+def _built(
+    path: Path,
+    device: CudaDevice,
+    api: TensorRT,
+    settings: RuntimeSettings,
+    builds: Builds,
+    max_batch: int | None,
+    capability: str,
+) -> tuple[Path, PlanFile]:
+    """The plan of an ONNX file. One that is damaged although nothing says that it has changed is built again."""
+    measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
+    asked = path, _options(settings, max_batch), api.library, api.version, measured, device.index
+    plan = builds.plan(*asked)
+    try:
+        return plan, read_plan(plan)
+    except ModelRefused:
+        plan = builds.plan(*asked, trusting=False)
+        return plan, read_plan(plan)
 
 
 def _shared_caches(api: TensorRT, device: CudaDevice, builds: Builds) -> tuple[KernelCaches, Any] | None:

@@ -103,10 +103,20 @@ class Builds:
         """Run builds only on these cores of the host, from the next one on."""
         self._cores = frozenset(cores)
 
-    def plan(self, path: Path, options: BuildOptions, library: str, version: str, device: str = "", gpu: int = 0) -> Path:
+    def plan(
+        self,
+        path: Path,
+        options: BuildOptions,
+        library: str,
+        version: str,
+        device: str = "",
+        gpu: int = 0,
+        trusting: bool = True,
+    ) -> Path:
         """The engine file for a model's file, built unless the cache has it. Blocks, without the GIL.
 
-        A child process is started unless it was found before and nothing has changed since.
+        A child process is started unless it was found before and nothing has changed since; not `trusting`, in any case: it
+        reads the whole file, and builds it again if it is damaged.
 
         `library` and `version` are those that will load it, `device` is the GPU where the plan depends on it, and `gpu` its
         ordinal. Raises ModelRefused with the reason; if the child died or took too long, with its last lines. Raises Cancelled
@@ -114,7 +124,7 @@ class Builds:
         """
         folder = self.cache.path() if self.cache else path.parent / ".greenlane"
         request = PlanRequest(path, folder, options, library, version, device)
-        if known := find(request):
+        if trusting and (known := find(request)):
             return known
         return self._result_of(BuildOrder(request, None if library in PORTABLE else gpu, self._cores, os.getpid()))
 

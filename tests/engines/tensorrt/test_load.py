@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from engines import Builds, CacheFolder, ModelRefused, RuntimeSettings, TensorMismatch, load_engine
+from engines.model_files import known_plans
+from engines.model_files.artifact import read_plan
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import LIBRARIES, find_tensorrt
 from engines.tensorrt.building.builder import BuildOptions, build_cached
@@ -415,6 +417,26 @@ def test_an_onnx_file_is_built_once_into_its_folder(tmp_path: Path, rtx: Any) ->
         executor.close()
         assert os.stat(bench.load(path).path).st_mtime_ns == made
         bench.close()
+
+
+def test_a_plan_that_is_damaged_although_it_looks_unchanged_is_built_again(
+    tmp_path: Path, rtx: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a disk that loses bytes: its record is made again, with the state of the damaged file."""
+    monkeypatch.setattr(known_plans, "SETTLED", 0.0)
+    path, gpu, builds = tmp_path / "double.onnx", Gpu(), Builds(CacheFolder([tmp_path / "cache"]))
+    path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
+    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        known(path)
+        engine = build_cached(path, tmp_path / "cache")
+        whole = engine.read_bytes()
+        engine.write_bytes(damaged := whole[:-1] + b"!")
+        (record,) = (tmp_path / "cache").glob("double-*.source")
+        known_plans.record(record, engine, known_plans.states_of([path]))
+        assert known_plans.known_plan(record) == engine
+        load_engine(path, bench.device, builds=builds).close()
+        assert engine.read_bytes() != damaged
+        read_plan(engine)
 
 
 def test_plans_and_kernels_are_kept_in_one_folder_where_no_model_takes_another_s(tmp_path: Path, rtx: Any) -> None:
