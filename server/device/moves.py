@@ -79,7 +79,8 @@ class PartitionMoves:
             for name, rung in taken.items():
                 prepared[name] = self._make_worker(name, rung.partition, rung.executors)
                 placements[name] = rung.units
-            await asyncio.to_thread(_warm_up, prepared.values())
+            with suppress(RuntimeError):  # There can be no more threads; when it is to serve, a worker tries again.
+                await asyncio.to_thread(self._worker_control.prepare, prepared)
             self._prepared, self._taken = prepared, taken
             self._placed = placements
             self._move, self._locks = move, locks.pop_all()
@@ -191,10 +192,3 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
             executor.close()
         raise
     return bound
-
-
-def _warm_up(workers: Iterable[Worker]) -> None:
-    """Have their threads started before the tenants are paused. Blocks."""
-    with suppress(RuntimeError):  # There can be no more threads; when it is to serve, a worker tries again.
-        for worker in workers:
-            worker.warm_up()

@@ -42,6 +42,14 @@ class Broken(NamedTuple):
     slots: list[int]
 
 
+class Known(NamedTuple):
+    """Tickets that a loop runs: the bytes that all of them say behind their heads, and the model and shapes in these."""
+
+    body: bytes
+    model: ModelKey
+    shapes: tuple[Shape, ...]
+
+
 class Twin(NamedTuple):
     """The executor of the same model on the worker's wide partition, and what its works are counted by."""
 
@@ -77,7 +85,7 @@ class LaunchLoop:
         self._entries = (Entry * (2 * MOST_ENTRIES))()  # The second half: the same on the wide partition.
         self._times = (Times * MOST_ENTRIES)()
         self._wide: list[Recipe | None] = []
-        self._known: list[tuple[ModelKey, tuple[Shape, ...]]] = []
+        self._known: list[Known] = []
         self._asked: dict[bytes, int] = {}
         self._borrowing: Borrowing | None = None
         self._recipes: dict[bytes, Recipe] = {}
@@ -119,6 +127,16 @@ class LaunchLoop:
         return not self._loop.oldest and self._link.arena.total_put[0] == self._loop.read & 0xFFFFFFFF
 
     @property
+    def link(self) -> Link:
+        """The link that it serves."""
+        return self._link
+
+    @property
+    def known(self) -> list[Known]:
+        """The tickets that it runs. Any thread, while it runs too."""
+        return list(self._known)
+
+    @property
     def knows_any(self) -> bool:
         """Whether there is any ticket that the loop would run."""
         return bool(self._recipes) and self._revocations == self._heeded_revocations
@@ -139,24 +157,35 @@ class LaunchLoop:
         The ticket was enqueued, so its page still has what the HTTP side wrote. What such tickets take is added to `counter`.
         With a `twin` the loop decides for each which of both runs it.
         """
+        if self._is_launchable(executor):
+            self._learn(Known(self._link.tickets.body(ticket.slot), ticket.model, ticket.shapes), executor, counter, twin)
+
+    def take_over(self, known: Known, executor: Any, counter: Counter | None) -> None:
+        """As `learn`, of what another loop of this link runs, before this one runs for the first time."""
+        if self._is_launchable(executor):
+            self._learn(known, executor, counter, None)
+
+    def _is_launchable(self, executor: Any) -> bool:
+        """Whether the executor has a `recipe`; cached by type, because a failed `hasattr` takes half a microsecond."""
         kind = type(executor)
         if kind not in self._launchable:
             self._launchable[kind] = hasattr(executor, "recipe")
-        if not self._launchable[kind]:
-            return
-        body = self._link.tickets.body(ticket.slot)
+        return self._launchable[kind]
+
+    def _learn(self, known: Known, executor: Any, counter: Counter | None, twin: Twin | None) -> None:
+        body = known.body
         if body in self._recipes or body in self._declined:
             return
         revocations = self._revocations
-        recipe = executor.recipe(ticket.shapes, self.revoke)
-        wide = twin.executor.recipe(ticket.shapes, self.revoke) if twin and recipe else None
+        recipe = executor.recipe(known.shapes, self.revoke)
+        wide = twin.executor.recipe(known.shapes, self.revoke) if twin and recipe else None
         if twin and recipe and wide is None and self._asked.get(body, 0) < _PATIENCE:
             self._asked[body] = self._asked.get(body, 0) + 1
             return
         with self._turn:
             if revocations != self._revocations:  # The recipe may be of before that; the next ticket asks again.
                 return
-            if recipe is None or not self._add(body, ticket, Twin(executor, counter), recipe, twin, wide):
+            if recipe is None or not self._add(known, Twin(executor, counter), recipe, twin, wide):
                 if len(self._declined) >= MOST_DECLINED:
                     self._declined.clear()
                 self._declined.add(body)
@@ -198,8 +227,8 @@ class LaunchLoop:
         """What works of each model and shapes took at home and on the wide partition, in nanoseconds, 0 if unknown, and when
         the latter is forgotten, as `Measured` has them. Any thread, while it runs too.
         """
-        measured = zip(list(self._known), self._times, strict=False)
-        return [(model, int(each.home), int(each.wide), shapes, int(each.retry_at)) for (model, shapes), each in measured]
+        measured = zip(self.known, self._times, strict=False)
+        return [(model, int(each.home), int(each.wide), shapes, int(each.retry_at)) for (_, model, shapes), each in measured]
 
     def cancel(self, slot: int, serial: int) -> None:
         """Refuse this ticket if it was not launched yet."""
@@ -221,34 +250,35 @@ class LaunchLoop:
         with self._turn:
             self._forget()
 
-    def _add(self, body: bytes, ticket: Ticket, home: Twin, recipe: Recipe, twin: Twin | None, wide: Recipe | None) -> bool:
+    def _add(self, known: Known, home: Twin, recipe: Recipe, twin: Twin | None, wide: Recipe | None) -> bool:
         """Fill in the next entry, and that of the wide partition; False if the first cannot be. With `_turn` held."""
         if len(self._recipes) == MOST_ENTRIES:
             self._forget()
         index = len(self._recipes)
         entry, other, times = self._entries[index], self._entries[MOST_ENTRIES + index], self._times[index]
-        if not self._fill(entry, body, ticket, recipe, home):
+        if not self._fill(entry, known, recipe, home):
             return False
         times.home = times.wide = times.retry_at = 0
         times.wait = _FIRST_WAIT
         entry.times = other.times = ctypes.addressof(times)
         entry.is_wide, other.is_wide = 0, 1
         entry.wide = None
-        if twin and wide and self._fill(other, body, ticket, wide, twin):
+        if twin and wide and self._fill(other, known, wide, twin):
             entry.wide = ctypes.addressof(other)
-        self._recipes[body] = recipe
-        self._known.append((ticket.model, ticket.shapes))
+        self._recipes[known.body] = recipe
+        self._known.append(known)
         self._wide.append(wide)
         return True
 
-    def _fill(self, entry: Entry, body: bytes, ticket: Ticket, recipe: Recipe, runs: Twin) -> bool:
+    def _fill(self, entry: Entry, known: Known, recipe: Recipe, runs: Twin) -> bool:
         """Fill in an entry; False if there are too many tensors, or too large shapes."""
+        body, _, shapes = known
         executor, counter = runs
-        place, extents, count = 0, [], len(ticket.shapes)
+        place, extents, count = 0, [], len(shapes)
         signature: Signature = executor.engine.signature
         if len(recipe.addresses) > MOST_TENSORS:
             return False
-        sizes = [spec.nbytes(shape) for spec, shape in zip(signature.inputs, ticket.shapes, strict=True)]
+        sizes = [spec.nbytes(shape) for spec, shape in zip(signature.inputs, shapes, strict=True)]
         sizes += [spec.nbytes(shape) for spec, shape in zip(signature.outputs, recipe.outputs, strict=True)]
         for index, (size, device) in enumerate(zip(sizes, recipe.addresses, strict=True)):
             entry.offset[index], entry.address[index], entry.nbytes[index] = place, device, size

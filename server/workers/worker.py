@@ -12,7 +12,7 @@ from engines import Executor
 from partitions import DeviceLost, Partition
 
 from ..accounts.meter import Meter, Place
-from ..launch_loop.loop import open_loop
+from ..launch_loop.loop import LaunchLoop, open_loop
 from ..link.cuts import BatchKey
 from ..link.messages import Failure, ModelKey
 from .borrowing import Borrowing
@@ -60,6 +60,8 @@ class Worker:
         self._runner: TicketRunner | None = None
         self._threads: list[Thread] = []
         self._gate = Semaphore(0)
+        self._ready_loop: LaunchLoop | None = None
+        """Of the link that this worker is to serve next."""
         self._cancellations = Cancellations()
 
     def __repr__(self) -> str:
@@ -135,6 +137,19 @@ class Worker:
             for thread in self._threads:
                 thread.start()
 
+    def take_over(self, endpoint: Endpoint, before: "Worker") -> None:
+        """Have graphs ready for the tickets that the launch loop of the worker runs that serves this link now: `serve` goes on
+        with them, and the interpreter has nothing to do for the first ones. Blocks, and delays nothing of the other worker.
+        """
+        loop = before._runner.session.loop if before._runner else None
+        if loop is None or loop.link is not endpoint.link:
+            return
+        if mine := self._open_loop(endpoint):
+            for known in loop.known:
+                if executor := self.executors.get(known.model):
+                    mine.take_over(known, executor, self.metering.counter(executor, known.model))
+            self._ready_loop = mine
+
     def serve(self, endpoint: Endpoint) -> None:
         """Have the threads run the tickets of this link."""
         if endpoint is not self._endpoint:  # Serials start again at 1 with each link.
@@ -143,8 +158,7 @@ class Worker:
         hosted = self.partition.host_cores is not None
         endpoint.link.tickets.open()
         endpoint.link.completions.set_on_host_cores(hosted)
-        uses_loop = self._uses_loop and not hosted
-        loop = open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot) if uses_loop else None
+        loop = self._open_loop(endpoint)
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
         if loop and self.borrowing and not self.borrowing.suspended:
             loop.borrow(self.borrowing.shared)
@@ -165,6 +179,17 @@ class Worker:
         self.warm_up()
         for _ in self._threads:
             self._gate.release()
+
+    def _open_loop(self, endpoint: Endpoint) -> LaunchLoop | None:
+        """The launch loop for this link, that of `take_over` if there is one; None on CPU cores, or where none was compiled."""
+        ready, self._ready_loop = self._ready_loop, None
+        if ready and ready.link is endpoint.link:
+            return ready
+        if ready:
+            ready.close()
+        if not self._uses_loop or self.partition.host_cores is not None:
+            return None
+        return open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot)
 
     def abandon(self, reason: Failure = WITHDRAWN) -> None:
         """Cancel what is in flight and start nothing more; all of it fails with this reason. Does not block. Any thread."""
@@ -223,7 +248,11 @@ class Worker:
             if session.loop:
                 session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
-        elif self._threads:  # No ticket will come that they could take.
+            return
+        if loop := self._ready_loop:
+            loop.close()
+            self._ready_loop = None
+        if self._threads:  # No ticket will come that they could take.
             for _ in self._threads:
                 self._gate.release()
             for thread in self._threads:

@@ -66,6 +66,15 @@ class WorkerControl:
         if endpoint := self._endpoints.pop(name, None):
             await asyncio.to_thread(endpoint.pinned.close)
 
+    def prepare(self, workers: Mapping[str, Worker]) -> None:
+        """Have all that these workers need before they can serve in place of the current ones: threads, and graphs for the
+        tickets that come. Blocks. On another thread, while no other worker takes the place of the current ones.
+        """
+        for name, worker in workers.items():
+            worker.warm_up()
+            if name in self._endpoints and (before := self._workers.get(name)):
+                worker.take_over(self._endpoints[name], before)
+
     def halting(self, workers: Mapping[str, Worker]) -> Halting:
         """Halts these tenants' workers; nothing is done yet."""
         return Halting(self, workers, self._max_pause)

@@ -157,6 +157,60 @@ def test_halt_while_tickets_arrive_leaves_the_rest_to_the_next_worker(bench: Ben
         assert sorted(bench.next().slot for _ in range(SLOTS)) == list(range(SLOTS))
 
 
+def test_the_next_worker_launches_the_first_ticket_without_having_run_one_like_it(bench: Bench) -> None:
+    following = bench.another(1)
+    following.take_over(bench.endpoint, bench.worker)
+    bench.worker.retire()
+    following.serve(bench.endpoint)
+    bench.put(bench.ticket(0, 5))
+    assert bench.answer(bench.next()) == [5]
+    following.close()
+    _, second = bench.engine.executors
+    assert (second.launched, bench.script.reached["enqueue"]) == (1, 0)
+
+
+def test_what_the_next_worker_has_no_model_or_no_graph_for_is_left_to_it(bench: Bench) -> None:
+    without, unready = bench.another(1), bench.another(2)
+    left = without.executors.pop("m/1#1")
+    _, _, third = bench.engine.executors
+    assert isinstance(third, LaunchableExecutor)
+    third.launchable = False
+    for following in (without, unready):
+        following.take_over(bench.endpoint, bench.worker)
+    bench.worker.retire()
+    unready.serve(bench.endpoint)
+    bench.put(bench.ticket(0, 5))
+    assert bench.answer(bench.next()) == [5]
+    assert (third.launched, bench.script.reached["enqueue"]) == (0, 1)
+    unready.close()
+    left.close()
+    without.close()
+
+
+def test_a_worker_that_was_made_ready_and_does_not_serve_leaves_the_link_alone(bench: Bench) -> None:
+    following = bench.another(1)
+    following.take_over(bench.endpoint, bench.worker)
+    following.close()
+    bench.put(bench.ticket(0, 5))
+    assert bench.answer(bench.next()) == [5]
+    assert executor(bench).launched == 2
+
+
+def test_what_is_revoked_between_two_workers_is_learnt_again(bench: Bench) -> None:
+    following = bench.another(1)
+    following.take_over(bench.endpoint, bench.worker)
+    _, second = bench.engine.executors
+    assert isinstance(second, LaunchableExecutor)
+    second.revoke()
+    bench.worker.retire()
+    following.serve(bench.endpoint)
+    for number in range(2):
+        bench.put(bench.ticket(0, number))
+        assert bench.answer(bench.next()) == [number]
+    following.close()
+    assert (second.launched, bench.script.reached["enqueue"]) == (1, 1)
+
+
 def test_revoking_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
