@@ -18,7 +18,7 @@ from engines import ExecutionFailed, Recipe
 from engines.memory import view
 from engines.signature import Shape
 from partitions import DeviceLost, Partition
-from server.launch_loop import library
+from partitions.c_library import compile_library
 from tests.fakes import FakeEngine, FakeExecutor, FakePartition
 
 RING = 16
@@ -33,7 +33,7 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs 
 @functools.cache
 def open_fake_cuda() -> Any:
     """The library. Its functions take and return pointers."""
-    cuda = ctypes.CDLL(str(library.compile_library(FAKE_CUDA, FLAGS)))
+    cuda = ctypes.CDLL(str(compile_library(FAKE_CUDA, FLAGS)))
     cuda.fake_stream.restype = cuda.fake_graph.restype = c_void_p
     cuda.fake_graph.argtypes = (c_int64, c_void_p, c_uint32, c_uint32, c_uint32, c_void_p, c_void_p)
     cuda.fake_stream_close.argtypes = cuda.fake_graph_close.argtypes = (c_void_p,)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.launch_loop.library import compile_library
+from partitions.c_library import compile_library
 
 SOURCE = (Path(__file__).with_name("trace.c"),)
 _DEPTH = 40

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from server.launch_loop.library import SOURCES, compile_library
+from partitions.c_library import compile_library
+from server.launch_loop.library import SOURCES
 from server.launch_loop.structures import LinkView
 
 DRIVER = (Path(__file__).with_name("driver.c"), SOURCES[1])

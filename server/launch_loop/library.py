@@ -1,34 +1,27 @@
-"""Finds the compiled launch loop, and compiles it for a checkout: `python -m server.launch_loop.library`.
+"""Finds the compiled launch loop; `python -m server.launch_loop.library` compiles it for a checkout (`partitions.c_library`).
 
-A compiled wheel has it (setup.py). A wheel without machine code has not, and its workers launch everything themselves, as on
-processors other than x86-64, whose order of memory accesses loop.c relies on. In a checkout, `scripts/install` compiles it if
-there is a C compiler, into build/launch_loop; the file's name holds the hash of its sources, so an old one is never loaded.
-The library does not use Python's C API, so it needs neither Python's headers nor the version that it was compiled for.
+Without it workers launch everything themselves, as on processors other than x86-64, whose order of memory accesses loop.c
+relies on.
 """
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
 import platform
-import shutil
-import subprocess
 import sys
-import sysconfig
-from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
+
+from partitions.c_library import compile_library, find_library
 
 from .structures import Borrowing, Entry, Loop
 
 log = logging.getLogger("greenlane.worker")
 
 HERE = Path(__file__).parent
-OUTPUT = HERE.parents[1] / "build" / "launch_loop"
 SOURCES = (HERE / "loop.c", HERE / "link.h", HERE / "stretching.h")
-FLAGS = ("-O2", "-g", "-shared", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 SWITCH = "GREENLANE_LAUNCH_LOOP"
 """Set to 0, workers launch everything themselves: to compare, and to rule the loop out when looking for a fault."""
 
@@ -38,10 +31,9 @@ def open_library() -> Any:
     """The library, or None if there is none here. Raises RuntimeError if it is not the one of these sources."""
     if os.environ.get(SWITCH) == "0" or platform.machine() != "x86_64":
         return None
-    for path in (HERE / f"loop_c{sysconfig.get_config_var('EXT_SUFFIX')}", compiled()):
-        if path and path.exists():
-            log.info("launch loop: %s", path.name)
-            return load(path)
+    if path := find_library(SOURCES):
+        log.info("launch loop: %s", path.name)
+        return load(path)
     log.info("launch loop: none, so that inferences wait for the interpreter; `scripts/install` compiles it where cc is found")
     return None
 
@@ -68,41 +60,8 @@ def load(path: Path) -> Any:
     return found
 
 
-def compiled(sources: Sequence[Path] = SOURCES, flags: Sequence[str] = ()) -> Path | None:
-    """Where the library of these sources is in a checkout once it is compiled; None without the sources."""
-    digest = hashlib.sha256(repr((FLAGS, tuple(flags))).encode())
-    try:
-        for source in sources:
-            digest.update(source.read_bytes())
-    except FileNotFoundError:
-        return None
-    return OUTPUT / f"{sources[0].stem}-{digest.hexdigest()[:16]}.so"
-
-
-def compile_library(sources: Sequence[Path] = SOURCES, flags: Sequence[str] = ()) -> Path:
-    """Compile the first of these sources, which includes the others, unless that was done.
-
-    Raises RuntimeError, with what the compiler wrote, or if there is no compiler.
-    """
-    target, compiler = compiled(sources, flags), shutil.which("cc")
-    if target is None:
-        raise RuntimeError(f"{sources[0]} is not there")
-    if target.exists():
-        return target
-    if compiler is None:
-        raise RuntimeError("there is no C compiler (cc)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(f".{os.getpid()}")
-    command = [compiler, *FLAGS, *flags, "-o", str(partial), str(sources[0])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
-    partial.replace(target)
-    return target
-
-
 if __name__ == "__main__":
     try:
-        print(compile_library())
+        print(compile_library(SOURCES))
     except RuntimeError as error:
         sys.exit(f"the launch loop was not compiled: {error}")

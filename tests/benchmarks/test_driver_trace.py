@@ -10,7 +10,7 @@ import pytest
 from benchmarks.driver_trace.__main__ import Step, described
 from benchmarks.driver_trace.library import SOURCE, DriverCall, Sample
 from benchmarks.loading import Watcher
-from server.launch_loop.library import compile_library
+from partitions.c_library import compile_library
 
 STUB = (Path(__file__).with_name("cupti_stub.c"),)
 ROOT = Path(__file__).parents[2]
