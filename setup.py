@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: which modules a compiled wheel has as machine code, and the launch loop in C.
+"""What pyproject.toml cannot say: which modules a compiled wheel has as machine code, and the libraries in C.
 
 `GREENLANE_COMPILE=1 pip wheel .` compiles the modules that every inference passes through with mypyc, which takes about a
 minute and needs a C compiler and Python's headers. Without it the wheel is pure Python. The sources are never compiled in
@@ -49,9 +49,11 @@ def extensions() -> list[Any]:
     from mypyc.build import mypycify  # Only needed, and only installed, when compiling.
 
     os.chdir(ROOT)
-    loop = Extension("server.launch_loop.loop_c", ["server/launch_loop/loop.c"], extra_compile_args=["-O2", "-std=gnu11"])
-    loops = [loop] if platform.machine() == "x86_64" else []
-    return loops + mypycify([*MYPY, *compiled()], opt_level="3", debug_level="0", group_name="server.compiled")
+    flags = ["-O2", "-std=gnu11"]
+    libraries = [Extension("partitions.cuda.kernel_loads_c", ["partitions/cuda/kernel_loads.c"], extra_compile_args=flags)]
+    if platform.machine() == "x86_64":
+        libraries.append(Extension("server.launch_loop.loop_c", ["server/launch_loop/loop.c"], extra_compile_args=flags))
+    return libraries + mypycify([*MYPY, *compiled()], opt_level="3", debug_level="0", group_name="server.compiled")
 
 
 def main() -> None:

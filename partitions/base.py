@@ -7,6 +7,8 @@ Code above this package asks for the kind of a device to choose a library, and h
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from .loads import Loads
+
 T = TypeVar("T")
 
 
@@ -84,6 +86,10 @@ class Device(Protocol):
 
         "" if there is no such place.
         """
+
+    @property
+    def loads(self) -> Loads:
+        """How what is loaded onto the device gives way to what is served there."""
 
     def describe(self) -> str:
         """One line of text: what the device is and how it is divided."""

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
+from .loads import UnpacedLoads
 from .plan import choose, choose_lent, ranges
 
 T = TypeVar("T")
@@ -220,6 +221,7 @@ class CpuDevice:
 
     def __init__(self, cores: Sequence[int]) -> None:
         self.cores = tuple(cores)
+        self.loads = UnpacedLoads()
         self._attached = threading.local()
         self.energy = open_rapl()
         """See `Device.energy`: of all processors of this machine, other programs included."""

@@ -21,7 +21,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from threading import Condition, Lock, Thread, current_thread
@@ -35,7 +35,7 @@ from engines.base import NO_ROOM, check_tensors
 from engines.memory import view
 from engines.settings import overridden
 from engines.signature import align
-from partitions import Partition, PartitionError
+from partitions import DeviceUnavailable, Partition, PartitionError
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
@@ -243,6 +243,37 @@ class FakePin:
         self.closed = True
 
 
+class FakeLoads:
+    """Notes what it is asked for, and refuses to open with the reason `unavailable`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.unavailable = ""
+        self.seconds = 0.0
+
+    def open(self) -> None:
+        self.asked.append("open")
+        if self.unavailable:
+            raise DeviceUnavailable(self.unavailable)
+
+    @contextmanager
+    def background(self) -> Iterator[None]:
+        self.asked.append("background")
+        yield
+        self.asked.append("loaded")
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        self.asked.append("hurrying")
+        yield
+
+    def hurry(self) -> None:
+        self.asked.append("hurry")
+
+    def waited(self) -> float:
+        return self.seconds
+
+
 class FakeDevice:
     """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` returns in place of the units.
 
@@ -256,6 +287,7 @@ class FakeDevice:
         self.granules = tuple(granules)
         self.script = script or Script()
         self.on_host_cores = False
+        self.loads = FakeLoads()
         self.lie: Callable[[FakePartition], frozenset[int]] | None = None
         self.partitions: list[FakePartition] = []
         self.pins: list[FakePin] = []

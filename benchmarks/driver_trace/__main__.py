@@ -4,6 +4,7 @@ On a GPU, with CUPTI. On one partition a small engine is run as in `benchmarks.l
 and kernels are in the cache, is loaded, bound `--binds` times, and closed again. Printed for each step: its seconds and
 CPU seconds, the neighbour's latency, the driver's calls of other threads by name, those that went on during the neighbour's
 slowest launches, and where the CPU time went. Times under a tracer are longer than without; `--without-trace` compares.
+`--paced` binds as a server does that serves meanwhile, with pauses between loads of kernels, which takes CUPTI for itself.
 """
 
 import argparse
@@ -20,12 +21,13 @@ from threading import get_native_id
 from time import perf_counter, process_time, sleep, thread_time
 from typing import NamedTuple
 
-from engines import Builds, CacheFolder, load_engine
+from engines import Builds, CacheFolder, Engine, Executor, load_engine
 from engines.tensorrt.thread_priority import lower_priority
 from greenlane.load import machine
 from greenlane.load.figures import percentile
 from greenlane.options import count
-from partitions import open_device
+from partitions import Partition, open_device
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..inside import quiet
 from ..loading import CORES, SETTINGS, Watcher
@@ -74,7 +76,9 @@ def load(options: argparse.Namespace, folder: Path) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     write_all(folder, "cuda")
     trace, steps = Trace(), list[Step]()
-    if not options.without_trace:
+    if options.paced:
+        KERNEL_LOADS.open()
+    elif not options.without_trace:
         trace.record_calls(find_cupti(), least=5.0)
     with ExitStack() as stack:
         builds = Builds(CacheFolder([folder / "cache"]), compiles=True)
@@ -101,7 +105,7 @@ def load(options: argparse.Namespace, folder: Path) -> None:
             sleep(0.2)
             with step("quiet"):
                 sleep(CALM)
-            if not options.without_trace:
+            if not (options.without_trace or options.paced):
                 trace.record_samples()
             with step("load"):
                 path = paths[options.model]
@@ -109,7 +113,7 @@ def load(options: argparse.Namespace, folder: Path) -> None:
             executors = []
             for number in range(options.binds):
                 with step(f"bind {number + 1}"):
-                    executors.append(loader.submit(engine.bind, theirs).result())
+                    executors.append(loader.submit(bind, engine, theirs).result())
                 sleep(0.1)
             with step("close executors"):
                 for executor in executors:
@@ -122,8 +126,19 @@ def load(options: argparse.Namespace, folder: Path) -> None:
         thread = loader.submit(get_native_id).result()
     calls = sorted(trace.calls(), key=lambda call: call.begin)
     samples = list(trace.samples())
+    if options.paced:
+        loads, took, waited = KERNEL_LOADS.counts()
+        print(
+            f"paced: {loads} loads of kernels took {took / 1e6:.0f} ms, and waited {waited / 1e9:.0f} s, all threads together"
+        )
     for each in steps:
         print("\n".join(described(each, watcher, calls, samples, thread)))
+
+
+def bind(engine: Engine, partition: Partition) -> Executor:
+    """As a model is bound while tenants are served."""
+    with KERNEL_LOADS.background():
+        return engine.bind(partition)
 
 
 def described(step: Step, watcher: Watcher, calls: Sequence[DriverCall], samples: Sequence[Sample], loader: int) -> list[str]:
@@ -177,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=("tiny", "mob", "enc"), default="mob", help="of benchmarks.nets; default: mob")
     parser.add_argument("--binds", type=count, default=3, help="default: 3; only the first takes what one process needs once")
     parser.add_argument("--without-trace", action="store_true", help="neither CUPTI nor samples")
+    parser.add_argument("--paced", action="store_true", help="leave pauses between loads of kernels; without a trace")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep models, plans and kernels here")
     parser.add_argument("--fill", help=argparse.SUPPRESS)
     return parser

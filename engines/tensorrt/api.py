@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import RLock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from partitions.installing import install_command
 from ..datatypes import DATATYPES, DataType
 from ..errors import ModelRefused
 from .shared_lock import SharedLock
+from .turn_lock import TurnLock
 
 log = logging.getLogger("greenlane.tensorrt")
 
@@ -67,7 +67,7 @@ for the mutex. A thread that holds the mutex and logs needs the GIL for that, so
 Solution: the first kind shares this lock, and the second kind takes it exclusively.
 """
 
-EXECUTION_LOCK = RLock()
+EXECUTION_LOCK = TurnLock()
 """Held while an execution compiles or is captured, until its graph is instantiated: one at a time in the process.
 
 Two tenants of one engine that captured graphs at the same time crashed TensorRT-RTX 1.6.1 in `execute_async_v3`, in 3 of 3

@@ -12,13 +12,14 @@ compilation takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, 
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 
 from cuda.core import Buffer, Stream
 
 from partitions.cuda.device import SideStream
 from partitions.cuda.driver import CUDAError
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..errors import ExecutionFailed, ModelRefused
 from ..signature import Shape
@@ -26,6 +27,7 @@ from .api import EXECUTION_LOCK, LIBRARY_LOCK, collect_messages, first_error
 from .kernel_cache import RuntimeCache
 from .outputs import DataDependentOutputs, make_allocator
 from .plan import LoadedPlan
+from .turn_lock import TurnLock
 
 
 class Context:
@@ -38,7 +40,7 @@ class Context:
     """
 
     def __init__(
-        self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None, kernels_lock: RLock
+        self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None, kernels_lock: TurnLock
     ) -> None:
         self.lock = Lock()
         self._kernels_lock = kernels_lock
@@ -133,7 +135,7 @@ class Context:
         self._busy_stream = ordered_stream or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
-        with EXECUTION_LOCK, self._kernels_lock, LIBRARY_LOCK.shared():
+        with EXECUTION_LOCK, self._kernels_lock, LIBRARY_LOCK.shared(), KERNEL_LOADS.loading():
             refused = self._submit(stream)
         if not refused and self.shapes:
             self.compiled.add(self.shapes)
@@ -188,7 +190,7 @@ class Contexts:
 
         Waits for `stream`. Blocks, perhaps for seconds. Raises ModelRefused, ExecutionFailed, CUDAError.
         """
-        with self._kernels.lock:
+        with self._kernels.lock, KERNEL_LOADS.loading():
             return self._open(native, profile, stream)
 
     def _open(self, native: bool, profile: int, stream: Stream) -> Context:

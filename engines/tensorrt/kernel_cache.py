@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..model_files.atomic import replace_file
 from ..model_files.frame import Frame, FrameError
+from .turn_lock import TurnLock
 
 log = logging.getLogger("greenlane.engines")
 
@@ -103,7 +104,7 @@ class RuntimeCache:
         return f"<RuntimeCache {self._state!r}>"
 
     @property
-    def lock(self) -> threading.RLock:
+    def lock(self) -> TurnLock:
         """Hold it to make, run or free what uses the cache. Taken after `api.EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
         return self._state.lock
 
@@ -240,7 +241,7 @@ class _CacheState:
         self._found = len(found)
         self._saved = 0
         self._refused = False
-        self.lock = threading.RLock()
+        self.lock = TurnLock()
         """Held for every use of the library's object."""
         self._saving = threading.Lock()
         """Held while saving, before `lock`: the file's lock may take seconds."""

@@ -1,15 +1,17 @@
 """A lock that either several threads share or one thread holds exclusively."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition
+
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 
 class SharedLock:
     """A readers-writer lock that releases the GIL while it waits and prefers writers.
 
     A thread that waits for exclusive access goes before threads that later ask to share. Not reentrant: a thread that shares
-    the lock and asks for it exclusively waits for itself.
+    the lock and asks for it exclusively waits for itself. While a thread waits, kernels are loaded without pauses.
     """
 
     def __init__(self) -> None:
@@ -25,7 +27,7 @@ class SharedLock:
     def shared(self) -> Iterator[None]:
         """Hold it together with other sharers. Blocks while a thread holds it exclusively or waits to."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._exclusive and not self._waiting)
+            self._wait(lambda: not self._exclusive and not self._waiting)
             self._sharers += 1
         try:
             yield
@@ -40,7 +42,7 @@ class SharedLock:
         with self._changed:
             self._waiting += 1
             try:
-                self._changed.wait_for(lambda: not self._exclusive and not self._sharers)
+                self._wait(lambda: not self._exclusive and not self._sharers)
             finally:
                 self._waiting -= 1
             self._exclusive = True
@@ -50,3 +52,9 @@ class SharedLock:
             with self._changed:
                 self._exclusive = False
                 self._changed.notify_all()
+
+    def _wait(self, is_free: Callable[[], bool]) -> None:
+        """With `_changed` held."""
+        if not is_free():
+            with KERNEL_LOADS.hurrying():
+                self._changed.wait_for(is_free)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
@@ -26,6 +27,7 @@ from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
+from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels
 from .pages import populate
 from .sm_probe import SmProbe, open_probe
@@ -86,7 +88,7 @@ class CudaPartition:
             return function()
 
         with ThreadPoolExecutor(1, thread_name_prefix=f"granules {self.granules}") as thread:
-            return thread.submit(body).result()
+            return thread.submit(copy_context().run, body).result()
 
     def make_stream(self) -> "SideStream":
         """Another stream on this partition's SMs, with the same priority. The caller closes it before the partition.
@@ -200,6 +202,7 @@ class CudaDevice:
         self.granules = groups.sizes
         self._groups = groups
         self._clusters = clusters
+        self.loads = KERNEL_LOADS
         self.kernels = Kernels()
         self._probe: SmProbe | None = None
         self._meter: Meter | None = None

@@ -183,6 +183,14 @@ class ModelsConfig(Section, frozen=True):
         "is refused, with how far the build was. Compiling a model's kernels has the same limit; after it the server compiles "
         "them itself.",
     )
+    paced_loads: bool = Field(
+        default=True,
+        description="GPU only: load the kernels of a network one by one and with pauses while tenants are served, as all "
+        "tenants' inferences wait for the driver while it loads one. The first load of MobileNetV2 takes 45 s then in place of "
+        "3; whatever waits for it, such as a repartition or another model's first request, ends the pauses. Nothing is paced "
+        "until the server is ready, and where models share kernels nothing is loaded again. Needs CUPTI, which "
+        "greenlane[rtx] and greenlane[tensorrt] install.",
+    )
     watch: Watched = Field(
         default=0.0,
         description="How often the repository is looked at while it is served; true is every 5 s, false never. New models, new "

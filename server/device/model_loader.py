@@ -6,8 +6,9 @@ Everything here blocks; never call it on the event loop.
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -29,6 +30,7 @@ from engines import (
 )
 from engines.settings import Sample
 from partitions import Device, Partition
+from partitions.loads import Loads, UnpacedLoads
 
 from ..config.schema import Config, ModelOptions
 from ..config.server import ServerConfig
@@ -64,6 +66,8 @@ Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Loads the engine of a model file; the number is the largest batch if it has to be built first."""
 
 
+LONG_PAUSES = 1.0
+"""Seconds from which the log says that a load has left pauses."""
 NO_OPTIONS: Mapping[str, ModelOptions] = MappingProxyType({})
 """No [models.NAME] is another one than that of the configuration."""
 
@@ -72,7 +76,7 @@ class ModelLoader:
     """Loads the models of a repository, and has their engines. Every method may be called from any thread.
 
     `base` are the default settings; `unsupported` returns which settings cannot be honoured, and why. Warm-up inputs are at
-    most `max_body` bytes, as no request has more.
+    most `max_body` bytes, as no request has more. `loads` are the device's.
     """
 
     def __init__(
@@ -82,12 +86,14 @@ class ModelLoader:
         base: RuntimeSettings = DEFAULTS,
         unsupported: Unsupported = lambda _: {},
         max_body: int = MAX_BODY,
+        loads: Loads | None = None,
     ) -> None:
         self._repository = repository
         self._read = read
         self._base = base
         self._unsupported = unsupported
         self._max_body = max_body
+        self._device_loads = loads or UnpacedLoads()
         self._loads = count(1)
         self._engines = EnginePool()
         self._logged: dict[str, frozenset[str]] = {}
@@ -163,13 +169,26 @@ class ModelLoader:
                         prepared.versions.append(PreparedVersion(file, resolved, self._engine(file, resolved), stamp))
         return prepared
 
-    def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
+    def bind(
+        self,
+        prepared: PreparedModel,
+        partition: Partition,
+        whole: bool = False,
+        kept: bool = False,
+        background: bool = False,
+    ) -> LoadedModel:
         """Bind a model that `prepare` returned to a partition, and log its problems. Call it once for each such model.
 
-        `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`. The engines of the result are not
-        freed before `let_go`, called when its executors are in a worker, or closed.
+        `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`. `background`: it may take its
+        time, as tenants are served meanwhile. The engines of the result are not freed before `let_go`, called when its
+        executors are in a worker, or closed.
         """
-        loaded = self._bind(prepared, partition, whole)
+        before, began = self._device_loads.waited(), time.monotonic()
+        with self._device_loads.background() if background else nullcontext():
+            loaded = self._bind(prepared, partition, whole)
+        if background and self._device_loads.waited() - before > LONG_PAUSES:
+            text = "model %s: %.0f s to have its kernels loaded, with pauses for what is served (models.paced_loads)"
+            log.info(text, loaded.name, time.monotonic() - began)
         self._log(loaded, kept)
         return loaded
 
@@ -404,6 +423,7 @@ def open_model_loader(
         base,
         partial(unsupported, device),
         config.server.max_body,
+        device.loads if device else None,
     )
 
 

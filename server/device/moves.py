@@ -71,7 +71,8 @@ class PartitionMoves:
         async with AsyncExitStack() as locks:
             for name in move.movers:
                 for lock in (self._tenant_locks.changing[name], self._tenant_locks.paging[name]):
-                    await hold(lock, name, self._max_pause)
+                    with self._manager.device.loads.hurrying():
+                        await hold(lock, name, self._max_pause)
                     locks.callback(lock.release)
             taken = {name: rung for name in move.movers if (rung := self._ladders.take(name, move.after[name]))}
             rest = Move(before, {**before, **{name: move.after[name] for name in move.movers if name not in taken}})

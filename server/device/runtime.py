@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 
 from engines import Executor
-from partitions import Device, DeviceLost, Partition, PartitionManager
+from partitions import Device, DeviceLost, DeviceUnavailable, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
 
@@ -69,6 +69,7 @@ class Runtime:
         self.frontends = frontends
         self._tenants = dict(config.tenants)
         self._max_execution = config.server.max_execution
+        self._paces_loads = config.models.paced_loads
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
         self.model_loader = open_model_loader(config, device, read, self.builds, frontends)
@@ -139,6 +140,8 @@ class Runtime:
         """
         self._lists.set(models)
         self._loop = asyncio.get_running_loop()
+        if self._paces_loads:
+            await asyncio.to_thread(self._pace_loads)
         for name, frontend in self.frontends.items():
             frontend.open(self)
             await self._worker_control.pin(self.device, name)
@@ -202,6 +205,13 @@ class Runtime:
         for key in keys:
             self._workers[tenant].executors.pop(key, None)
 
+    def _pace_loads(self) -> None:
+        """Blocks."""
+        try:
+            self.device.loads.open()
+        except DeviceUnavailable as error:
+            log.warning("while a network is loaded for the first time, all tenants' inferences are slower: %s", error)
+
     async def _place(self, granules: Mapping[str, Granules]) -> None:
         """Give tenants their first partitions."""
         try:
@@ -234,6 +244,7 @@ class Runtime:
     def stop_loading(self) -> None:
         if self._lifecycle.state not in ("closed", "lost"):
             self._lifecycle.set_state("draining")
+        self.device.loads.hurry()
         self.builds.close()
 
     def abandon(self, reason: str) -> None:
@@ -244,6 +255,7 @@ class Runtime:
         if self._lifecycle.state == "closed":
             return
         self._lifecycle.set_state("closed")
+        self.device.loads.hurry()
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.

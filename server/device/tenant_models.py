@@ -362,7 +362,8 @@ class TenantModels:
         # CPU executors inherit the scheduling priority of the thread that binds them.
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept)
+        served = self._lifecycle.state in ("serving", "incomplete")
+        loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept, served)
         fitting = await asyncio.to_thread(close_oversized, loaded, self.tenants[tenant])
         known = frozenset(loaded.messages(kept))
         for line in fitting.messages(kept):

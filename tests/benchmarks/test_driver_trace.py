@@ -12,7 +12,7 @@ from benchmarks.driver_trace.library import SOURCE, DriverCall, Sample
 from benchmarks.loading import Watcher
 from partitions.c_library import compile_library
 
-STUB = (Path(__file__).with_name("cupti_stub.c"),)
+STUB = (Path(__file__).parents[1] / "cupti_stub.c",)
 ROOT = Path(__file__).parents[2]
 TRACED = """
 import ctypes, sys, time

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from partitions import PartitionError
 from partitions.cpu import CpuPartition
+from partitions.loads import UnpacedLoads
 
 from .harness import cores
 
@@ -33,6 +34,7 @@ class VirtualDevice:
 
     def __init__(self, count: int, failures: Sequence[int] = ()) -> None:
         self.granules = (1,) * count
+        self.loads = UnpacedLoads()
         self.carved: list[VirtualPartition] = []
         self._failures = set(failures)
         self._calls = 0

@@ -268,7 +268,7 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
         (sections() + "[models.a]\ndelay = '1ms'", "models.a.delay: unknown key; did you mean 'batch_delay'?"),
         (
             sections(models="repository = 'models'\nmax = 1"),
-            "models.max: unknown key; expected repository or cache or build_timeout or watch or python",
+            "models.max: unknown key; expected repository or cache or build_timeout or paced_loads or watch or python",
         ),
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 16, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
@@ -495,7 +495,7 @@ def test_a_section_that_is_not_a_table_is_refused(folder: Path, section: str) ->
 def test_a_tenant_or_model_that_is_not_a_table_is_refused(folder: Path) -> None:
     text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
     assert problems(folder, text) == [
-        "models.a: unknown key; expected repository or cache or build_timeout or watch or python",
+        "models.a: unknown key; expected repository or cache or build_timeout or paced_loads or watch or python",
         "tenants.globex: true is not a table; write [tenants.globex]",
     ]
 

@@ -79,9 +79,10 @@ class Site:
         root: Path,
         acme: dict[str, Any] | None = None,
         tenants: Sequence[TenantConfig] = (),
+        models: dict[str, Any] | None = None,
         **server: Any,
     ) -> None:
-        """`acme` are more keys of that tenant; `tenants` are others in place of the two."""
+        """`acme` are more keys of that tenant; `tenants` are others in place of the two; `models` are more keys of models."""
         self.script = Script()
         self.engines: list[FakeEngine] = []
         self.settings: list[RuntimeSettings] = []
@@ -93,7 +94,7 @@ class Site:
         config = Config(
             server=ServerConfig(default_tenant="acme", **server),
             device=DeviceConfig(copies="engine"),
-            models=ModelsConfig(repository=root),
+            models=ModelsConfig(repository=root, **(models or {})),
             tenants={tenant.name: tenant for tenant in tenants},
             source="test",
         )

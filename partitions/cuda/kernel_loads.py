@@ -1,0 +1,157 @@
+"""Loads kernels with pauses while tenants are served, so that their launches rarely wait for a load.
+
+The driver holds a lock while it loads a kernel, for a millisecond or more, and every other thread's launch waits for it
+(docs/performance.md). A network has hundreds of kernels, which the library loads one after the other, on several threads. In a
+background load each of them waits its turn: one at a time, and after one that took a millisecond nothing is loaded for `REST`
+milliseconds. The waits are in callbacks of CUPTI before the driver is called, in C (kernel_loads.c), without the GIL.
+
+A compiled wheel has that library; `python -m partitions.cuda.kernel_loads` compiles it for a checkout (`partitions.c_library`).
+
+A paced load holds locks that others may need: those of the library, and ours around it. So as soon as anybody waits who is not
+a background load, the rest is loaded at once.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from ctypes import c_char_p, c_uint32, c_uint64
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..c_library import compile_library, find_library
+from ..errors import DeviceUnavailable
+
+SOURCES = (Path(__file__).with_name("kernel_loads.c"),)
+REST = 120
+"""How many times as long as a load took nothing is loaded after it: launches find the lock taken in less than 1 % of the time,
+which leaves a p99 alone. With 150 that of a small MLP in the same process was 1.3 times as long as without a load, with 40 2.6
+times and without pauses 6 times (MobileNetV2, H100, 2026-11-25, `python -m benchmarks.driver_trace --pace`)."""
+_SYSTEM = "libcupti.so.13"
+
+
+_PATIENT: ContextVar[bool] = ContextVar("greenlane_background_load", default=False)
+"""A context variable, so that the threads of `Partition.run` have it from their callers."""
+
+
+class KernelLoads:
+    """Who loads and who waits in this process; see `partitions.loads.Loads`.
+
+    One a process, as the driver's lock and CUPTI's callbacks are: `KERNEL_LOADS`.
+    """
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._changing = Lock()
+        self._background = self._urgent = 0
+        self._paces = False
+
+    def __repr__(self) -> str:
+        return f"<KernelLoads {'' if self._paces else 'not '}open, {self._background} paced, {self._urgent} urgent>"
+
+    def open(self, cupti: str = "") -> None:
+        """Pace background loads from now on, by this libcupti, or the one that is installed. Calling it again does nothing.
+
+        Raises DeviceUnavailable: without CUPTI, without the compiled library, or beside a profiler, which uses CUPTI itself.
+        """
+        with self._changing:
+            self._library = self._library or _open(cupti or find_cupti())
+            self._paces = True
+            self._apply()
+
+    @contextmanager
+    def background(self) -> Iterator[None]:
+        """What this thread loads in the block may take its time."""
+        token = _PATIENT.set(True)
+        try:
+            yield
+        finally:
+            _PATIENT.reset(token)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """In the block this thread has the library load kernels: with pauses if it is a `background` load, else at once."""
+        patient = _PATIENT.get()
+        with self._counting(int(patient), int(not patient)):
+            yield
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """In the block nothing is paced: something waits that a load may be in the way of. A background load is not urgent."""
+        with self._counting(0, int(not _PATIENT.get())):
+            yield
+
+    def hurry(self) -> None:
+        """Pace nothing any more, until it is opened again."""
+        with self._changing:
+            self._paces = False
+            self._apply()
+
+    def waited(self) -> float:
+        """As `Loads.waited`, of all threads together."""
+        return self.counts()[2] / 1e9
+
+    def counts(self) -> tuple[int, int, int]:
+        """The calls that load kernels so far, the nanoseconds that they took, and those that they waited for their turns."""
+        counts = (c_uint64 * 3)()
+        if self._library:
+            self._library.kernel_loads_count(counts)
+        calls, took, waited = counts
+        return calls, took, waited
+
+    @contextmanager
+    def _counting(self, background: int, urgent: int) -> Iterator[None]:
+        self._add(background, urgent)
+        try:
+            yield
+        finally:
+            self._add(-background, -urgent)
+
+    def _add(self, background: int, urgent: int) -> None:
+        with self._changing:
+            self._background += background
+            self._urgent += urgent
+            self._apply()
+
+    def _apply(self) -> None:
+        """With `_changing` held."""
+        if self._library:
+            self._library.kernel_loads_pace(REST if self._paces and self._background and not self._urgent else 0)
+
+
+KERNEL_LOADS = KernelLoads()
+
+
+def find_cupti() -> str:
+    """The libcupti of NVIDIA's wheel, else the system's by its name."""
+    spec = find_spec("nvidia")
+    folders: Sequence[str] = list(spec.submodule_search_locations or ()) if spec else ()
+    found = [path for folder in folders for path in sorted(Path(folder).glob("*/lib/libcupti.so.*"))]
+    return str(found[0]) if found else _SYSTEM
+
+
+def _open(cupti: str) -> Any:
+    path = find_library(SOURCES)
+    if path is None:
+        raise DeviceUnavailable(f"{SOURCES[0].name} is not compiled; scripts/install does that where there is a C compiler")
+    library = ctypes.CDLL(str(path))
+    library.kernel_loads_open.argtypes = (c_char_p,)
+    library.kernel_loads_pace.argtypes = (c_uint32,)
+    library.kernel_loads_pace.restype = library.kernel_loads_count.restype = None
+    error = library.kernel_loads_open(cupti.encode())
+    if error == -1:
+        raise DeviceUnavailable(f"there is no {cupti}; pip install nvidia-cuda-cupti")
+    if error:
+        why = "it lacks what this needs" if error < 0 else f"CUPTI's error {error}; a profiler may be using it"
+        raise DeviceUnavailable(f"{cupti} cannot be used: {why}")
+    return library
+
+
+if __name__ == "__main__":
+    try:
+        print(compile_library(SOURCES))
+    except RuntimeError as error:
+        sys.exit(f"kernel_loads.c was not compiled: {error}")
