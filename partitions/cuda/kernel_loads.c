@@ -1,7 +1,7 @@
 /* Keeps the driver's loads of kernels apart, by CUPTI's callbacks. See kernel_loads.py.
  *
- * Each call that may load kernels waits before it begins until no other one runs and until `rest` times as long has passed
- * since the last one as that one took. It holds no lock of the driver while it waits, but may hold some of the library's.
+ * Each call that may load kernels waits before it begins until no other one runs and, unless the last one was SHORT, until
+ * `rest` times as long has passed since then as that one took. It holds no lock of the driver while it waits, but may hold some of the library's.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -11,6 +11,7 @@
 
 #define DRIVER_API 1        /* CUPTI_CB_DOMAIN_DRIVER_API */
 #define MOST_FUNCTIONS 4096 /* more than the driver has */
+#define SHORT 200000        /* nanoseconds: after a call that took less there is no pause, as hardly a launch is late by it */
 
 static const char *const LOADS[] = {
     "cuKernelGetFunction", "cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", 0,
@@ -68,7 +69,7 @@ static void end(uint64_t own) {
     took_in_all += (uint64_t)took;
     if (own & 1) {
         running = 0;
-        next_at = now + took * rest;
+        if (took >= SHORT) next_at = now + took * rest;
         pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);

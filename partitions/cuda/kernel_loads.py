@@ -3,7 +3,8 @@
 The driver holds a lock while it loads a kernel, for a millisecond or more, and every other thread's launch waits for it
 (docs/performance.md). A network has hundreds of kernels, which the library loads one after the other, on several threads. In a
 background load each of them waits its turn: one at a time, and after one that took a millisecond nothing is loaded for `REST`
-milliseconds. The waits are in callbacks of CUPTI before the driver is called, in C (kernel_loads.c), without the GIL.
+milliseconds. Most calls take 0.04 ms, and are followed by no pause: TensorRT-RTX makes 860 of them in each binding of
+MobileNetV2, also where its kernels are loaded. The waits are in callbacks of CUPTI before the driver is called, in C (kernel_loads.c), without the GIL.
 
 A compiled wheel has that library; `python -m partitions.cuda.kernel_loads` compiles it for a checkout (`partitions.c_library`).
 
