@@ -45,7 +45,7 @@ class Seat:
     def __init__(self, partition: Partition, executor: Executor, x: Array, memories: list[Memory]) -> None:
         self.partition = partition
         self.rows = x.shape[0]
-        self._executor = executor
+        self.executor = executor
         self._memories = memories
         self._turn = 0
         self._asks = [_ask(memory, x) for memory in memories]
@@ -53,12 +53,12 @@ class Seat:
     def enqueue(self) -> Work:
         """Put one inference on the stream; not more than AHEAD may be unfinished."""
         self._turn = (self._turn + 1) % len(self._asks)
-        return self._executor.enqueue(*self._asks[self._turn])
+        return self.executor.enqueue(*self._asks[self._turn])
 
     def answer(self) -> Array:
         """Wait for the output; a new array. Blocks."""
         (tensor,) = self.on_thread(lambda: self.enqueue().wait())
-        return np.array(tensor.array(self._executor.engine.signature.outputs[0].datatype), np.float32)
+        return np.array(tensor.array(self.executor.engine.signature.outputs[0].datatype), np.float32)
 
     def on_thread(self, function: Callable[[], T]) -> T:
         """Call it on a thread of the partition."""
@@ -66,7 +66,7 @@ class Seat:
 
     def close(self) -> None:
         """Nothing may be in flight."""
-        self._executor.close()
+        self.executor.close()
         for memory in self._memories:
             memory.close()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 from partitions.installing import install_command
 
 from ..datatypes import DATATYPES, DataType
@@ -93,7 +94,7 @@ class TensorRT:
 
     def deserialize(self, plan: bytes | memoryview, where: str) -> Any:
         """The engine of a plan. Needs a GPU; blocks, perhaps for seconds. Raises ModelRefused with the library's error."""
-        with collect_messages() as messages, LIBRARY_LOCK.shared():
+        with collect_messages() as messages, LIBRARY_LOCK.shared(), KERNEL_LOADS.hurrying():
             engine = self.module.Runtime(self.logger).deserialize_cuda_engine(plan)
         if engine is None:
             raise ModelRefused(f"{where}: {self} cannot load it: {first_error(messages)}")
@@ -103,7 +104,7 @@ class TensorRT:
         """The library's verdict, VALID, SUBOPTIMAL, INVALID or UNKNOWN, and its reasons; without a GPU, INVALID and none."""
         if "engine_validity" not in self.features:
             return "UNKNOWN", ()
-        with collect_messages():
+        with collect_messages(), KERNEL_LOADS.hurrying():
             verdict, bits = self.module.Runtime(self.logger).get_engine_validity(plan)
         reasons = self.module.EngineInvalidityDiagnostics.__members__
         return verdict.name, tuple(name for name, reason in reasons.items() if int(reason) & bits)

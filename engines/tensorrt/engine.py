@@ -9,6 +9,7 @@ from typing import Any
 from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda.device import CudaPartition
 from partitions.cuda.driver import translated
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..errors import ExecutionFailed, ModelRefused
 from ..memory import added
@@ -79,7 +80,7 @@ class TensorRTEngine:
     def bind(self, partition: Partition) -> TensorRTExecutor:
         checked = self._checked(partition)
         self.pool.release_postponed()
-        with refusing(f"binding {self.path} to {partition!r}"):
+        with refusing(f"binding {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
             return checked.run(lambda: open_executor(self, checked))
 
     @releasing()
@@ -87,7 +88,7 @@ class TensorRTEngine:
         """See `Executor.rebind`."""
         checked = self._checked(partition)
         self.pool.release_postponed()
-        with refusing(f"moving {self.path} to {partition!r}"):
+        with refusing(f"moving {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
             return checked.run(lambda: move_executor(self, executor, checked))
 
     @releasing()
@@ -95,7 +96,7 @@ class TensorRTEngine:
         """See `Executor.alternate`."""
         checked = self._checked(partition)
         self.pool.release_postponed()
-        with refusing(f"adding {self.path} to {partition!r}"):
+        with refusing(f"adding {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
             return checked.run(lambda: add_executor(self, executor, checked))
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class TensorRTEngine:
         Holds the GIL for up to some 100 ms an instance, so call it when no inference waits. Raises ExecutionFailed,
         DeviceLost; the weights are freed all the same.
         """
-        with ExitStack() as closing:
+        with KERNEL_LOADS.freeing(), ExitStack() as closing:
             closing.callback(self.loaded.close)
             closing.callback(self.pool.close)
 

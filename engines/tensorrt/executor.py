@@ -21,6 +21,7 @@ from cuda.core import Stream
 from partitions import Partition, PartitionError
 from partitions.cuda.device import AdoptedPartition, CudaPartition
 from partitions.cuda.driver import CUDAError
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
 from ..errors import ExecutionFailed, ModelRefused
@@ -270,7 +271,7 @@ class TensorRTExecutor:
         while self._overrides:
             self._restore(self._overrides[-1])
         self._shapes.stop_preparing()
-        with self._lock:
+        with self._lock, KERNEL_LOADS.freeing():
             self._finalizer.release()
         self.engine.pool.release_postponed()
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from partitions.cuda.kernel_loads import KERNEL_LOADS
+
 from ..model_files.atomic import replace_file
 from ..model_files.frame import Frame, FrameError
 from .turn_lock import TurnLock
@@ -278,7 +280,7 @@ class _CacheState:
     def close(self) -> None:
         with self._saving:
             self._save()
-            with self.lock:
+            with self.lock, KERNEL_LOADS.freeing():
                 self._closed = True
                 self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
                 self._cache = None
@@ -289,7 +291,7 @@ class _CacheState:
         if cache is None or make is None:
             return
         try:
-            with self.lock:
+            with self.lock, KERNEL_LOADS.hurrying():
                 blob = _bytes(cache)
             if blob and blob != self._known:
                 self._store.write(blob, self._known, lambda theirs, ours: combine(make, theirs, ours))

@@ -15,6 +15,7 @@ from cuda.bindings import driver
 from partitions.base import Closing
 from partitions.cuda.device import CudaPartition
 from partitions.cuda.driver import handle_return
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from .capture import is_capturing
 from .instance import Instance
@@ -163,7 +164,7 @@ def close_collected(pool: InstancePool, close: Callable[[], None]) -> None:
 
 def _release(finalizer: Finalizer) -> None:
     try:
-        with _relaxed_capture_mode():
+        with _relaxed_capture_mode(), KERNEL_LOADS.freeing():
             finalizer.release()
     except Exception as error:
         log.warning("freeing an executor that was not closed failed: %s", error)

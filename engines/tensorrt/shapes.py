@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cuda.core import Stream
 
 from partitions.cuda.device import CudaPartition, SideStream
+from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import best_profile, padded
@@ -170,7 +171,7 @@ class ReadyShapes:
         self._loaded.signature.check(shapes)
         context = self._context(shapes)
         self._loaded.warn_of_tuning(self._partition, context.profile)
-        with context.lock:
+        with KERNEL_LOADS.hurrying(), context.lock:
             context.use_streams(self._aux_streams)
             context.set_shapes(shapes)
             if self.captures and shapes not in context.compiled:
@@ -221,7 +222,7 @@ class ReadyShapes:
     def run(self, prepared: Prepared, stream: Stream) -> str:
         """Submit the engine of an inference that has no graph. Returns "", or the library's error text."""
         context = prepared.context
-        with context.lock:
+        with KERNEL_LOADS.hurrying(), context.lock:
             context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
             return context.execute(stream, ordered_stream=self._partition.stream)
@@ -359,7 +360,7 @@ class ReadyShapes:
         """On the preparing thread: compile with contexts reserved for that, capture, and hand the graph to the executor."""
         self._preparing_thread = current_thread()
         try:
-            with failing(f"preparing {self._loaded.path.name}"), ExitStack() as made:
+            with failing(f"preparing {self._loaded.path.name}"), KERNEL_LOADS.hurrying(), ExitStack() as made:
                 self._partition.attach()
                 self._loaded.signature.check(shapes)
                 side = made.enter_context(closing(self._partition.make_stream()))

@@ -1,7 +1,7 @@
 /* Keeps the driver's loads of kernels apart, by CUPTI's callbacks. See kernel_loads.py.
  *
  * Each call that may load kernels waits before it begins until no other one runs and, unless the last one was SHORT, until
- * `rest` times as long has passed since then as that one took. It holds no lock of the driver while it waits, but may hold some of the library's.
+ * `rest` times as long has passed since then as that one took, or LONGEST. It holds no lock of the driver while it waits, but may hold some of the library's.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -12,6 +12,7 @@
 #define DRIVER_API 1        /* CUPTI_CB_DOMAIN_DRIVER_API */
 #define MOST_FUNCTIONS 4096 /* more than the driver has */
 #define SHORT 200000        /* nanoseconds: after a call that took less there is no pause, as hardly a launch is late by it */
+#define LONGEST 250000000   /* nanoseconds: of a pause, for what waits for the library and cannot say so */
 
 static const char *const LOADS[] = {
     "cuKernelGetFunction", "cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", 0,
@@ -69,7 +70,8 @@ static void end(uint64_t own) {
     took_in_all += (uint64_t)took;
     if (own & 1) {
         running = 0;
-        if (took >= SHORT) next_at = now + took * rest;
+        const int64_t pause = took * rest;
+        if (took >= SHORT) next_at = now + (pause < LONGEST ? pause : LONGEST);
         pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);

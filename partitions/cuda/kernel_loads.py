@@ -2,19 +2,20 @@
 
 The driver holds a lock while it loads a kernel, for a millisecond or more, and every other thread's launch waits for it
 (docs/performance.md). A network has hundreds of kernels, which the library loads one after the other, on several threads. In a
-background load each of them waits its turn: one at a time, and after one that took a millisecond nothing is loaded for `REST`
-milliseconds. Most calls take 0.04 ms, and are followed by no pause: TensorRT-RTX makes 860 of them in each binding of
-MobileNetV2, also where its kernels are loaded. The waits are in callbacks of CUPTI before the driver is called, in C (kernel_loads.c), without the GIL.
+background load each call that loads some waits its turn: one at a time, and after one that took a millisecond nothing is
+loaded for `REST` milliseconds. Most calls take 0.04 ms, and are followed by no pause: TensorRT-RTX makes 860 of them whenever
+it binds MobileNetV2, also where the kernels are loaded. The waits are in callbacks of CUPTI before the driver is called, in C
+(kernel_loads.c) and without the GIL. A compiled wheel has that library; `python -m partitions.cuda.kernel_loads` compiles it
+for a checkout (`partitions.c_library`).
 
-A compiled wheel has that library; `python -m partitions.cuda.kernel_loads` compiles it for a checkout (`partitions.c_library`).
-
-A paced load holds locks that others may need: those of the library, and ours around it. So as soon as anybody waits who is not
-a background load, the rest is loaded at once.
+A paced load holds locks that others may need: the library's own, also during a pause, and ours around it. On an H100 an
+inference that was not captured as a graph waited for 2.7 s until the library's was free. So whatever else calls the library, or
+waits for one of our locks, ends the pauses meanwhile (`hurrying`); and none is longer than a quarter of a second.
 """
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from ctypes import c_char_p, c_uint32, c_uint64
@@ -29,13 +30,33 @@ from ..errors import DeviceUnavailable
 SOURCES = (Path(__file__).with_name("kernel_loads.c"),)
 REST = 120
 """How many times as long as a load took nothing is loaded after it: launches find the lock taken in less than 1 % of the time,
-which leaves a p99 alone. With 150 that of a small MLP in the same process was 1.3 times as long as without a load, with 40 2.6
-times and without pauses 6 times (MobileNetV2, H100, 2026-11-25, `python -m benchmarks.driver_trace --pace`)."""
+which leaves a p99 alone. Beside MobileNetV2's first load that of a small MLP in the same process was 6 times as long as before
+without pauses, 2.6 times with 40, and 1.3 times with 150 (H100, 2026-11-25, a draft of `benchmarks.driver_trace --paced`)."""
 _SYSTEM = "libcupti.so.13"
 
 
 _PATIENT: ContextVar[bool] = ContextVar("greenlane_background_load", default=False)
 """A context variable, so that the threads of `Partition.run` have it from their callers."""
+
+
+class Counting:
+    """A block in which a thread counts as so many background loads and urgent calls."""
+
+    __slots__ = ("_add", "_background", "_urgent")
+
+    def __init__(self, add: Callable[[int, int], None], background: int, urgent: int) -> None:
+        self._add = add
+        self._background = background
+        self._urgent = urgent
+
+    def __repr__(self) -> str:
+        return f"<Counting {self._background} background loads, {self._urgent} urgent calls>"
+
+    def __enter__(self) -> None:
+        self._add(self._background, self._urgent)
+
+    def __exit__(self, *_: object) -> None:
+        self._add(-self._background, -self._urgent)
 
 
 class KernelLoads:
@@ -72,18 +93,21 @@ class KernelLoads:
         finally:
             _PATIENT.reset(token)
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
+    def loading(self) -> "Counting":
         """In the block this thread has the library load kernels: with pauses if it is a `background` load, else at once."""
         patient = _PATIENT.get()
-        with self._counting(int(patient), int(not patient)):
-            yield
+        return Counting(self._add, int(patient), int(not patient))
 
-    @contextmanager
-    def hurrying(self) -> Iterator[None]:
-        """In the block nothing is paced: something waits that a load may be in the way of. A background load is not urgent."""
-        with self._counting(0, int(not _PATIENT.get())):
-            yield
+    def hurrying(self) -> "Counting":
+        """In the block nothing is paced: what is done there may wait for a load. A background load itself is not urgent.
+
+        Takes a microsecond.
+        """
+        return Counting(self._add, 0, int(not _PATIENT.get()))
+
+    def freeing(self) -> "Counting":
+        """As `hurrying`, also of a background load: the library frees objects with the GIL held."""
+        return Counting(self._add, 0, 1)
 
     def hurry(self) -> None:
         """Pace nothing any more, until it is opened again."""
@@ -103,19 +127,12 @@ class KernelLoads:
         calls, took, waited = counts
         return calls, took, waited
 
-    @contextmanager
-    def _counting(self, background: int, urgent: int) -> Iterator[None]:
-        self._add(background, urgent)
-        try:
-            yield
-        finally:
-            self._add(-background, -urgent)
-
     def _add(self, background: int, urgent: int) -> None:
         with self._changing:
             self._background += background
             self._urgent += urgent
-            self._apply()
+            if background or self._background:
+                self._apply()
 
     def _apply(self) -> None:
         """With `_changing` held."""

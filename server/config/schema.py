@@ -186,10 +186,10 @@ class ModelsConfig(Section, frozen=True):
     paced_loads: bool = Field(
         default=True,
         description="GPU only: load the kernels of a network one by one and with pauses while tenants are served, as all "
-        "tenants' inferences wait for the driver while it loads one. The first load of MobileNetV2 takes 45 s then in place of "
-        "3; whatever waits for it, such as a repartition or another model's first request, ends the pauses. Nothing is paced "
-        "until the server is ready, and where models share kernels nothing is loaded again. Needs CUPTI, which "
-        "greenlane[rtx] and greenlane[tensorrt] install.",
+        "tenants' inferences wait for the driver while it loads one. The first load of MobileNetV2 takes 25 s then in place of "
+        "3. Whatever else needs the library ends the pauses: a repartition, a model that is paged in, an inference that is no "
+        "CUDA graph. Nothing is paced until the server is ready, and where models share kernels nothing is loaded again. Needs "
+        "CUPTI, which greenlane[rtx] and greenlane[tensorrt] install.",
     )
     watch: Watched = Field(
         default=0.0,

@@ -19,6 +19,7 @@ from partitions import DeviceUnavailable
 from partitions.c_library import compile_library
 from partitions.cuda import kernel_loads
 from partitions.cuda.kernel_loads import KERNEL_LOADS, REST, SOURCES, KernelLoads, find_cupti
+from tests.partitions.cuda.pacing import FakeLibrary, paced_process
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -27,20 +28,6 @@ STUB = (ROOT / "tests" / "cupti_stub.c",)
 PATIENCE = 60.0
 LOAD = 2_000_000
 """Nanoseconds of a call."""
-
-
-class FakeLibrary:
-    """In place of the compiled library: how many times as long as a load took the next one waits."""
-
-    def __init__(self) -> None:
-        self.rests: list[int] = []
-
-    def kernel_loads_pace(self, rest: int) -> None:
-        self.rests.append(rest)
-
-    @property
-    def rest(self) -> int:
-        return self.rests[-1]
 
 
 @pytest.fixture
@@ -58,12 +45,10 @@ def loads(library: FakeLibrary) -> KernelLoads:
 
 
 @pytest.fixture
-def process_loads(library: FakeLibrary) -> Iterator[FakeLibrary]:
+def process_loads() -> Iterator[FakeLibrary]:
     """Those of this process, which the locks hurry."""
-    KERNEL_LOADS.open()
-    yield library
-    KERNEL_LOADS.hurry()
-    KERNEL_LOADS._library = None
+    with paced_process() as library:
+        yield library
 
 
 def test_only_loads_in_the_background_leave_pauses(loads: KernelLoads, library: FakeLibrary) -> None:
@@ -81,10 +66,10 @@ def test_an_urgent_load_ends_the_pauses_of_the_others_which_begin_again_after_it
 ) -> None:
     urgent = copy_context()
     with loads.background(), loads.loading():
-        block = loads.loading()
-        urgent.run(block.__enter__)
+        block = urgent.run(loads.loading)
+        block.__enter__()
         assert library.rest == 0
-        urgent.run(block.__exit__, None, None, None)
+        block.__exit__()
         assert library.rest == REST
 
 
