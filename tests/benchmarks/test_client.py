@@ -20,8 +20,8 @@ class Answering(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.server.seen.append(0)
         while self.request.recv(1 << 16):
+            self.server.seen[-1] += 1  # Before the client can have it.
             self.request.sendall(HEAD + BODY)
-            self.server.seen[-1] += 1
 
 
 @pytest.fixture
