@@ -206,7 +206,7 @@ class CudaDevice:
         self._clusters = clusters
         self.loads = KERNEL_LOADS
         self.kernels = Kernels()
-        self.driver_memory = DriverMemory(lambda: free_or_pooled(index))
+        self.driver_memory = DriverMemory(lambda: free_or_pooled(index), self.loads.hurrying)
         """Measures what the driver takes of its memory."""
         self._probe: SmProbe | None = None
         self._meter: Meter | None = None

@@ -18,7 +18,7 @@ driver, so it shows no difference when the same is loaded again: see `DriverMemo
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 
 PATIENCE = 1.0
@@ -32,13 +32,18 @@ MOST_KNOWN = 4096
 class DriverMemory:
     """The measurements of one device. Any thread may call.
 
+    `hurrying` is that of `partitions.loads.Loads`, as a load that is measured may be paced, and changes wait for it.
+
     `level` returns the bytes that are free or the pool's, or None if the driver does not say. It is called twice for each
-    measurement, and never for an inference: cuMemGetInfo asks the kernel's driver, and may wait for the lock of the driver that
-    a kernel which is being loaded in another thread holds, and that launches take, too.
+    measurement, and never for an inference: cuMemGetInfo asks the operating system's part of the driver. It may wait for the
+    driver's lock, which a kernel that is being loaded in another thread holds, and which launches take, too.
     """
 
-    def __init__(self, level: Callable[[], int | None]) -> None:
+    def __init__(
+        self, level: Callable[[], int | None], hurrying: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         self._level = level
+        self._hurrying = hurrying
         self._condition = Condition()
         self._changing = self._in_turn = self._measuring = 0
         self._begun = 0
@@ -60,7 +65,7 @@ class DriverMemory:
         `in_turn`: it takes a moment only, so it waits for a measurement that is under way, and the next one may wait for it.
         Both waits have an end, as each side may hold locks that the garbage collector asks for on the other.
         """
-        with self._condition:
+        with self._hurrying() if in_turn and self._measuring else nullcontext(), self._condition:
             if in_turn:
                 self._condition.wait_for(lambda: not self._measuring, TURN)
             self._changing += 1

@@ -32,6 +32,7 @@ OURS += tuple(
         "address_cache",
         "resources",
         "sharing",
+        "driver_parts",
         "executor",
         "shapes",
         "staging",

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
 
@@ -124,6 +124,31 @@ def test_a_change_in_its_turn_waits_for_a_measurement(driver: Driver) -> None:
         driver.take(30)
     thread.join()
     assert (seen(taken), driver.free) == ((30, 0), 470)
+
+
+def test_a_change_that_waits_hurries_the_load_that_is_measured() -> None:
+    hurried, asked = list[str](), Event()
+
+    @contextmanager
+    def hurrying() -> Iterator[None]:
+        hurried.append("begun")
+        asked.set()
+        yield
+        hurried.append("ended")
+
+    def change() -> None:
+        with memory.changing(in_turn=True):
+            hurried.append("changed")
+
+    memory = DriverMemory(lambda: 1000, hurrying)
+    with memory.changing(in_turn=True):
+        assert hurried == [], "nothing is measured"
+    thread = Thread(target=change)
+    with Taken(memory, "kernels").measuring("a"):
+        thread.start()
+        asked.wait()
+    thread.join()
+    assert sorted(hurried) == ["begun", "changed", "ended"]
 
 
 def test_a_patient_measurement_waits_for_a_change_that_is_in_its_turn(driver: Driver) -> None:
