@@ -5,7 +5,7 @@ Tensors are passed as addresses, so that the same call works for memory shared w
 on the GPU.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -117,10 +117,11 @@ def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
     return signature.miscounted(len(inputs), "tensor")
 
 
-MEMORY = ("weights", "contexts", "buffers", "file", "session")
+MEMORY = ("weights", "contexts", "buffers", "kernels", "graphs", "file", "session")
 """The kinds of memory that engines and executors take of the device. On a GPU: the weights of a plan, the scratch memory of its
-execution contexts (activations), and the tensors of inputs and outputs. On a CPU, whose memory is the host's: the copy of
-the file that an engine keeps, and an ONNX Runtime session, with its own copy of the weights and its arena.
+execution contexts (activations), the tensors of inputs and outputs, and what the driver was seen to take for compiled kernels
+and for captured graphs; these two are left out where it was not seen to take anything. On a CPU, whose memory is the host's:
+the copy of the file that an engine keeps, and an ONNX Runtime session, with its own copy of the weights and its arena.
 """
 
 COUNTS = ("captures", "compilations", "padded", "staged", "fallbacks")
@@ -196,6 +197,8 @@ class Executor(Protocol):
         - `adds`: of an alternate, what `memory` counts of it and not of the executor that it was made of: {} if all is shared.
         - `counts`: numbers since it was bound, which only grow, by names of COUNTS; those that cannot occur are left out.
         - `missing_sms`: how many SMs the partition has fewer than a profile is meant for that is in use.
+        - `driver_memory`: `kernels` and `graphs` as in MEMORY, kernels in full though others may share them, and how many
+          kernels and graphs are `unmeasured`: it is not known what the driver took for these sets of shapes.
         - `kernels`: bytes of compiled kernels `found` in the cache and last `saved` there, and whether those were `refused`.
         - anything else that explains how it runs, such as `copies`, `profiles`, `shapes` and `threads`.
         """
@@ -204,8 +207,8 @@ class Executor(Protocol):
     def memory(self) -> Mapping[str, int]:
         """Bytes of the device's memory that it takes, beside its engine, by names of MEMORY. Any thread; calls no library.
 
-        What two executors share counts at both: one that `rebind` made, and the one before. Small things do not count: streams,
-        events, CUDA graphs, and compiled kernels.
+        What two executors share counts at both: one that `rebind` made, and the one before. What executors of several engines
+        share is in `Sharing.shared_memory` and does not count here. Small things do not count: streams and events.
         """
 
     def close(self) -> None:
@@ -221,6 +224,16 @@ class Preparing(Executor, Protocol):
         Otherwise start to compile, and return a future that is done when the shapes are ready; if compiling fails, it has the
         exception that `enqueue` would raise. None also for shapes that the signature does not allow, because `enqueue` refuses
         them. Does not block. Call it on the thread that enqueues.
+        """
+
+
+class Sharing(Executor, Protocol):
+    """An executor that shares memory with executors of other engines. Others need not have the property."""
+
+    @property
+    def shared_memory(self) -> Mapping[Hashable, Mapping[str, int]]:
+        """Bytes of the device's memory by names of MEMORY, by what it is that executors share, which is equal for the same
+        thing. Any thread; calls no library.
         """
 
 

@@ -3,7 +3,7 @@ moved and closed together.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from ctypes import memmove
 from threading import RLock
@@ -13,7 +13,7 @@ from partitions import Partition
 
 from .base import Executor, Room, Tensor, Work
 from .errors import Cancelled
-from .memory import added
+from .memory import added, shared_by
 from .settings import RuntimeSettings, overridden
 from .signature import Shape, align
 
@@ -118,6 +118,11 @@ class BoundTogether:
     def memory(self) -> dict[str, int]:
         """That of every executor."""
         return added(executor.memory for executor in self.executors)
+
+    @property
+    def shared_memory(self) -> Mapping[Hashable, Mapping[str, int]]:
+        """That of every executor, each thing once."""
+        return shared_by(self.executors)
 
     def describe_steps(self) -> Mapping[str, object]:
         """What each executor says of itself, and what all together add if they are alternates."""

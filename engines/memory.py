@@ -2,7 +2,7 @@
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 SMALL = 1 << 18
 """Up to this many bytes a copy holds the GIL: it takes some 50 us, while retaking the GIL may take a switch interval."""
@@ -25,6 +25,17 @@ def copy(to: int, source: int, nbytes: int) -> None:
         ctypes.memmove(to, source, nbytes)  # Called through CDLL, which releases the GIL.
     elif nbytes:
         view(to, nbytes)[:] = view(source, nbytes)
+
+
+def shared_memory(executor: object) -> Mapping[Hashable, Mapping[str, int]]:
+    """What an executor shares with executors of other engines: see `base.Sharing`."""
+    found: Mapping[Hashable, Mapping[str, int]] = getattr(executor, "shared_memory", {})
+    return found
+
+
+def shared_by(executors: Iterable[object]) -> dict[Hashable, Mapping[str, int]]:
+    """What these executors share with others, each thing once."""
+    return {thing: memory for executor in executors for thing, memory in shared_memory(executor).items()}
 
 
 def added(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

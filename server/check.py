@@ -6,12 +6,12 @@ tried on a part of the device, and without a device the repository is still chec
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engines.memory import added
+from engines.memory import shared_by
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .check_http_side import try_http_side
@@ -27,7 +27,7 @@ from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
-from .device.taken_memory import taken
+from .device.taken_memory import taken_more
 from .processes.supervision import process_counts
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
@@ -300,27 +300,32 @@ class _Check:
                 self._cores[tenant] = partition.host_cores
                 models: dict[str, LoadedModel] = {}
                 claims: list[Claim] = []
+                counted: set[Hashable] = set()
                 for name in model_loader.in_order(names):
                     found = model_loader.attempt(name, partition, among=models)
                     loaded = models[name] = close_oversized(found, self._config.tenants[tenant])
                     self._print_model(loaded)
-                    self._check_budget(self._config.tenants[tenant], loaded, claims)
+                    self._check_budget(self._config.tenants[tenant], loaded, claims, counted)
                     for executor in loaded.executors.values():
                         executor.close()
         except PartitionError as error:
             self._wrong(("device",), str(error))
 
-    def _check_budget(self, tenant: TenantConfig, loaded: LoadedModel, claims: list[Claim]) -> None:
-        """Print what a model takes of the device's memory, if the tenant has a budget. Appends it to `claims` if it fits."""
+    def _check_budget(self, tenant: TenantConfig, loaded: LoadedModel, claims: list[Claim], counted: set[Hashable]) -> None:
+        """Print what a model takes of the device's memory, if the tenant has a budget.
+
+        Appends it to `claims` if it fits, and what it shares with other models to `counted`.
+        """
         if tenant.device_memory is None or not loaded.executors:
             return
-        claim = Claim(loaded.name, added(map(taken, loaded.executors.values())))
+        claim = Claim(loaded.name, taken_more(loaded.executors.values(), counted))
         _print_line(f"    device memory: {claim}")
         room = [] if tenant.paging else claims
         if missing(tenant.device_memory, room, claim) > 0:
             self._found.unserved[f"{tenant.name}: model {loaded.name} is unavailable: {refusal(tenant, room, claim)}"] = None
         else:
             claims.append(claim)
+            counted.update(shared_by(loaded.executors.values()))
 
     def _print_model(self, loaded: LoadedModel) -> None:
         for served in loaded.served:

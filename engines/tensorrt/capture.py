@@ -12,7 +12,7 @@ capture too (seen on an H100: cudaError 900 in ~ICudaEngine).
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from threading import RLock
 from typing import Any
@@ -22,6 +22,7 @@ from cuda.core import Stream
 
 from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver import handle_return
+from partitions.cuda.driver_memory import Taken
 
 from ..errors import ExecutionFailed
 from .api import EXECUTION_LOCK
@@ -34,9 +35,13 @@ _THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class Graph:
-    """A graph that can be launched. Nothing checks that the memory it works on still exists."""
+    """A graph that can be launched. Nothing checks that the memory it works on still exists.
 
-    def __init__(self, handle: Any) -> None:
+    `taken` is what the driver has taken for it of the device's memory.
+    """
+
+    def __init__(self, handle: Any, taken: Taken) -> None:
+        self.taken = taken
         self._handle = handle
 
     def __repr__(self) -> str:
@@ -55,18 +60,22 @@ class Graph:
         """Destroy the graph, which must not be in flight. Calling it again does nothing. Raises CUDAError."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            handle_return(driver.cuGraphExecDestroy(handle))
+            with self.taken.freeing():
+                handle_return(driver.cuGraphExecDestroy(handle))
 
 
-def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Graph:
+def capture(
+    partition: CudaPartition, submit: Callable[[SideStream], str], what: Hashable = None, patient: bool = False
+) -> Graph:
     """The graph of what `submit` puts on the stream that it is passed; it returns "", or the reason why it failed.
 
+    `what` is equal for graphs that take the same of the device's memory, and `patient` as in `DriverMemory.measuring`.
     Blocks, also while another thread captures or compiles. The calling thread must not be capturing anything else.
     Raises ExecutionFailed, PartitionError, CUDAError.
     """
     with EXECUTION_LOCK, ExitStack() as made:
-        with closing(partition.make_stream()) as side, _gc_disabled():
-            graph = _capture_on(side, submit)
+        with closing(partition.make_stream()) as side:
+            graph = _measured(partition, side, submit, what, patient)
             made.callback(graph.close)
         made.pop_all()
         return graph
@@ -123,7 +132,21 @@ def _gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def _capture_on(side: SideStream, submit: Callable[[SideStream], str]) -> Graph:
+def _measured(
+    partition: CudaPartition, side: SideStream, submit: Callable[[SideStream], str], what: Hashable, patient: bool
+) -> Graph:
+    """Asks the driver twice what is free, which launching the graph never does."""
+    taken = Taken(partition.device.driver_memory, "graph")
+    try:
+        with taken.measuring(what, patient), _gc_disabled():
+            return Graph(_capture_on(side, submit), taken)
+    except BaseException:
+        with taken.freeing():
+            pass
+        raise
+
+
+def _capture_on(side: SideStream, submit: Callable[[SideStream], str]) -> Any:
     handle_return(driver.cuStreamBeginCapture(side.handle, _THREAD_LOCAL))
     with ExitStack() as after:
         try:
@@ -134,4 +157,4 @@ def _capture_on(side: SideStream, submit: Callable[[SideStream], str]) -> Graph:
                 after.callback(driver.cuGraphDestroy, ended[1])
         if refused:
             raise ExecutionFailed(refused)
-        return Graph(handle_return(driver.cuGraphInstantiate(handle_return(ended), 0)))
+        return handle_return(driver.cuGraphInstantiate(handle_return(ended), 0))

@@ -4,7 +4,7 @@ What a step takes from an earlier step it reads where that has written it, so no
 this looks like one instance with one context, so graphs, staging, streams and moves work as for any engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,7 @@ from ..wiring import Wiring
 from .context import Context
 from .graph_mode import EngineTraits, GraphMode, fall_back, obstacle, refusal
 from .instance import BackgroundContexts, Instance, open_copies, open_instance
-from .kernel_cache import CacheKey, CacheStatistics
+from .kernel_cache import CacheKey, CacheStatistics, RuntimeCache
 from .plan import LoadedPlan
 
 
@@ -41,6 +41,10 @@ class ChainedPlan(LoadedPlan):
         self.wiring = wiring
         self.names = [label or part.path.name for label, part in zip(wiring.labels, plans, strict=True)]
         """The names of the steps in errors."""
+
+    @property
+    def structure(self) -> Hashable:
+        return tuple(part.structure for part in self.plans)
 
     @property
     def executor_memory(self) -> dict[str, int]:
@@ -214,6 +218,10 @@ class ChainedInstance(Instance):
     def memory(self) -> dict[str, int]:
         """The sum over all steps."""
         return added(each.memory for each in self._steps)
+
+    def kernel_caches(self) -> list[RuntimeCache]:
+        """Those of all steps, each once."""
+        return list(dict.fromkeys(cache for each in self._steps for cache in each.kernel_caches()))
 
     def kernels(self) -> CacheStatistics:
         """The sums over all steps."""

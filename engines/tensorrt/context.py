@@ -27,7 +27,6 @@ from .api import EXECUTION_LOCK, LIBRARY_LOCK, collect_messages, first_error
 from .kernel_cache import RuntimeCache
 from .outputs import DataDependentOutputs, make_allocator
 from .plan import LoadedPlan
-from .turn_lock import TurnLock
 
 
 class Context:
@@ -36,14 +35,15 @@ class Context:
     Nothing that `execute` submitted outside of a capture may still be in flight when the context is changed; `wait_until_idle`
     waits for that. Graphs that were captured from it may be in flight: they do not use what the host changes.
 
-    `kernels_lock` is that of the kernel cache that it uses, which other contexts may use too.
+    `kernels` is the kernel cache that it uses, which other contexts may use too.
     """
 
     def __init__(
-        self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None, kernels_lock: TurnLock
+        self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None, kernels: RuntimeCache
     ) -> None:
         self.lock = Lock()
-        self._kernels_lock = kernels_lock
+        self._kernels = kernels
+        self._kernels_lock = kernels.lock
         self.profile = profile
         self.shapes: tuple[Shape, ...] | None = None
         """The input shapes that are set; None while the set is incomplete."""
@@ -135,7 +135,8 @@ class Context:
         self._busy_stream = ordered_stream or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
-        with EXECUTION_LOCK, self._kernels_lock, LIBRARY_LOCK.shared(), KERNEL_LOADS.loading():
+        measured = self._kernels.loading((self.profile, self.shapes))
+        with EXECUTION_LOCK, self._kernels_lock, measured, LIBRARY_LOCK.shared(), KERNEL_LOADS.loading():
             refused = self._submit(stream)
         if not refused and self.shapes:
             self.compiled.add(self.shapes)
@@ -143,7 +144,7 @@ class Context:
 
     def close(self) -> None:
         """Free it, which holds the GIL for milliseconds; nothing may be in flight. Calling it again does nothing."""
-        with self._kernels_lock:
+        with self._kernels_lock, self._loaded.device.driver_memory.changing():
             self._trt_context = None
             self._config = None
         memory, self._memory = self._memory, None
@@ -195,7 +196,8 @@ class Contexts:
 
     def _open(self, native: bool, profile: int, stream: Stream) -> Context:
         config = self._configured(native)
-        with collect_messages() as messages, LIBRARY_LOCK.shared():
+        changing = self._loaded.device.driver_memory.changing(in_turn=True)
+        with collect_messages() as messages, changing, LIBRARY_LOCK.shared():
             trt_context = self._loaded.plan.create_execution_context(*self._how(config))
         if trt_context is None:
             stream.sync()  # Raises if the device is lost, which would be the reason.
@@ -205,7 +207,7 @@ class Contexts:
             trt_context.set_device_memory(int(memory.handle), memory.size)
         self._set_profile(trt_context, profile, stream)
         _wait(stream)
-        return Context(self._loaded, trt_context, config, profile, memory, self._kernels.lock)
+        return Context(self._loaded, trt_context, config, profile, memory, self._kernels)
 
     def _set_profile(self, trt_context: Any, profile: int, stream: Stream) -> None:
         """Exclusive, as the call holds the GIL while it waits for the library's mutex: its holder may need the GIL to go on."""

@@ -248,7 +248,9 @@ def copy_kernels(device: CudaDevice) -> tuple[Kernel, ...]:
 
     The first call compiles them, which blocks for some 0.1 s. Raises PartitionError.
     """
-    return device.kernels.compiled(device.make_current(), SOURCE, ("copy_in", "copy_out"), "the copy kernels")
+    current = device.make_current()
+    with device.driver_memory.changing(in_turn=True):
+        return device.kernels.compiled(current, SOURCE, ("copy_in", "copy_out"), "the copy kernels")
 
 
 def uses_sms(setting: str, nbytes: int) -> bool:

@@ -9,7 +9,7 @@ submitted call by call, with the library's own graphs if it has any, and the cop
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,16 +21,19 @@ from cuda.core import Stream
 from partitions import Partition, PartitionError
 from partitions.cuda.device import AdoptedPartition, CudaPartition
 from partitions.cuda.driver import CUDAError
+from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
 from ..errors import ExecutionFailed, ModelRefused
+from ..memory import added
 from ..settings import overridden
 from ..signature import Shape, align
 from ..streams import selected
 from .address_cache import AddressCache, ResolvedAddresses
 from .clock import closer
 from .copies import RING_LENGTH, Span
+from .driver_parts import described, graph_memory, kernel_memory
 from .graph_mode import Override, captures_under_override
 from .instance import Instance, Opener, zeroed_buffers
 from .lifetime import Finalizer, InstancePool
@@ -278,7 +281,6 @@ class TensorRTExecutor:
     def describe(self) -> Mapping[str, object]:
         """How inferences run, as JSON values; see `engines.base.Executor`."""
         settings, mode, shapes = self._shapes.settings, self.instance.graph_mode, self._shapes.statistics()
-        kernels = self.instance.kernels()
         return {
             "graphs": "native" if mode.native else "captured" if self._shapes.captures else "none",
             "why": mode.note,
@@ -293,14 +295,26 @@ class TensorRTExecutor:
             "copies": settings.copies,
             "shapes": [[list(shape) for shape in shapes] for shapes in self._shapes.ready_sets()],
             "profiles": len(self.instance.contexts),
-            "kernels": {"found": kernels.found, "saved": kernels.saved, "refused": kernels.refused},
             **({"missing_sms": missing} if (missing := self._shapes.missing_sms()) else {}),
-            **({"adds": {} if self.alternate_of is self.instance else dict(self.memory)} if self.alternate_of else {}),
+            **described(self.instance, self._graphs()),
+            **({"adds": self._beside(self.alternate_of)} if self.alternate_of else {}),
         }
 
     @property
     def memory(self) -> Mapping[str, int]:
-        return {} if self._finalizer.closed else self.instance.memory
+        return {} if self._finalizer.closed else {**self.instance.memory, **graph_memory(self._graphs())}
+
+    @property
+    def shared_memory(self) -> Mapping[Hashable, Mapping[str, int]]:
+        return {} if self._finalizer.closed else kernel_memory(self.instance)
+
+    def _beside(self, home: Instance) -> dict[str, int]:
+        """What it takes beside its home: graphs, and with an instance of its own all else."""
+        return graph_memory(self._graphs()) if home is self.instance else added([self.memory, *self.shared_memory.values()])
+
+    def _graphs(self) -> list[Taken]:
+        """What the driver has taken for each graph, those from before an override included."""
+        return [taken for ready in (self._shapes, *(before for before, _ in list(self._overrides))) for taken in ready.graphs()]
 
     def _check_settled(self) -> None:
         with self._lock:

@@ -58,6 +58,7 @@ class Instance:
         self._loaded = loaded
         self._buffers = buffers
         self._kernels = kernels
+        self._replaced: list[RuntimeCache] = []
         self._owned = close
         self.sharers = Sharers()
         """Its executors."""
@@ -86,6 +87,10 @@ class Instance:
     def kernels(self) -> CacheStatistics:
         """Statistics of the kernel cache."""
         return self._kernels.statistics() if self._kernels else CacheStatistics(0, 0, refused=False)
+
+    def kernel_caches(self) -> list[RuntimeCache]:
+        """All caches with kernels that its contexts have loaded. Any thread."""
+        return [cache for cache in (*self._replaced, self._kernels, self.background.kernels) if cache]
 
     def add_user(self) -> None:
         """Count one more executor that uses it."""
@@ -132,6 +137,7 @@ class Instance:
         self.compiled.clear()
         if self._kernels:
             self._kernels.save()  # The next cache finds there what this one has compiled.
+            self._replaced.append(self._kernels)
             self._kernels = self._owned.enter_context(self._loaded.open_kernel_cache())
         for profile, old in self.contexts.items():
             if fresh := self._open_native_context(profile, stream):
@@ -179,6 +185,11 @@ class BackgroundContexts:
 
     def __repr__(self) -> str:
         return f"<BackgroundContexts of {self._loaded.path.name}, {len(self.contexts)} contexts>"
+
+    @property
+    def kernels(self) -> RuntimeCache | None:
+        """Their cache, once a context was opened. Any thread."""
+        return self._kernels
 
     @property
     def count(self) -> int:

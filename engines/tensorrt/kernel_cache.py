@@ -19,11 +19,13 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..model_files.atomic import replace_file
@@ -88,12 +90,21 @@ class RuntimeCache:
     TensorRT-RTX 1.6.1 crashes the process. So a thread holds `lock` while it calls the library for a context that uses it.
 
     It is saved once: when it is closed, or else when it is collected or the interpreter exits. `warn` is called with errors;
-    by default it logs them. `maker` is the library's engine to make it of; None for the first one that uses it.
+    by default it logs them. `maker` is the library's engine to make it of; None for the first one that uses it. `taken` counts
+    what its kernels take of the device's memory; without it that is not known.
     """
 
-    def __init__(self, store: Store, found: bytes = b"", warn: Warn = log.warning, maker: Any = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        found: bytes = b"",
+        warn: Warn = log.warning,
+        maker: Any = None,
+        taken: Taken | None = None,
+    ) -> None:
         self.maker = maker
-        self._state = _CacheState(store, found, warn)
+        self.taken = taken
+        self._state = _CacheState(store, found, warn, taken)
         self._finalizer = weakref.finalize(self, self._state.close)
 
     def __enter__(self) -> "RuntimeCache":
@@ -109,6 +120,12 @@ class RuntimeCache:
     def lock(self) -> TurnLock:
         """Hold it to make, run or free what uses the cache. Taken after `api.EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
         return self._state.lock
+
+    @contextmanager
+    def loading(self, key: Hashable) -> Iterator[None]:
+        """The library may load kernels within the block, the same for each key. Their context must be current."""
+        with self.taken.measuring(key, patient=True) if self.taken else nullcontext():
+            yield
 
     def close_explicitly(self) -> None:
         """Do not save when the interpreter exits: the caller closes this after everything that was made with it."""
@@ -138,13 +155,18 @@ class RuntimeCache:
 
 
 def open_cache(
-    where: object, key: CacheKey, timeout: float = 10.0, warn: Warn = log.warning, maker: Any = None
+    where: object,
+    key: CacheKey,
+    timeout: float = 10.0,
+    warn: Warn = log.warning,
+    maker: Any = None,
+    taken: Taken | None = None,
 ) -> RuntimeCache:
     """A cache that is stored at `where`: a file's path, "" for nowhere, or a seekable binary stream. Blocks to read it.
 
     A stream holds the blob alone; it is read now and overwritten when the cache is saved. A missing file is normal for the
-    first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock. `warn` and `maker` are as in
-    `RuntimeCache`. Raises TypeError for anything else.
+    first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock. `warn`, `maker` and `taken` are
+    as in `RuntimeCache`. Raises TypeError for anything else.
     """
     store: Store
     if isinstance(where, (str, os.PathLike)):
@@ -153,7 +175,7 @@ def open_cache(
         store = StreamStore(where)
     else:
         raise TypeError(f"a cache is kept in a file, a binary stream or ''; got {where!r}")
-    return RuntimeCache(store, store.read(), warn, maker)
+    return RuntimeCache(store, store.read(), warn, maker, taken)
 
 
 def cached_kernel_bytes(path: Path, key: CacheKey) -> int:
@@ -236,9 +258,10 @@ class StreamStore:
 class _CacheState:
     """The state that outlives a RuntimeCache which was not closed, so that it can still be saved."""
 
-    def __init__(self, store: Store, found: bytes, warn: Warn) -> None:
+    def __init__(self, store: Store, found: bytes, warn: Warn, taken: Taken | None) -> None:
         self._store = store
         self._warn = warn
+        self._taken = taken
         self._known = found  # Was read at the start or saved last, so it need not be merged again.
         self._found = len(found)
         self._saved = 0
@@ -280,7 +303,8 @@ class _CacheState:
     def close(self) -> None:
         with self._saving:
             self._save()
-            with self.lock, KERNEL_LOADS.freeing():
+            freeing = self._taken.freeing() if self._taken else nullcontext()
+            with self.lock, KERNEL_LOADS.freeing(), freeing:
                 self._closed = True
                 self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
                 self._cache = None

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,8 @@ def _load(
     if builds.cache and settings.cache_path is None:  # By digest, as most model files have the same name.
         settings = settings.merge(cache_path=builds.cache.path() / f"kernels-{digest[:32]}.cache")
     _check(path, file, api, capability)
-    plan = api.deserialize(file.plan, str(path))
+    with device.driver_memory.changing(in_turn=True):
+        plan = api.deserialize(file.plan, str(path))
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
     key = CacheKey(digest, f"{api.library} {api.version}", device.name)
@@ -102,17 +103,26 @@ def _built(
     """The plan of an ONNX file. One that is damaged although nothing says that it has changed is built again."""
     measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
     asked = path, _options(settings, max_batch), api.library, api.version, measured, device.index
-    plan = builds.plan(*asked)
+    # A child that builds on this GPU takes memory of it. One that builds what is portable has no GPU.
+    building = nullcontext if api.library in PORTABLE else device.driver_memory.changing
+    with building():
+        plan = builds.plan(*asked)
     try:
         return plan, read_plan(plan)
     except ModelRefused:
-        plan = builds.plan(*asked, trusting=False)
+        with building():
+            plan = builds.plan(*asked, trusting=False)
         return plan, read_plan(plan)
 
 
 def _shared_caches(api: TensorRT, device: CudaDevice, builds: Builds) -> tuple[KernelCaches, Any] | None:
     """The caches that engines share, with the engine to make them of; None where there is no such engine."""
-    maker = builds.kernels.maker(device.index, lambda: load_cache_maker(api, builds, device.index))
+
+    def load() -> Any:
+        with device.driver_memory.changing(in_turn=True):
+            return load_cache_maker(api, builds, device.index)
+
+    maker = builds.kernels.maker(device.index, load)
     return None if maker is None else (builds.kernels, maker)
 
 

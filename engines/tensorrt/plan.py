@@ -1,7 +1,7 @@
 """A deserialised plan: its properties, its settings, and what all of its instances share."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from partitions import PartitionError
 from partitions.cuda.current_context import restored
 from partitions.cuda.device import CudaDevice, CudaPartition
+from partitions.cuda.driver_memory import Taken
 
 from ..errors import ExecutionFailed, ModelRefused, TensorMismatch
 from ..model_files.profiles import Profile, choose, usual
@@ -66,6 +67,11 @@ class LoadedPlan:
 
     def __repr__(self) -> str:
         return f"<LoadedPlan {self.path.name} {self.signature!r}, {self.api}>"
+
+    @property
+    def structure(self) -> Hashable:
+        """What its kernels depend on: equal for engines that have the same."""
+        return self._key
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -129,7 +135,8 @@ class LoadedPlan:
 
         It is made of the engine `maker`, by default of the one that first uses it. Blocks to read the file.
         """
-        cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once, maker=maker)
+        taken = Taken(self.device.driver_memory, ("kernels", self.structure))
+        cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once, maker=maker, taken=taken)
         cache.close_explicitly()
         return cache
 
@@ -147,7 +154,8 @@ class LoadedPlan:
         settings = self.settings.merge(cache_path=file.absolute())
         request = KernelsRequest(self.path.absolute(), settings, len(partition.granules), self.device.granules[0])
         try:
-            self._builds.compile_kernels(request, self.device.index)
+            with self.device.driver_memory.changing():
+                self._builds.compile_kernels(request, self.device.index)
         except ModelRefused as refusal:
             self.warn_once(str(refusal))
 
@@ -184,4 +192,5 @@ class LoadedPlan:
             with suppress(PartitionError):  # The library saves no kernels in a thread without a context.
                 self.device.make_current()
             self.kernels.retire()
-            self.plan = None
+            with self.device.driver_memory.changing():
+                self.plan = None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cuda.core import Stream
 
 from partitions.cuda.device import CudaPartition, SideStream
+from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..errors import ExecutionFailed, TensorMismatch
@@ -135,6 +136,10 @@ class ReadyShapes:
     def statistics(self) -> ShapeStatistics:
         """Any thread may call; the counts may be in the middle of a change."""
         return ShapeStatistics(len(self._ready), self._captures, self._compiled, self._fallbacks)
+
+    def graphs(self) -> list[Taken]:
+        """What the driver has taken for each graph. Any thread."""
+        return [graph.taken for prepared in list(self._ready.values()) if (graph := prepared.graph)]
 
     def ready_sets(self) -> list[Shapes]:
         """The sets of input shapes that are ready. Any thread."""
@@ -305,14 +310,16 @@ class ReadyShapes:
         prepared.context.wait_until_idle()
         try:
             with failing("capturing"):
-                prepared.graph = self._graph(prepared)
+                prepared.graph = self._graph(prepared, patient=self.warming)
         except ExecutionFailed as error:
             return self._stop_capturing(str(error), prepared, stream)
         self._captures += 1
         return prepared
 
-    def _graph(self, prepared: Prepared) -> Graph:
-        return capture(self._partition, lambda side: _record(prepared, side, self._clock))
+    def _graph(self, prepared: Prepared, patient: bool) -> Graph:
+        """`patient`: no request or move waits for it, so it may wait until it can be measured."""
+        what = self._loaded.structure, prepared.context.profile, prepared.shapes
+        return capture(self._partition, lambda side: _record(prepared, side, self._clock), what, patient)
 
     def _recapture_one(self, prepared: Prepared) -> Prepared:
         context = prepared.context
@@ -320,7 +327,7 @@ class ReadyShapes:
             context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
             context.set_addresses(self._instance.addresses)  # A background preparation that failed may have left others.
-            graph = self._graph(prepared)
+            graph = self._graph(prepared, patient=False)
         return Prepared(prepared.shapes, prepared.outputs, context, prepared.copies, graph)
 
     def _stop_capturing(self, why: str, prepared: Prepared, stream: Stream) -> Prepared:
@@ -382,7 +389,7 @@ class ReadyShapes:
             context.wait_until_idle()
             context.use_streams(aux_streams)
             prepared = self._prepared(context)
-            prepared.graph = self._graph(prepared)
+            prepared.graph = self._graph(prepared, patient=True)
         with self._lock:
             if self._closed or shapes in self._ready:
                 prepared.close()

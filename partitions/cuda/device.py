@@ -26,6 +26,8 @@ from ..plan import choose, choose_lent
 from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
+from .driver_memory import DriverMemory
+from .free_memory import free_or_pooled
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels
@@ -95,7 +97,7 @@ class CudaPartition:
 
         Call it on an attached thread; takes some 20 microseconds. Raises PartitionError, DeviceLost.
         """
-        with translated(f"making a stream on {self!r}"):
+        with translated(f"making a stream on {self!r}"), self.device.driver_memory.changing(in_turn=True):
             context = handle_return(driver.cuStreamGetGreenCtx(self.stream.handle))
             return SideStream(int(handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, self._green.priority))))
 
@@ -204,6 +206,8 @@ class CudaDevice:
         self._clusters = clusters
         self.loads = KERNEL_LOADS
         self.kernels = Kernels()
+        self.driver_memory = DriverMemory(lambda: free_or_pooled(index), self.loads.hurrying)
+        """Measures what the driver takes of its memory."""
         self._probe: SmProbe | None = None
         self._meter: Meter | None = None
         self._lock = Lock()
@@ -293,13 +297,13 @@ class CudaDevice:
         with self._lock:
             if idle := self._idle.get((granules, priority)):
                 return idle.pop()
-        with self.current() as device:
+        with self.current() as device, self.driver_memory.changing():
             return self._groups.create(device, granules, priority)
 
     def locate(self, partition: CudaPartition) -> frozenset[int]:
         """The SMs that a kernel on the partition's stream runs on. Call it on a thread attached to the partition. Blocks."""
         with translated(f"looking where {partition!r} runs"):
-            with self._lock:
+            with self._lock, self.driver_memory.changing():
                 if not self._probe:
                     self._probe = open_probe(Device(self.index), self.kernels, sum(self.granules))
             return self._probe.run(partition.stream, partition.size)
@@ -337,7 +341,12 @@ class CudaDevice:
             populate(address, nbytes)
         except OSError as error:
             raise PartitionError(f"taking {nbytes} bytes at {address:#x} to pin them: {error.strerror}") from error
-        with self.current(), translated(f"pinning {nbytes} bytes at {address:#x}"), ExitStack() as done:
+        with (
+            self.current(),
+            translated(f"pinning {nbytes} bytes at {address:#x}"),
+            self.driver_memory.changing(),
+            ExitStack() as done,
+        ):
             handle_return(driver.cuMemHostRegister(address, nbytes, flags))
             done.callback(self.unpin, address)
             device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
@@ -355,7 +364,7 @@ class CudaDevice:
         """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for memory that is not pinned."""
         self._record_pinned(address, None)
         self.unpin_count += 1
-        with self.current(), translated(f"unpinning the memory at {address:#x}"):
+        with self.current(), translated(f"unpinning the memory at {address:#x}"), self.driver_memory.changing():
             handle_return(driver.cuMemHostUnregister(address))
 
     def _record_pinned(self, address: int, nbytes: int | None) -> None:

@@ -208,6 +208,11 @@ class ServerCollector(Collector):
             "SMs that the partition has fewer than an optimization profile is meant for with which the model runs",
             labels=_MODEL_LABELS,
         )
+        unmeasured = GaugeMetricFamily(
+            "greenlane_model_memory_unmeasured",
+            "Kernels and graphs of the model of which it is not known what the driver took for them of the device's memory",
+            labels=_MODEL_LABELS,
+        )
         for execution in self._executions:
             labels = [execution.name, execution.version, execution.tenant]
             graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
@@ -217,11 +222,13 @@ class ServerCollector(Collector):
                 refused.add_metric(labels, float(kernels["refused"]))
             if isinstance(lacking := execution.description.get("missing_sms"), int):
                 missing.add_metric(labels, lacking)
+            if isinstance(driver := execution.description.get("driver_memory"), dict):
+                unmeasured.add_metric(labels, driver["unmeasured"])
             counts = execution.description.get("counts")
             for name, count in counts.items() if isinstance(counts, dict) else ():
                 if name in families:
                     families[name].add_metric(labels, count)
-        yield from (graphs, *families.values(), cached, refused, missing)
+        yield from (graphs, *families.values(), cached, refused, missing, unmeasured)
 
     def _readiness(self) -> Metric:
         about = "1 for a model that is served, 0 for one that is loading or could not be loaded; none once it was unloaded"

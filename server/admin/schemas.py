@@ -187,8 +187,8 @@ class ModelMemory(Schema):
     version: str
     paged: bool = Field(description="Paged out: it takes nothing now; `bytes` is what it took before.")
     bytes: dict[str, int] = Field(
-        description="By kind. On a GPU: weights, contexts (activations) and buffers (inputs and outputs); on a CPU: the copy "
-        "of the file, and the session with its arena.",
+        description="By kind. On a GPU: weights, contexts (activations), buffers (inputs and outputs), kernels and graphs; "
+        "on a CPU: the copy of the file, and the session with its arena.",
         examples=[{"weights": 102400, "contexts": 4096, "buffers": 1204}],
     )
 

@@ -148,11 +148,11 @@ class TenantConfig(Section, frozen=True):
         default=None,
         ge=1,
         examples=["20GiB"],
-        description="The most of the device's memory that the tenant's models may take: weights, execution contexts and "
-        "tensors on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is refused when it is "
-        "loaded, with the arithmetic. One that other tenants use too counts in full for each. What a wide partition and a "
-        "`ladder` add counts as well, and a ladder gives way to models. Kernels and graphs do not count: on an H100 the driver "
-        "took up to 64 MiB more in the first load. Without it there is no limit.",
+        description="The most of the device's memory that the tenant's models may take: weights, execution contexts, "
+        "tensors, kernels and graphs on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is "
+        "refused when it is loaded, with the arithmetic. One that other tenants use too counts in full for each. What a wide "
+        "partition and a `ladder` add counts as well, and a ladder gives way to models. Kernels and graphs count as far as "
+        "the driver is seen to take memory for them, once a model is bound. Without it there is no limit.",
     )
     paging: bool = Field(
         default=False,

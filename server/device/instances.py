@@ -5,7 +5,7 @@ so one can prepare itself for new shapes while works of the others are in flight
 first: it has those of all shapes that are ready, and taking turns would gain nothing there.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 from engines import Engine, Executor, Recipe, Room, Tensor, Work
 from engines.base import NO_ROOM
 from engines.in_turn import sum_of_adds
-from engines.memory import added
+from engines.memory import added, shared_by
 from engines.signature import Shape
 from partitions import Partition
 
@@ -83,6 +83,11 @@ class RoundRobinExecutor:
     def memory(self) -> Mapping[str, int]:
         """The sum over all executors."""
         return added(executor.memory for executor in self._executors)
+
+    @property
+    def shared_memory(self) -> Mapping[Hashable, Mapping[str, int]]:
+        """That of each, each thing once."""
+        return shared_by(self._executors)
 
     def trim(self, after: float, idle: bool) -> None:
         """Trim each."""

@@ -112,9 +112,17 @@ class Ladders:
         return sum(sum(self._adds(name, rung, key).values()) for key in rung.executors)
 
     def _adds(self, name: str, rung: Rung, key: ModelKey) -> dict[str, int]:
-        """What a model adds there. On the tenant's first partition it adds what it would on the present one as a rung."""
+        """What a model adds there. On the tenant's first partition it adds what it would on the present one as a rung, and
+        its own graphs.
+        """
         worker, executor = self._workers.get(name), rung.executors.get(key)
-        return (_added(executor) or _added(worker.executors.get(key) if worker else None)) if executor else {}
+        if executor is None:
+            return {}
+        if (adds := _added(executor)) is not None:
+            return adds
+        present = (_added(worker.executors.get(key)) if worker else None) or {}
+        kept = {kind: nbytes for kind, nbytes in present.items() if kind != "graphs"}
+        return {**kept, **{kind: nbytes for kind, nbytes in executor.memory.items() if kind == "graphs"}}
 
     def adds(self, name: str, key: ModelKey) -> dict[str, int]:
         """The memory that a tenant's model takes because it is ready on rungs. Any thread."""
@@ -245,7 +253,7 @@ class Ladders:
             raise
 
 
-def _added(executor: Executor | None) -> dict[str, int]:
-    """What an alternate takes; nothing for another executor."""
+def _added(executor: Executor | None) -> dict[str, int] | None:
+    """What an alternate takes; None for another executor."""
     adds = executor.describe().get("adds") if executor else None
-    return dict(adds) if isinstance(adds, dict) else {}
+    return dict(adds) if isinstance(adds, dict) else None

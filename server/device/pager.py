@@ -36,7 +36,7 @@ from .loaded_models import LoadedModels
 from .model_loader import ModelLoader
 from .page_choice import Resident, choose
 from .paged_executor import PagedExecutor
-from .taken_memory import bound_executors, label, model_memory, taken, taken_wide
+from .taken_memory import bound_executors, label, model_memory, shared_in, taken, taken_more, taken_wide
 
 log = logging.getLogger("greenlane.models")
 
@@ -254,7 +254,7 @@ class Pager:
                 await self._reserve(tenant, reservation, stand_in.taken)
                 executor = await self._bind(stand_in.source, worker)
                 try:
-                    await self._reserve(tenant, reservation, taken(executor))
+                    await self._reserve(tenant, reservation, taken_more([executor], shared_in(worker)))
                 except BaseException:
                     await self._close(executor, held=True)
                     raise
@@ -326,7 +326,8 @@ class Pager:
         if not await frontend.page_out(model):
             return False
         executor = worker.executors[model]
-        stand_in = PagedExecutor(executor.engine, source, taken(executor), partial(self.request, tenant, model))
+        memory = taken_more([executor], shared_in(worker, without=executor))
+        stand_in = PagedExecutor(executor.engine, source, memory, partial(self.request, tenant, model))
         if await asyncio.to_thread(worker.exchange, model, stand_in) is None:  # A request came.
             frontend.page_in(model)
             return False

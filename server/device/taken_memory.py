@@ -1,9 +1,9 @@
 """What the models in a worker take of the device's memory. Any thread may ask."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 
 from engines import Executor
-from engines.memory import added
+from engines.memory import added, shared_by, shared_memory
 
 from ..control.descriptions import ModelMemory
 from ..link.messages import ModelKey
@@ -25,22 +25,41 @@ def model_memory(worker: Worker, on_rungs: Callable[[ModelKey], Mapping[str, int
 
     `on_rungs` says what one takes because it is ready on the tenant's ladder.
     """
-    found, engines = [], set[int]()
+    found, engines, shared = [], set[int](), set[Hashable]()
     for model, executor in {id(executor): (model, executor) for model, executor in list(worker.executors.items())}.values():
         name, _, version = label(model).rpartition(" ")
         if isinstance(executor, PagedExecutor):
             found.append(ModelMemory(name, version, executor.taken, paged=True))
         else:
-            own = taken(executor, id(executor.engine) in engines)
+            own = taken(executor, id(executor.engine) in engines, shared)
             found.append(ModelMemory(name, version, added([own, taken_wide(worker, model), on_rungs(model)])))
             engines.add(id(executor.engine))
+            shared.update(shared_memory(executor))
     return found
 
 
-def taken(executor: Executor, without_engine: bool = False) -> dict[str, int]:
-    """What a model takes: its executor, and its engine unless that was counted."""
+def taken(executor: Executor, without_engine: bool = False, counted: Container[Hashable] = ()) -> dict[str, int]:
+    """What a model takes: its executor, and its engine unless that was counted.
+
+    What it shares with models of other engines is in it, such as compiled kernels, but what is in `counted`.
+    """
     own = {} if without_engine else {kind: n for kind, n in executor.engine.memory.items() if kind in ENGINES_OWN and n}
-    return added([own, executor.memory])
+    shared = [memory for thing, memory in shared_memory(executor).items() if thing not in counted]
+    return added([own, executor.memory, *shared])
+
+
+def taken_more(executors: Iterable[Executor], counted: Iterable[Hashable] = ()) -> dict[str, int]:
+    """What models take beside others of their tenant, whose shared things are `counted`; their own count once, too."""
+    had, found = set(counted), list[Mapping[str, int]]()
+    for executor in executors:
+        found.append(taken(executor, counted=had))
+        had.update(shared_memory(executor))
+    return added(found)
+
+
+def shared_in(worker: Worker, without: Executor | None = None) -> set[Hashable]:
+    """What a worker's models share with others, or could; without one of them."""
+    return set(shared_by(executor for executor in list(worker.executors.values()) if executor is not without))
 
 
 def taken_wide(worker: Worker, model: ModelKey) -> dict[str, int]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 
 from ..config.schema import ModelOptions
@@ -30,7 +29,7 @@ from .memory_needs import close_oversized
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .stretches import Stretches
-from .taken_memory import taken
+from .taken_memory import shared_in, taken_more
 from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.runtime")
@@ -370,7 +369,8 @@ class TenantModels:
             if line not in known:
                 log.warning("%s", line)
         try:
-            await self.pager.make_room(tenant, reservation, added(map(taken, fitting.executors.values())))
+            more = taken_more(fitting.executors.values(), shared_in(self._workers[tenant]))
+            await self.pager.make_room(tenant, reservation, more)
         except OverBudget as error:
             log.warning("model %s is unavailable: %s", fitting.name, error)
             fitting = replace(fitting, problems=[*fitting.problems, _problem(fitting.name, error)])

@@ -9,9 +9,6 @@ from .errors import CUDAError
 from .gpu import Gpu
 from .streams import Event, Graph
 
-MEMORY = 80 << 30
-"""Bytes that the device says it has."""
-
 CU_MEMHOSTREGISTER_PORTABLE = 1
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
 
@@ -55,6 +52,10 @@ class CUstream_flags(IntEnum):
     CU_STREAM_NON_BLOCKING = 1
 
 
+class CUmemPool_attribute(IntEnum):
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5
+
+
 class CUdevSmResource:
     def __init__(self, count: int) -> None:
         self.smCount = count
@@ -92,7 +93,23 @@ class Driver:
         return (success,) if result is None else (success, *result) if isinstance(result, tuple) else (success, result)
 
     def cuDeviceTotalMem(self, dev: int) -> tuple[Any, ...]:
-        return self._call("cuDeviceTotalMem", lambda: MEMORY, gives=True)
+        return self._call("cuDeviceTotalMem", lambda: hardware.TOTAL, gives=True)
+
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        """What is free of the whole device "according to the OS", and all there is."""
+        answer = self._call("cuMemGetInfo", lambda: (self._gpu.reported_free, hardware.TOTAL), current=True)
+        return answer if len(answer) == 3 else (*answer, None, None)
+
+    def cuDeviceGetMemPool(self, dev: int) -> tuple[Any, ...]:
+        def body() -> str:
+            if not self._gpu.has_pool:
+                raise CUDAError("CUDA_ERROR_NOT_SUPPORTED: no memory pools")
+            return "the default pool"
+
+        return self._call("cuDeviceGetMemPool", body, gives=True)
+
+    def cuMemPoolGetAttribute(self, pool: str, attr: CUmemPool_attribute) -> tuple[Any, ...]:
+        return self._call("cuMemPoolGetAttribute", lambda: self._gpu.pool_has, gives=True)
 
     def cuDeviceGetDevResource(self, device: int, typename: int) -> tuple[Any, ...]:
         return self._call("cuDeviceGetDevResource", lambda: CUdevResource(self._gpu.whole()))

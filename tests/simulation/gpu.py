@@ -16,6 +16,12 @@ from .memory import FREED, Region, new_region
 from .streams import Capture, Graph, Operation, Stream
 
 MIB = 1 << 20
+TOTAL = 80 * 1024 * MIB
+"""Bytes of memory."""
+POOL_STEP = 32 * MIB
+"""The memory pool takes the device's memory in pieces of this size."""
+DRIVER_STEP = 2 * MIB
+"""And so does the driver for what it keeps itself."""
 DEFAULT_STREAMS = (0, 1, 2)
 """The names of the NULL, legacy and per-thread streams."""
 RELAXED = 2
@@ -80,7 +86,20 @@ class Gpu:
         self.splits = 0
         self.log: list[str] = []
         self.lost = ""
-        self.free = 80 * 1024 * MIB
+        self.free = TOTAL
+        """What would be free if all took only what they use, and nothing were kept: see `reported_free`."""
+        self.kernel_bytes, self.graph_bytes = 16 << 10, 4 << 10
+        """What a kernel that is loaded and a graph that is instantiated take. By default so little that nothing shows: the
+        driver takes whole steps."""
+        self.driver_uses, self.driver_has = 0, DRIVER_STEP
+        """What kernels and graphs use, and what the driver has taken for them, which it keeps for the next ones."""
+        self.pool_uses, self.pool_has = 0, 0
+        """What was allocated in the order of streams, and what the pool has taken for that, which it keeps."""
+        self.library_has = 0
+        """What TensorRT has allocated without the pool: weights, and the memory of contexts."""
+        self.others_have = 0
+        """What other processes have."""
+        self.has_pool = True
         self.contexts: list[Context] = []
         """Green ones that were not destroyed."""
         self.primary = Context(tuple(range(sms)), 0x100, green=False)
@@ -122,6 +141,7 @@ class Gpu:
         self.captured_by_all: list[Capture] = []
         """Captures in the global mode that are under way."""
         self.here = threading.local()
+        self._memory_lock = threading.Lock()
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], str] = {}
         self._meanwhile: dict[str, Callable[[], object]] = {}
@@ -209,6 +229,23 @@ class Gpu:
         self.contexts.append(context)
         return context
 
+    @property
+    def reported_free(self) -> int:
+        """What cuMemGetInfo reports: of all that is free, whoever took the rest."""
+        contexts = 5 * MIB * len(self.contexts)
+        return TOTAL - contexts - self.driver_has - self.pool_has - self.library_has - self.others_have
+
+    def use_for_driver(self, nbytes: int) -> None:
+        """Kernels or graphs use so much more, or less."""
+        with self._memory_lock:
+            self.driver_uses += nbytes
+            self.driver_has = max(self.driver_has, -(-self.driver_uses // DRIVER_STEP) * DRIVER_STEP)
+
+    def use_for_library(self, nbytes: int) -> None:
+        """TensorRT has allocated so much more, or less."""
+        with self._memory_lock:
+            self.library_has += nbytes
+
     def create_stream(self, context: Context, priority: int = 0) -> Stream:
         if context.closed:
             raise Misuse("a stream of a destroyed context")
@@ -270,13 +307,21 @@ class Gpu:
         region.device = device
         self.allocated[region.address] = region
         self.free -= nbytes
+        self._use_pool(region, nbytes)
         return region.address
+
+    def _use_pool(self, region: Region, nbytes: int) -> None:
+        if region.device >= 0:
+            with self._memory_lock:
+                self.pool_uses += nbytes
+                self.pool_has = max(self.pool_has, -(-self.pool_uses // POOL_STEP) * POOL_STEP)
 
     def release(self, address: int) -> None:
         region = self.allocated.pop(address)
         region.poison(FREED)
         self.freed.append(region)
         self.free += region.nbytes
+        self._use_pool(region, -region.nbytes)
 
     def release_on(self, stream: Stream | None, address: int) -> None:
         """Free it once the work on the stream has run; at once without a stream, or when nothing runs any more."""
@@ -340,7 +385,8 @@ class Gpu:
     def instantiate(self, graph: Graph) -> Graph:
         if graph not in self.graphs:
             raise Misuse("a destroyed graph was instantiated")
-        return self.add_graph(Graph(graph.context, graph.operations, next(self._handles)))
+        self.use_for_driver(self.graph_bytes)
+        return self.add_graph(Graph(graph.context, graph.operations, next(self._handles), self.graph_bytes))
 
     def add_graph(self, graph: Graph) -> Graph:
         self.graphs.append(graph)
@@ -355,6 +401,7 @@ class Gpu:
         if graph not in self.graphs or (graph.in_flight and not self.lost):
             raise Misuse("a graph was destroyed twice, or in flight")
         self.graphs.remove(graph)
+        self.use_for_driver(-graph.nbytes)
 
     def run_blocks(self, stream: Stream, blocks: int) -> list[int]:
         """The SM of each block when it runs: round robin over those of the stream's context."""

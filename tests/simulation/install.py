@@ -13,7 +13,7 @@ from . import core, driver
 from .errors import CUDAError
 from .gpu import Gpu
 
-OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "green_contexts", "kernels", "sm_probe"))
+OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "free_memory", "green_contexts", "kernels", "sm_probe"))
 OURS += ("engines.tensorrt.copies", "engines.tensorrt.stream_order")
 OURS += tuple(
     f"engines.tensorrt.{module}"
@@ -32,6 +32,7 @@ OURS += tuple(
         "address_cache",
         "resources",
         "sharing",
+        "driver_parts",
         "executor",
         "shapes",
         "staging",

@@ -171,12 +171,15 @@ class Event:
 
 
 class Graph:
-    """Operations that were captured on a green context's stream; an executable graph counts its launches in flight."""
+    """Operations that were captured on a green context's stream; an executable graph counts its launches in flight, and takes
+    memory of the device.
+    """
 
-    def __init__(self, context: Any, operations: Iterable[Operation], handle: int) -> None:
+    def __init__(self, context: Any, operations: Iterable[Operation], handle: int, nbytes: int = 0) -> None:
         self.context = context
         self.operations = list(operations)
         self.handle = handle
+        self.nbytes = nbytes
         self.in_flight = 0
 
     def __int__(self) -> int:

@@ -55,6 +55,9 @@ TYPES: dict[str, tuple[DataType, Any]] = {
 }
 
 
+CONTEXT_BYTES = 4096
+"""What each execution context takes of the device's memory."""
+
 DATA_DEPENDENT_OPS = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
 """Nodes of ONNX whose outputs have sizes that depend on data."""
 
@@ -119,6 +122,7 @@ class ICudaEngine:
         self._gpu = gpu
         self._logger = logger
         self._onnx = onnx
+        gpu.use_for_library(len(onnx))
         self._session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
         self._data_dependent_tensors = _data_dependent_tensors(onnx)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
@@ -132,6 +136,7 @@ class ICudaEngine:
 
     def __del__(self) -> None:
         self._gpu.use_runtime()
+        self._gpu.use_for_library(-len(self._onnx))
 
     @property
     def _aliases(self) -> Mapping[str, str]:
@@ -156,7 +161,7 @@ class ICudaEngine:
 
     @property
     def device_memory_size_v2(self) -> int:
-        return 4096
+        return CONTEXT_BYTES
 
     def get_engine_stat(self, stat: int = 0) -> int:
         return len(self._onnx)
@@ -295,9 +300,13 @@ class IExecutionContext:
         engine._contexts.add(self)
         self._graphs_on: Any = None
         gpu.executions.add(self)
+        managed = config.get_execution_context_allocation_strategy() == ExecutionContextAllocationStrategy.USER_MANAGED
+        self._allocated = 0 if managed else CONTEXT_BYTES
+        gpu.use_for_library(self._allocated)
 
     def __del__(self) -> None:
         self._gpu.log.append("IExecutionContext.__del__")
+        self._gpu.use_for_library(-self._allocated)
         if (self.in_flight or self._switch.in_flight) and not self._gpu.lost:
             raise Misuse("an execution context was destroyed with work in flight, or before its profile was switched")
         for stream in self._retained:

@@ -57,10 +57,13 @@ class IRuntimeCache:
         self._gpu = gpu
         self._engine = engine
         self._kernels: set[str] = set()
+        self._loaded = 0
+        self._in_memory: set[str] = set()
         self._turn = threading.RLock()
 
     def __del__(self) -> None:
         self._gpu.log.append("IRuntimeCache.__del__")
+        self._gpu.use_for_driver(-self._loaded)
 
     def serialize(self) -> bytes | None:
         """None in a thread without a context, where the real one logs that it "failed to capture the device fingerprint"."""
@@ -84,12 +87,18 @@ class IRuntimeCache:
         return bool(name == self._gpu.name)
 
     def _compile(self, kernel: str) -> None:
-        """Called by every use of a kernel. A test can hold a thread here with `meanwhile(COMPILING, ...)`."""
+        """Called by every use of a kernel: the first one loads it, and compiles it unless that was done. A test can hold a
+        thread here with `meanwhile(COMPILING, ...)`.
+        """
         with self._exclusive():
             if kernel not in self._kernels:
                 self._gpu.enter(COMPILING)
                 self._kernels.add(kernel)
                 self._gpu.compiled.append(kernel)
+            if kernel not in self._in_memory:
+                self._in_memory.add(kernel)
+                self._loaded += self._gpu.kernel_bytes
+                self._gpu.use_for_driver(self._gpu.kernel_bytes)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

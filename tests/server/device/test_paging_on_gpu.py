@@ -22,6 +22,7 @@ from server.tenants.local_frontend import open_local
 from tests.engines.small import model
 from tests.lanes import submit
 from tests.simulation import Gpu, installed
+from tests.simulation.gpu import DRIVER_STEP, MIB
 from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
 
@@ -37,9 +38,10 @@ def taken(number: int) -> int:
 
 
 class OnGpu:
-    def __init__(self, gpu: Gpu, controller: Controller, frontends: dict[str, object]) -> None:
+    def __init__(self, gpu: Gpu, controller: Controller, runtime: Runtime, frontends: dict[str, object]) -> None:
         self.gpu = gpu
         self.controller = controller
+        self.runtime = runtime
         self.frontends = frontends
 
     async def infer(self, number: int, name: str = "acme") -> None:
@@ -61,19 +63,28 @@ class OnGpu:
 
 
 @asynccontextmanager
-async def on_gpu(root: Path, limit: int, paging: bool = True) -> AsyncIterator[OnGpu]:
-    gpu = Gpu()
-    for number in range(1, COUNT + 1):
+async def on_gpu(
+    root: Path,
+    limit: int,
+    paging: bool = True,
+    count: int = COUNT,
+    gpu: Gpu | None = None,
+    copies: str = "engine",
+    **options: object,
+) -> AsyncIterator[OnGpu]:
+    """`options` are acme's."""
+    gpu = gpu or Gpu()
+    for number in range(1, count + 1):
         path = root / f"m{number}" / "1" / "model.plan"
         path.parent.mkdir(parents=True)
         path.write_bytes(make_plan(model(TEXT.format(number)), {"x": [(1, 3), (2, 3), (8, 3)]}))
     tenants = [
-        TenantConfig(name="acme", granules=2, models=("*",), device_memory=limit, paging=paging),
+        TenantConfig(name="acme", granules=2, models=("*",), device_memory=limit, paging=paging, **options),  # type: ignore[arg-type]
         TenantConfig(name="globex", granules=2, models=("m1",)),
     ]
     config = Config(
         server=ServerConfig(default_tenant="acme"),
-        device=DeviceConfig(copies="engine"),
+        device=DeviceConfig(copies=copies),
         models=ModelsConfig(repository=root),
         tenants={tenant.name: tenant for tenant in tenants},
         source="test",
@@ -91,7 +102,7 @@ async def on_gpu(root: Path, limit: int, paging: bool = True) -> AsyncIterator[O
         controller.add(dict.fromkeys(frontends, runtime))
         await controller.start()
         await controller.loaded()
-        yield OnGpu(gpu, controller, dict(frontends))
+        yield OnGpu(gpu, controller, runtime, dict(frontends))
         await controller.close()
 
 
@@ -131,3 +142,74 @@ async def test_a_model_comes_back_after_a_repartition_and_after_its_plan_was_los
         await site.infer(2)
         for number in (3, 1, 4):
             await site.infer(number)
+
+
+# What the driver takes.
+
+SETS = 4
+"""How many sets of shapes a model is warmed up with."""
+KERNELS = SETS * 4 * MIB
+GRAPHS = SETS * 2 * MIB
+BOTH = KERNELS + GRAPHS
+
+
+def visible() -> Gpu:
+    """A GPU whose driver takes memory for each kernel and each graph that shows."""
+    gpu = Gpu()
+    gpu.kernel_bytes, gpu.graph_bytes, gpu.driver_uses = KERNELS // SETS, GRAPHS // SETS, DRIVER_STEP
+    return gpu
+
+
+async def settled(site: OnGpu) -> None:
+    """Wait until the ladder is as it is to be."""
+    work = site.controller.ladders._work
+    assert work
+    await asyncio.wait({work})
+    await site.runtime.ladders.settled()
+
+
+def by_kind(memory: TenantMemory) -> dict[str, dict[str, int]]:
+    return {each.name: {kind: each.memory.get(kind, 0) for kind in ("kernels", "graphs")} for each in memory.models}
+
+
+async def test_kernels_and_graphs_are_shown_for_each_tenant(tmp_path: Path) -> None:
+    async with on_gpu(tmp_path, 100 * MIB, count=2, gpu=visible(), copies="sm") as site:
+        whole = {"kernels": KERNELS, "graphs": GRAPHS}
+        memory = await site.memory()
+        assert by_kind(memory) == {"m1": whole, "m2": whole}
+        assert memory.used == taken(1) + taken(2) + 2 * BOTH
+        assert by_kind(await site.memory("globex")) == {"m1": whole}, "in full, though it is acme's too"
+
+
+async def test_a_model_is_refused_for_its_kernels_and_graphs_with_the_arithmetic(tmp_path: Path) -> None:
+    async with on_gpu(tmp_path, taken(1) + taken(2) + BOTH + MIB, paging=False, count=2, gpu=visible(), copies="sm") as site:
+        memory = await site.memory()
+        (served,) = by_kind(memory)
+        (refused,) = {"m1", "m2"} - {served}
+        (report,) = [entry for entry in site.frontends["acme"].tenant.catalog.index() if entry.name == refused]  # type: ignore[attr-defined]
+        assert "kernels 16 MiB" in report.reason
+        assert "graphs 8 MiB" in report.reason
+        assert f"in use by {served} 1 24 MiB: 23 MiB too many" in report.reason
+
+
+async def test_models_that_are_paged_out_and_come_back_take_as_much_as_before(tmp_path: Path) -> None:
+    async with on_gpu(tmp_path, taken(1) + taken(2) + BOTH + MIB, count=2, gpu=visible(), copies="sm") as site:
+        for number in (1, 2, 1, 2):
+            await site.infer(number)
+            memory = await site.memory()
+            assert by_kind(memory) == {name: {"kernels": KERNELS, "graphs": GRAPHS} for name in ("m1", "m2")}
+            assert [each.name for each in memory.models if not each.paged] == [f"m{number}"]
+            assert memory.used == taken(number) + BOTH
+        assert memory.page_ins > 2
+
+
+async def test_graphs_of_a_ladder_count_and_are_not_made_beyond_the_budget(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_gpu(tmp_path / "room", 100 * MIB, count=1, gpu=visible(), copies="sm", ladder=(2, 4)) as site:
+        await settled(site)
+        assert by_kind(await site.memory()) == {"m1": {"kernels": KERNELS, "graphs": 2 * GRAPHS}}
+    async with on_gpu(tmp_path / "none", taken(1) + BOTH + MIB, count=1, gpu=visible(), copies="sm", ladder=(2, 4)) as site:
+        await settled(site)
+        assert by_kind(await site.memory()) == {"m1": {"kernels": KERNELS, "graphs": GRAPHS}}
+        assert "it needs 8 MiB of device memory (graphs 8 MiB), but acme has 24 MiB of 25 MiB in use" in caplog.text

@@ -235,6 +235,16 @@ async def test_metrics_have_the_compiled_kernels_that_executors_found_and_saved(
         assert [sample.value for sample in families["greenlane_kernel_cache_refused"].samples] == [1]
 
 
+async def test_metrics_have_the_kernels_and_graphs_whose_memory_is_not_known(root: Path) -> None:
+    async with serving(root) as site:
+        one, other = site.engines
+        one.description = {"graphs": "captured", "driver_memory": {"graphs": 8, "unmeasured": 3}}
+        other.description = {"graphs": "captured"}
+        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
+        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        assert [sample.value for sample in families["greenlane_model_memory_unmeasured"].samples] == [3]
+
+
 async def test_metrics_have_the_sms_that_a_partition_lacks_for_a_model(root: Path) -> None:
     async with serving(root) as site:
         short, enough = site.engines

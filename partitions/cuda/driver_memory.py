@@ -1,0 +1,178 @@
+"""What a GPU's driver takes of its memory by itself: for kernels that it loads, and for graphs that it instantiates.
+
+No call of CUDA has the size of either. cuMemGetInfo says what is free of the whole device, and less is free after the driver
+has taken something: whole steps of 2 MiB or more, which it keeps when what is in them is freed. The difference counts for what
+was loaded or instantiated in between, and other changes of the memory are kept out of it:
+
+1. What is allocated in the order of streams comes from a memory pool, and the driver says what the pool has taken. Free memory
+   and the pool's together do not change by it, on whatever thread.
+2. Everything else that this process does to the memory is within `DriverMemory.changing`: engines that are loaded and freed,
+   contexts, green contexts, pinned memory, children that use the GPU. A measurement beside it counts for nothing.
+3. If more is free than before, another process has freed memory, so this counts for nothing either.
+4. What other programs take of the same GPU at such a moment counts as ours, as it looks the same. Programs that share a GPU
+   with this one make these numbers wrong.
+
+What counts for nothing is reported as `Taken.unmeasured`, unless the same was measured before. What is freed stays with the
+driver, so it shows no difference when the same is loaded again: see `DriverMemory.charge`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Condition
+
+PATIENCE = 1.0
+"""Seconds that a measurement waits at most for a change that is under way; the caller may hold locks."""
+TURN = 10.0
+"""Seconds that a change waits at most for a measurement."""
+MOST_KNOWN = 4096
+"""Of how many kernels and graphs it is remembered what they took."""
+
+
+class DriverMemory:
+    """The measurements of one device. Any thread may call.
+
+    `hurrying` is that of `partitions.loads.Loads`, as a load that is measured may be paced, and changes wait for it.
+
+    `level` returns the bytes that are free or the pool's, or None if the driver does not say. It is called twice for each
+    measurement, and never for an inference: cuMemGetInfo asks the operating system's part of the driver. It may wait for the
+    driver's lock, which a kernel that is being loaded in another thread holds, and which launches take, too.
+    """
+
+    def __init__(
+        self, level: Callable[[], int | None], hurrying: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self._level = level
+        self._hurrying = hurrying
+        self._condition = Condition()
+        self._changing = self._in_turn = self._measuring = 0
+        self._begun = 0
+        self._known: OrderedDict[Hashable, int] = OrderedDict()
+        self._kept = 0
+
+    def __repr__(self) -> str:
+        return f"<DriverMemory, {self._kept} bytes kept of what was freed>"
+
+    @property
+    def kept(self) -> int:
+        """Bytes that were measured and then freed, which the driver has kept and nothing has again."""
+        return self._kept
+
+    @contextmanager
+    def changing(self, in_turn: bool = False) -> Iterator[None]:
+        """The block takes or frees memory of the device, which a measurement beside it cannot distinguish from its own.
+
+        `in_turn`: it takes a moment only, so it waits for a measurement that is under way, and the next one may wait for it.
+        Both waits have an end, as each side may hold locks that the garbage collector asks for on the other.
+        """
+        with self._hurrying() if in_turn and self._measuring else nullcontext(), self._condition:
+            if in_turn:
+                self._condition.wait_for(lambda: not self._measuring, TURN)
+            self._changing += 1
+            self._in_turn += in_turn
+            self._begun += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._changing -= 1
+                self._in_turn -= in_turn
+                self._condition.notify_all()
+
+    @contextmanager
+    def measuring(self, taken: "Taken", key: Hashable, patient: bool = False) -> Iterator[None]:
+        """What the driver takes within the block counts for `taken`, under this key.
+
+        The device's context must be current. `patient`: first wait for changes that take a moment only.
+        """
+        with self._condition:
+            if patient:
+                self._condition.wait_for(lambda: not self._in_turn, PATIENCE)
+            alone = not (self._changing or self._measuring)
+            self._measuring += 1
+            self._begun += 1
+            begun = self._begun
+        before = self._level() if alone else None
+        try:
+            yield
+        finally:
+            after = None if before is None else self._level()
+            with self._condition:
+                self._measuring -= 1
+                self._condition.notify_all()
+                alone = alone and begun == self._begun
+            taken.add(key, self.charge((taken.what, key), _difference(before, after) if alone else None))
+
+    def charge(self, key: Hashable, took: int | None) -> int | None:
+        """What to count for something that took so many bytes; None for not known, to both.
+
+        Where it took less than the same did before, it is in memory that the driver has kept of what was freed: it counts as
+        much as before, as far as there is such memory. So what is counted and kept is what was taken, all together. If a driver
+        does not keep what is freed, more may be counted than it has, and never less.
+        """
+        with self._condition:
+            before = self._known.get(key, 0)
+            if took is None and not 0 < before <= self._kept:
+                return None
+            again = min(max(0, before - (took or 0)), self._kept)
+            self._kept -= again
+            whole = (took or 0) + again
+            self._known[key] = max(whole, before)
+            self._known.move_to_end(key)
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+            return whole
+
+    def keep(self, nbytes: int) -> None:
+        """Something that counted as much was freed."""
+        with self._condition:
+            self._kept += nbytes
+
+
+class Taken:
+    """What the driver has taken for one holder: the kernels of a cache, or a graph. Any thread may call.
+
+    `what` goes before the keys, so that what was measured for a holder is known to the next one of the same.
+    """
+
+    def __init__(self, memory: DriverMemory, what: Hashable) -> None:
+        self.what = what
+        self.unmeasured = 0
+        """Of how many keys nothing is known."""
+        self._memory = memory
+        self._parts: dict[Hashable, int | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Taken {self._parts}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all; 0 also if nothing could be measured."""
+        return sum(part or 0 for part in list(self._parts.values()))
+
+    @contextmanager
+    def measuring(self, key: Hashable, patient: bool = False) -> Iterator[None]:
+        """As `DriverMemory.measuring`, the first time for a key; then nothing is loaded any more."""
+        if key in self._parts:
+            yield
+        else:
+            with self._memory.measuring(self, key, patient):
+                yield
+
+    def add(self, key: Hashable, nbytes: int | None) -> None:
+        """Count so much; None for not known."""
+        self._parts[key] = nbytes
+        self.unmeasured += nbytes is None
+
+    @contextmanager
+    def freeing(self) -> Iterator[None]:
+        """The block frees it; what it took stays with the driver. Once."""
+        with self._memory.changing():
+            yield
+        nbytes, self._parts = self.nbytes, {}
+        self._memory.keep(nbytes)
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    """How much less there is; None for not known, or if another process has freed memory meanwhile."""
+    return None if before is None or after is None or after > before else before - after
