@@ -389,7 +389,7 @@ class ReadyShapes:
             context.wait_until_idle()
             context.use_streams(aux_streams)
             prepared = self._prepared(context)
-            prepared.graph = self._graph(prepared, patient=True)
+            prepared.graph = self._graph(prepared, patient=False)
         with self._lock:
             if self._closed or shapes in self._ready:
                 prepared.close()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 
-PATIENCE = 1.0
+PATIENCE = 0.2
 """Seconds that a measurement waits at most for a change that is under way; the caller may hold locks."""
 TURN = 10.0
 """Seconds that a change waits at most for a measurement."""
