@@ -93,7 +93,7 @@ def test_what_calls_the_library_does_not_wait_for_the_pauses_of_a_load(site: Sit
 
     steps: dict[str, tuple[Callable[[], float], float]] = {
         "inferences that are graphs, the longest": (lambda: longest(graphs), 0.05),
-        "inferences that are not, the longest": (lambda: longest(calls), 0.1),
+        "inferences that are not, the longest": (lambda: longest(calls), 0.2),
         "an executor moves": (lambda: took(move), 1.0),
         "a plan is read": (lambda: took(lambda: site.load("tiny", copies="engine")), 1.0),
     }
