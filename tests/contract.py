@@ -160,7 +160,7 @@ class Contract:
             assert memory
             assert set(memory) <= set(MEMORY)
             assert all(isinstance(nbytes, int) and nbytes >= 0 for nbytes in memory.values())
-        assert set(taken) == set(expected)
+        assert set(taken) - {"graphs"} == set(expected), "what a driver takes for graphs is only known afterwards"
         executor.close()
         assert not executor.memory
 
