@@ -32,7 +32,7 @@ from .errors import is_wrong_shape
 from .heap import heap_bytes
 from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
-from .session import open_session, session_options
+from .session import Runner, open_session, session_options
 from .texts import FEW, of_array, to_array, to_value
 from .work import OnnxWork, run_options
 
@@ -137,9 +137,12 @@ class OnnxEngine:
 
 
 class Binding(NamedTuple):
-    """The tensors of a run: the library's object, and the memory chosen for each output, None where there is none."""
+    """The tensors of a run: the library's object, what `Runner` takes for it, and the memory chosen for each output, None where
+    there is none.
+    """
 
     binding: ort.IOBinding
+    handle: Any
     placed: list[Tensor | None]
 
 
@@ -147,6 +150,7 @@ class VerifiedBinding(NamedTuple):
     """A binding of which a run has shown that all outputs are written to the memory chosen for them."""
 
     binding: ort.IOBinding
+    handle: Any
     outputs: tuple[Tensor, ...]
     large: bool
 
@@ -166,9 +170,12 @@ LARGE = 16 << 20
 class OnnxExecutor:
     """A session on a partition's cores; see `engines.base.Executor` for the contract."""
 
+    __deletable__ = ("_runner", "_session", "_verified")  # For mypyc.
+
     def __init__(self, engine: OnnxEngine, session: ort.InferenceSession, partition: CpuPartition) -> None:
         self.engine = engine
         self._session = session
+        self._runner = Runner(session)
         self._stream = partition.stream
         self._size = partition.size
         self._signature = engine.signature
@@ -243,7 +250,7 @@ class OnnxExecutor:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            del self._verified, self._session
+            del self._verified, self._runner, self._session
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         """Sizes that pass are remembered: the same few come again and again, and a lookup takes half the time of a check."""
@@ -290,7 +297,8 @@ class OnnxExecutor:
         options.terminate = True
         inputs = min([self.engine.blank(shapes) for shapes in self.engine.warm_up], key=_nbytes)
         with suppress(RuntimeError):
-            self._session.run_with_iobinding(self._bind(inputs, NO_ROOM).binding, options)
+            bound = self._bind(inputs, NO_ROOM)
+            self._runner.run(bound.handle, options)
 
     def _run_session(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         if self._has_strings and self._are_few(inputs):
@@ -300,14 +308,14 @@ class OnnxExecutor:
         verified = self._verified.get(key)
         bound = verified or self._bind(inputs, room)
         try:
-            self._session.run_with_iobinding(bound.binding, options)
+            self._runner.run(bound.handle, options)
         except RuntimeError as error:
             if not is_wrong_shape(error):
                 raise
             self._outputs.distrust()  # The file declares wrong shapes, so do not rely on them any more.
             self._verified.clear()
             bound = self._bind(inputs, room)
-            self._session.run_with_iobinding(bound.binding, options)
+            self._runner.run(bound.handle, options)
         if not isinstance(bound, VerifiedBinding):
             return self._collect(key, inputs, bound)
         if bound.large:
@@ -332,7 +340,7 @@ class OnnxExecutor:
                 address, number = room.address + place.offset, _NUMBERS[spec.datatype.name]
                 binding.bind_output(spec.name, "cpu", 0, number, place.shape, address)
                 outputs.append(Tensor(place.shape, address, place.nbytes))
-        return Binding(binding, outputs)
+        return Binding(binding, self._runner.handle_of(binding), outputs)
 
     def _collect(self, key: Key, inputs: Sequence[Tensor], bound: Binding) -> tuple[Tensor, ...]:
         """The outputs of a binding's first run, which may be elsewhere than in the memory chosen for them.
@@ -345,7 +353,8 @@ class OnnxExecutor:
             tensor and tensor.address for tensor in bound.placed
         ]:
             outputs = tuple([tensor for tensor in bound.placed if tensor])
-            self._verified.remember(key, VerifiedBinding(bound.binding, outputs, _nbytes((*inputs, *outputs)) >= LARGE))
+            large = _nbytes((*inputs, *outputs)) >= LARGE
+            self._verified.remember(key, VerifiedBinding(bound.binding, bound.handle, outputs, large))
         else:
             found = zip(self._signature.outputs, values, bound.placed, strict=True)
             outputs = tuple([to_tensor(spec, value, placed, given) for spec, value, placed in found])

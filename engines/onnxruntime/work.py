@@ -48,5 +48,4 @@ class OnnxWork:
 def run_options() -> ort.RunOptions:
     options = ort.RunOptions()
     options.log_severity_level = 4
-    options.add_run_config_entry("gpu_graph_id", "-1")  # Without it, each run throws and catches a C++ exception: 20 us.
     return options
