@@ -34,7 +34,7 @@ from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
 from .session import Runner, open_session, session_options
 from .texts import FEW, of_array, to_array, to_value
-from .work import OnnxWork, run_options
+from .work import OnnxWork
 
 log = logging.getLogger("greenlane.engines")
 
@@ -292,7 +292,7 @@ class OnnxExecutor:
 
     def _shrink(self) -> None:
         """Free what the session keeps for later runs: a run that is stopped before it begins does that too."""
-        options = run_options()
+        options = ort.RunOptions()
         options.add_run_config_entry(*SHRINK)
         options.terminate = True
         inputs = min([self.engine.blank(shapes) for shapes in self.engine.warm_up], key=_nbytes)

@@ -18,7 +18,7 @@ class OnnxWork:
         self._stream = stream
         self._call = (inputs, room)
         self._run = run
-        self._options = run_options()
+        self._options = ort.RunOptions()  # Its log level is the session's.
         self._outputs: tuple[Tensor, ...] = ()
         self._task = stream.put(self._execute)
 
@@ -43,9 +43,3 @@ class OnnxWork:
             if self._options.terminate:
                 raise Cancelled("cancelled while it ran") from error
             raise ExecutionFailed(clean_message(error)) from error
-
-
-def run_options() -> ort.RunOptions:
-    options = ort.RunOptions()
-    options.log_severity_level = 4
-    return options

@@ -133,9 +133,10 @@ class Slot:
         An output may overlap an input. Raises Outgrown if the outputs do not fit, and then leaves the inputs unchanged.
         """
         low, high = self.address, self.address + self.capacity
-        if all(low <= tensor.address and tensor.address + tensor.nbytes <= high for tensor in outputs):
-            return tuple([Extent(t.shape, t.address - low, t.nbytes) for t in outputs])
-        return self._copy_in(outputs, room.address - low)
+        for tensor in outputs:  # Not `all`, whose generator takes as long as the rest when compiled.
+            if not low <= tensor.address <= tensor.address + tensor.nbytes <= high:
+                return self._copy_in(outputs, room.address - low)
+        return tuple([Extent(t.shape, t.address - low, t.nbytes) for t in outputs])
 
     def _copy_in(self, outputs: Sequence[Tensor], end: int) -> tuple[Extent, ...]:
         base, capacity = self.address, self.capacity

@@ -8,7 +8,6 @@ import onnxruntime as ort
 import pytest
 
 from engines.onnxruntime.session import Runner
-from engines.onnxruntime.work import run_options
 from tests import models
 
 
@@ -40,7 +39,7 @@ def test_a_binding_runs_in_the_memory_it_names(tmp_path: Path, public: bool) -> 
     shown: Any = Public(session) if public else session
     runner = Runner(shown)
     handle = runner.handle_of(binding)
-    runner.run(handle, run_options())
+    runner.run(handle, ort.RunOptions())
     assert y.tolist() == [[2, 4, 6, 8]]
     assert (handle is binding) == public
     assert not public or shown.ran == [binding]
@@ -51,7 +50,7 @@ def test_a_run_that_was_stopped_before_it_began_fails(tmp_path: Path, public: bo
     x, y = np.ones((1, 4), np.float32), np.zeros((1, 4), np.float32)
     session, binding = bound(tmp_path / "model.onnx", x, y)
     shown: Any = Public(session) if public else session
-    runner, options = Runner(shown), run_options()
+    runner, options = Runner(shown), ort.RunOptions()
     options.terminate = True
     with pytest.raises(RuntimeError, match="terminate"):
         runner.run(runner.handle_of(binding), options)
