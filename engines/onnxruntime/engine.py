@@ -156,7 +156,7 @@ class VerifiedBinding(NamedTuple):
 
 
 Key = tuple[object, ...]
-"""The room, and each input's shape, address and size."""
+"""The room, and each input's shape, address and size, None for an object that is not a tensor."""
 
 Sizes = tuple[object, ...]
 """Each input's shape and bytes, None for an object that is not a tensor."""
@@ -198,9 +198,10 @@ class OnnxExecutor:
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
         if self._closed:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
-        if _sizes(inputs) not in self._checked:
+        key = _key(inputs, room)
+        if key not in self._verified and _sizes(inputs) not in self._checked:
             self._check(inputs)
-        return OnnxWork(self._stream, inputs, room, self._run)
+        return OnnxWork(self._stream, inputs, room, key, self._run)
 
     def rebind(self, partition: Partition) -> "OnnxExecutor":
         """A new session, with its threads on the new partition's cores."""
@@ -240,7 +241,8 @@ class OnnxExecutor:
         if idle and not self._closed:
             candidates = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
             with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is freed nevertheless.
-                OnnxWork(self._stream, min(candidates, key=_nbytes), NO_ROOM, self._run).wait()
+                smallest = min(candidates, key=_nbytes)
+                OnnxWork(self._stream, smallest, NO_ROOM, _key(smallest, NO_ROOM), self._run).wait()
             self._large = math.inf
 
     @property
@@ -258,23 +260,25 @@ class OnnxExecutor:
         self._signature.check([tensor.shape for tensor in inputs])
         self._checked.remember(_sizes(inputs), None)
 
-    def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
+    def _run(self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
         if self._shrinks:
             self._shrinks = not self._keeps
             options.add_run_config_entry(*SHRINK)
         if self._most is not None:
-            return self._run_limited(inputs, room, options, self._most)
-        return self._run_session(inputs, room, options)
+            return self._run_limited(inputs, room, key, options, self._most)
+        return self._run_session(inputs, room, key, options)
 
-    def _run_limited(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions, most: int) -> tuple[Tensor, ...]:
+    def _run_limited(
+        self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions, most: int
+    ) -> tuple[Tensor, ...]:
         """Run where the data decides how large the outputs are. Raises OutputsTooLarge, with the memory freed.
 
         What earlier runs left in the arena may be in the way, in pieces that are too small: then the run is made again.
         """
         for again in (True, False):
             try:
-                outputs = self._run_session(inputs, room, options)
+                outputs = self._run_session(inputs, room, key, options)
             except RuntimeError as error:
                 if (found := refused(error)) is None:
                     raise
@@ -300,11 +304,10 @@ class OnnxExecutor:
             bound = self._bind(inputs, NO_ROOM)
             self._runner.run(bound.handle, options)
 
-    def _run_session(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
+    def _run_session(self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions) -> tuple[Tensor, ...]:
         if self._has_strings and self._are_few(inputs):
             with suppress(UnicodeDecodeError):  # Bytes that are not UTF-8 take the other path.
                 return self._run_values(inputs, options)
-        key = (room, *[tensor[:3] for tensor in inputs])
         verified = self._verified.get(key)
         bound = verified or self._bind(inputs, room)
         try:
@@ -414,6 +417,10 @@ def _spec(path: Path, value: Any) -> TensorSpec:
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:
     return sum([tensor.nbytes for tensor in tensors])
+
+
+def _key(inputs: Sequence[Tensor], room: Room) -> Key:
+    return (room, *[tensor[:3] if type(tensor) is Tensor else None for tensor in inputs])
 
 
 def _sizes(inputs: Sequence[Tensor]) -> Sizes:

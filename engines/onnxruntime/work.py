@@ -14,9 +14,12 @@ from .errors import clean_message
 class OnnxWork:
     """See `engines.base.Work`."""
 
-    def __init__(self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, run: Callable[..., tuple[Tensor, ...]]) -> None:
+    def __init__(
+        self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, key: object, run: Callable[..., tuple[Tensor, ...]]
+    ) -> None:
+        """`key` is of these inputs and this room, for `run`."""
         self._stream = stream
-        self._call = (inputs, room)
+        self._call = (inputs, room, key)
         self._run = run
         self._options = ort.RunOptions()  # Its log level is the session's.
         self._outputs: tuple[Tensor, ...] = ()
