@@ -141,7 +141,7 @@ class Slot:
             if not low <= tensor.address <= tensor.address + tensor.nbytes <= high:
                 return self._copy_in(outputs, room.address - low)
         extents = tuple([Extent(t.shape, t.address - low, t.nbytes) for t in outputs])
-        if type(outputs) is tuple:  # Which nobody changes.
+        if type(outputs) is tuple:  # It cannot change.
             self._stored = outputs, self.start, self.capacity, extents
         return extents
 
