@@ -20,8 +20,19 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = ("server/http", "server/inference", "server/link", "server/protocol", "server/scheduling", "server/workers")
 """The hot path. Each folder is compiled as a whole, so that calls between its modules are C calls."""
 
-ALSO = ("server/tenants/relay.py", "server/tenants/statistics.py", "server/tenants/uploads.py")
-"""Modules of the hot path in other folders: counters, and the bytes of request bodies."""
+ALSO = (
+    "engines/memo.py",
+    "engines/onnxruntime/engine.py",
+    "engines/onnxruntime/outputs.py",
+    "engines/onnxruntime/session.py",
+    "engines/onnxruntime/work.py",
+    "partitions/cpu.py",
+    "server/accounts/meter.py",
+    "server/tenants/relay.py",
+    "server/tenants/statistics.py",
+    "server/tenants/uploads.py",
+)
+"""Modules of the hot path in other folders: inferences on CPU cores, counters, and the bytes of request bodies."""
 
 INTERPRETED = {
     "server/http/connection_limits.py": "it puts another class in place of uvicorn's set, and compiled code insists on a set",

@@ -17,7 +17,9 @@ _GRAPHS = {
     "mlp": """mlp (float[rows, 784] x) => (float[rows, 10] y) {
         a = MatMul(x, w0)  b = Relu(a)  c = MatMul(b, w1)  d = Relu(c)  y = MatMul(d, w2)
     }""",
-    "image": "image (float[rows, 3, 224, 224] x) => (float[rows, 3, 1, 1] y) { y = GlobalAveragePool(x) }",
+    "image": """image (float[rows, 3, 224, 224] x) => (float[rows, 3] y) {
+        means = GlobalAveragePool(x)  y = Flatten(means)
+    }""",
 }
 _LAYERS = {"mlp": ((784, 512), (512, 512), (512, 10))}
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks.overhead`: what Greenlane costs beyond a bare ASGI application that runs the same sessions.
 
-Both serve the same requests in turns. With `--checkout` the other server is the Greenlane of another revision.
+Both serve the same requests in turns. With `--checkout` the other server is the Greenlane of another revision, and with
+`--greenlane` the one that is measured is that of another checkout, such as a compiled one.
 """
 
 import argparse
@@ -39,11 +40,13 @@ def experiment(
     beside: Server | None = None,
     checkout: Path | None = None,
     server_cores: Collection[int] = (),
+    measured: Path | None = None,
 ) -> Iterator[SideBySide]:
     """Both servers, started, Greenlane first; `in_flight` and `asgi` as for `servers.greenlane`.
 
     In place of the bare application the other one is `beside`, a server of the same models that runs already, or the
-    Greenlane of another `checkout`. With `server_cores` the servers run there, and this process on all other cores.
+    Greenlane of another `checkout`. The one that is `measured` is this Greenlane, or that of another checkout too. With
+    `server_cores` the servers run there, and this process on all other cores.
     """
     with tempfile.TemporaryDirectory(prefix="greenlane-load-") as folder:
         root = Path(folder, "models")
@@ -51,7 +54,7 @@ def experiment(
         other = greenlane(root, in_flight, checkout=checkout) if checkout else bare(root)
         with ExitStack() as servers:
             with restricted(server_cores):
-                ours = servers.enter_context(greenlane(root, in_flight, asgi))
+                ours = servers.enter_context(greenlane(root, in_flight, asgi, checkout=measured))
                 theirs = servers.enter_context(nullcontext(beside) if beside else other)
             with restricted(os.sched_getaffinity(0) - set(server_cores)):
                 yield SideBySide(root, ours, theirs)
@@ -74,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         build(Path(options.write_models))
         return 0
     beside = Server("beside", options.pid, options.beside) if options.beside else None
-    with experiment(options.in_flight, options.asgi, beside, options.checkout, options.server_cores) as both:
-        print(f"load by {client()}\n{heading('greenlane', both.second.name)}")
+    measured, cores = options.greenlane, options.server_cores
+    with experiment(options.in_flight, options.asgi, beside, options.checkout, cores, measured) as both:
+        print(f"load by {client()}\n{heading(both.first.name, both.second.name)}")
         results = [_report(both.compare(case, options.rounds, options.seconds, _progress)) for case in options.only]
         images = [result for result in results if result.case.model == "image"]
         model = model_microseconds(both.root, "image")
@@ -94,6 +98,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=_cases, default=CASES, metavar="TEXT", help=only)
     parser.add_argument("--in-flight", type=count, metavar="N", help="the tenant's in_flight; default: the server's")
     parser.add_argument("--asgi", action="store_true", help="Greenlane as uvicorn server.app:app, not as python -m server")
+    parser.add_argument(
+        "--greenlane",
+        type=_checkout,
+        metavar="FOLDER",
+        help="measure the Greenlane installed in FOLDER/.venv, such as a compiled one; default: this one",
+    )
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
         "--beside", type=port, metavar="PORT", help="compare with the server that listens there, of the same models"

@@ -52,14 +52,16 @@ def greenlane(
 
     `in_flight` None is the server's default. `asgi` is whether it runs as `uvicorn server.app:app`, like the bare
     application, and not as `python -m server`. `checkout` is another folder whose .venv runs the server that is installed
-    there, always as `python -m server`; None is this one.
+    there; None is this one.
     """
     config = root.parent / "greenlane.toml"
     config.write_text(_config(root, in_flight, device, models))
     command = ["uvicorn", "server.app:app", *_UVICORN] if asgi else ["server", "--port", "0"]
     name = checkout.name if checkout else "greenlane"
-    # -P: what is installed there is run, such as a wheel, and not the sources in the current folder.
+    # -P and --app-dir: what is installed there is run, such as a wheel, and not the sources in the current folder.
     python = [str(checkout / PYTHON), "-P"] if checkout else [sys.executable]
+    if asgi and checkout:
+        command += ["--app-dir", str(checkout / ".venv")]
     with _serve(name, command, {"GREENLANE_CONFIG": str(config)}, python=python) as server:
         yield server
 

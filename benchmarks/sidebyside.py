@@ -33,15 +33,19 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One case on both servers; `ratio` is the median over rounds of the first one's rate over the second's."""
+    """One case on both servers; `ratio` is the median over rounds of the first one's rate over the second's, between `least`
+    and `most`.
+    """
 
     case: Case
     first: Figures
     second: Figures
     ratio: float
+    least: float
+    most: float
 
     def __str__(self) -> str:
-        return f"{self.case!s:19} {self.first}   {self.second}   {self.ratio:5.2f}"
+        return f"{self.case!s:19} {self.first}   {self.second}   {self.ratio:5.2f} ({self.least:.2f} to {self.most:.2f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class SideBySide:
             found = {server.port: _round(server, case, seconds) for server in (both if turn % 2 else both[::-1])}
             pairs.append((found[self.first.port], found[self.second.port]))
         first, second = zip(*pairs, strict=True)
-        return Comparison(case, _medians(first), _medians(second), median(a.rate / b.rate for a, b in pairs))
+        ratios = [a.rate / b.rate for a, b in pairs]
+        return Comparison(case, _medians(first), _medians(second), median(ratios), min(ratios), max(ratios))
 
 
 def heading(first: str, second: str) -> str:

@@ -32,9 +32,9 @@ from .errors import is_wrong_shape
 from .heap import heap_bytes
 from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
-from .session import open_session, session_options
+from .session import Runner, open_session, session_options
 from .texts import FEW, of_array, to_array, to_value
-from .work import OnnxWork, run_options
+from .work import OnnxWork
 
 log = logging.getLogger("greenlane.engines")
 
@@ -137,9 +137,12 @@ class OnnxEngine:
 
 
 class Binding(NamedTuple):
-    """The tensors of a run: the library's object, and the memory chosen for each output, None where there is none."""
+    """The tensors of a run: the library's object, what `Runner` takes for it, and the memory chosen for each output, None where
+    there is none.
+    """
 
     binding: ort.IOBinding
+    handle: Any
     placed: list[Tensor | None]
 
 
@@ -147,12 +150,13 @@ class VerifiedBinding(NamedTuple):
     """A binding of which a run has shown that all outputs are written to the memory chosen for them."""
 
     binding: ort.IOBinding
+    handle: Any
     outputs: tuple[Tensor, ...]
     large: bool
 
 
 Key = tuple[object, ...]
-"""The room, and each input's shape, address and size."""
+"""The room, and each input's shape, address and size, None for an object that is not a tensor."""
 
 Sizes = tuple[object, ...]
 """Each input's shape and bytes, None for an object that is not a tensor."""
@@ -166,9 +170,12 @@ LARGE = 16 << 20
 class OnnxExecutor:
     """A session on a partition's cores; see `engines.base.Executor` for the contract."""
 
+    __deletable__ = ("_runner", "_session", "_verified")  # For mypyc.
+
     def __init__(self, engine: OnnxEngine, session: ort.InferenceSession, partition: CpuPartition) -> None:
         self.engine = engine
         self._session = session
+        self._runner = Runner(session)
         self._stream = partition.stream
         self._size = partition.size
         self._signature = engine.signature
@@ -191,9 +198,10 @@ class OnnxExecutor:
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
         if self._closed:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
-        if _sizes(inputs) not in self._checked:
+        key = _key(inputs, room)
+        if key not in self._verified and _sizes(inputs) not in self._checked:
             self._check(inputs)
-        return OnnxWork(self._stream, inputs, room, self._run)
+        return OnnxWork(self._stream, inputs, room, key, self._run)
 
     def rebind(self, partition: Partition) -> "OnnxExecutor":
         """A new session, with its threads on the new partition's cores."""
@@ -233,7 +241,8 @@ class OnnxExecutor:
         if idle and not self._closed:
             candidates = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
             with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is freed nevertheless.
-                OnnxWork(self._stream, min(candidates, key=_nbytes), NO_ROOM, self._run).wait()
+                smallest = min(candidates, key=_nbytes)
+                OnnxWork(self._stream, smallest, NO_ROOM, _key(smallest, NO_ROOM), self._run).wait()
             self._large = math.inf
 
     @property
@@ -243,7 +252,7 @@ class OnnxExecutor:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            del self._verified, self._session
+            del self._verified, self._runner, self._session
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         """Sizes that pass are remembered: the same few come again and again, and a lookup takes half the time of a check."""
@@ -251,23 +260,25 @@ class OnnxExecutor:
         self._signature.check([tensor.shape for tensor in inputs])
         self._checked.remember(_sizes(inputs), None)
 
-    def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
+    def _run(self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
         if self._shrinks:
             self._shrinks = not self._keeps
             options.add_run_config_entry(*SHRINK)
         if self._most is not None:
-            return self._run_limited(inputs, room, options, self._most)
-        return self._run_session(inputs, room, options)
+            return self._run_limited(inputs, room, key, options, self._most)
+        return self._run_session(inputs, room, key, options)
 
-    def _run_limited(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions, most: int) -> tuple[Tensor, ...]:
+    def _run_limited(
+        self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions, most: int
+    ) -> tuple[Tensor, ...]:
         """Run where the data decides how large the outputs are. Raises OutputsTooLarge, with the memory freed.
 
         What earlier runs left in the arena may be in the way, in pieces that are too small: then the run is made again.
         """
         for again in (True, False):
             try:
-                outputs = self._run_session(inputs, room, options)
+                outputs = self._run_session(inputs, room, key, options)
             except RuntimeError as error:
                 if (found := refused(error)) is None:
                     raise
@@ -285,29 +296,29 @@ class OnnxExecutor:
 
     def _shrink(self) -> None:
         """Free what the session keeps for later runs: a run that is stopped before it begins does that too."""
-        options = run_options()
+        options = ort.RunOptions()
         options.add_run_config_entry(*SHRINK)
         options.terminate = True
         inputs = min([self.engine.blank(shapes) for shapes in self.engine.warm_up], key=_nbytes)
         with suppress(RuntimeError):
-            self._session.run_with_iobinding(self._bind(inputs, NO_ROOM).binding, options)
+            bound = self._bind(inputs, NO_ROOM)
+            self._runner.run(bound.handle, options)
 
-    def _run_session(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
+    def _run_session(self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions) -> tuple[Tensor, ...]:
         if self._has_strings and self._are_few(inputs):
             with suppress(UnicodeDecodeError):  # Bytes that are not UTF-8 take the other path.
                 return self._run_values(inputs, options)
-        key = (room, *[tensor[:3] for tensor in inputs])
         verified = self._verified.get(key)
         bound = verified or self._bind(inputs, room)
         try:
-            self._session.run_with_iobinding(bound.binding, options)
+            self._runner.run(bound.handle, options)
         except RuntimeError as error:
             if not is_wrong_shape(error):
                 raise
             self._outputs.distrust()  # The file declares wrong shapes, so do not rely on them any more.
             self._verified.clear()
             bound = self._bind(inputs, room)
-            self._session.run_with_iobinding(bound.binding, options)
+            self._runner.run(bound.handle, options)
         if not isinstance(bound, VerifiedBinding):
             return self._collect(key, inputs, bound)
         if bound.large:
@@ -332,7 +343,7 @@ class OnnxExecutor:
                 address, number = room.address + place.offset, _NUMBERS[spec.datatype.name]
                 binding.bind_output(spec.name, "cpu", 0, number, place.shape, address)
                 outputs.append(Tensor(place.shape, address, place.nbytes))
-        return Binding(binding, outputs)
+        return Binding(binding, self._runner.handle_of(binding), outputs)
 
     def _collect(self, key: Key, inputs: Sequence[Tensor], bound: Binding) -> tuple[Tensor, ...]:
         """The outputs of a binding's first run, which may be elsewhere than in the memory chosen for them.
@@ -345,7 +356,8 @@ class OnnxExecutor:
             tensor and tensor.address for tensor in bound.placed
         ]:
             outputs = tuple([tensor for tensor in bound.placed if tensor])
-            self._verified.remember(key, VerifiedBinding(bound.binding, outputs, _nbytes((*inputs, *outputs)) >= LARGE))
+            large = _nbytes((*inputs, *outputs)) >= LARGE
+            self._verified.remember(key, VerifiedBinding(bound.binding, bound.handle, outputs, large))
         else:
             found = zip(self._signature.outputs, values, bound.placed, strict=True)
             outputs = tuple([to_tensor(spec, value, placed, given) for spec, value, placed in found])
@@ -405,6 +417,10 @@ def _spec(path: Path, value: Any) -> TensorSpec:
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:
     return sum([tensor.nbytes for tensor in tensors])
+
+
+def _key(inputs: Sequence[Tensor], room: Room) -> Key:
+    return (room, *[tensor[:3] if type(tensor) is Tensor else None for tensor in inputs])
 
 
 def _sizes(inputs: Sequence[Tensor]) -> Sizes:

@@ -1,6 +1,8 @@
 """Sessions of the library, with the settings of a model."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -33,3 +35,26 @@ def session_options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions
     for pool in ("intra", "inter"):
         options.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
     return options
+
+
+class Runner:
+    """Runs the bindings of one session by the function of the library that its public one, in Python, calls in the end.
+
+    What that does before takes as long as a small model, and is for captured graphs, which there are none of here. Where a
+    version of the library is built in another way, `run` is the public one. `run(handle, options)` blocks, without the GIL;
+    `handle` is what `handle_of` returns for a binding of this session. The caller keeps the binding meanwhile.
+    """
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        inner: Any = getattr(session, "_sess", None)
+        self._session = session
+        self._is_public = inner is None
+        self.run: Callable[[Any, ort.RunOptions], None] = self._run_public if inner is None else inner.run_with_iobinding
+
+    def handle_of(self, binding: ort.IOBinding) -> Any:
+        """What `run` takes for this binding."""
+        return binding if self._is_public else binding._iobinding
+
+    def _run_public(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
+        options.add_run_config_entry("gpu_graph_id", "-1")  # Without it, a C++ exception is thrown and caught: 20 us.
+        self._session.run_with_iobinding(binding, options)

@@ -14,11 +14,14 @@ from .errors import clean_message
 class OnnxWork:
     """See `engines.base.Work`."""
 
-    def __init__(self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, run: Callable[..., tuple[Tensor, ...]]) -> None:
+    def __init__(
+        self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, key: object, run: Callable[..., tuple[Tensor, ...]]
+    ) -> None:
+        """`key` is of these inputs and this room, for `run`."""
         self._stream = stream
-        self._call = (inputs, room)
+        self._call = (inputs, room, key)
         self._run = run
-        self._options = run_options()
+        self._options = ort.RunOptions()  # Its log level is the session's.
         self._outputs: tuple[Tensor, ...] = ()
         self._task = stream.put(self._execute)
 
@@ -43,10 +46,3 @@ class OnnxWork:
             if self._options.terminate:
                 raise Cancelled("cancelled while it ran") from error
             raise ExecutionFailed(clean_message(error)) from error
-
-
-def run_options() -> ort.RunOptions:
-    options = ort.RunOptions()
-    options.log_severity_level = 4
-    options.add_run_config_entry("gpu_graph_id", "-1")  # Without it, each run throws and catches a C++ exception: 20 us.
-    return options

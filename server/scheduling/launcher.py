@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..link.messages import Done, Ticket
 from ..link.ring import Tickets
+from .awake import Awake
 from .batch_runs import BatchRuns
 from .batch_timer import BatchTimer
 from .scheduler import Scheduler
@@ -23,6 +24,7 @@ class Launcher:
         self._batches = batches
         self._end = end
         self._batch_timer = BatchTimer(self.launch)
+        self._awake = Awake()
         self._collected: list[Ticket] = []
         self._flush_scheduled = False
 
@@ -35,6 +37,8 @@ class Launcher:
         What may run on this thread waits for the iteration's other `new` requests: so each step of them is done for all in a
         row, with its code in the processor's caches, and batches form.
         """
+        if new:
+            self._awake.arrived()
         while not self._scheduler.busy:
             if new and self.tickets.run_now is not None:
                 self._flush_soon()
@@ -75,6 +79,8 @@ class Launcher:
                 self._scheduler.finish(done.slot, done.ended - done.began)
             for done in ended:
                 self._end(done)
+            if ended and self._scheduler.idle:
+                self._awake.answered()
         left = tickets[ran:] if ran else tickets
         self.tickets.put(left)
         return bool(left)

@@ -25,7 +25,6 @@ class Canceller(Protocol):
         """Stop this ticket if that is possible, asynchronously; its completion still comes."""
 
 
-@dataclass(slots=True)
 class PendingRequest:
     """A request whose inputs are in its slot.
 
@@ -34,15 +33,18 @@ class PendingRequest:
     in parts has a `ticket` for each part, of this `priority`, and is `paused` from a part's end to the next one's ticket.
     """
 
-    slot: Slot
-    ticket: Ticket
-    on_done: OnDone | None
-    timeout: float = math.inf
-    queue_deadline: float = math.inf
-    ended: bool = False
-    batch: "PendingBatch | None" = None
-    priority: int = 0
-    paused: bool = False
+    __slots__ = ("batch", "ended", "on_done", "paused", "priority", "queue_deadline", "slot", "ticket", "timeout")
+
+    # Not a dataclass, whose constructor stays Python when this is compiled.
+    def __init__(self, slot: Slot, ticket: Ticket, on_done: OnDone | None, ended: bool = False) -> None:
+        self.slot = slot
+        self.ticket = ticket
+        self.on_done = on_done
+        self.timeout = self.queue_deadline = math.inf
+        self.ended = ended
+        self.batch: PendingBatch | None = None
+        self.priority = 0
+        self.paused = False
 
     def complete(self, end: Done | RequestError) -> None:
         """Call `on_done` with this, unless it was called before."""

@@ -21,6 +21,9 @@ from .session import InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
 
+_FRESH = BOUND // 8
+"""Nanoseconds for which a reading of the thread's CPU time does for the runs that follow: it is a system call."""
+
 
 class LoopRuns:
     """What one worker runs on the event loop while it serves a link: from `open` to `close`, `run` is the link's `run_now`.
@@ -50,10 +53,11 @@ class LoopRuns:
         self._prepares = prepares
         self._metering = metering
         self._cpu_time = cpu_time
-        self._time = LoopTime()
+        self._time = LoopTime(partition.size)
         self._guard = LoopGuard()
         self._attached = False
         self._began = 0
+        self._read = self._read_at = 0
 
     def __repr__(self) -> str:
         return f"<LoopRuns on {self._partition!r}, {self._time!r}>"
@@ -82,10 +86,11 @@ class LoopRuns:
             flight = self._enqueue(ticket)
             if flight is None:
                 return None
-            cpu = self._cpu_time()
+            if began - self._read_at > _FRESH:
+                self._read, self._read_at = self._cpu_time(), began
             extents = self._wait(flight)
             ended = time.monotonic_ns()
-            duration = self._duration(ended - began, cpu)
+            duration = self._duration(ended - began, self._read)
             self._time.took(key, began, ended, duration)
             if (counter := flight.counter) is not None:
                 counter.add(min(duration, ended - flight.launched))
@@ -108,8 +113,8 @@ class LoopRuns:
     def _duration(self, took: int, cpu: int) -> int:
         """How long a run took of itself: `took` may have waits for the GIL, and for the core while other programs had it.
 
-        Under load those are longer than short models are. CPU time since `cpu` has none of them; other threads that worked on
-        the run took no more of it than this one.
+        Under load those are longer than short models are. CPU time since `cpu` has none of them, and hardly anything else than
+        the run; other threads that worked on the run took no more of it than this one.
         """
         return took if took <= BOUND else min(took, (self._cpu_time() - cpu) * self._partition.size)
 

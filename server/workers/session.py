@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import Lock, Semaphore
 from typing import Any, NamedTuple
 
@@ -39,7 +38,6 @@ class Unfinished(NamedTuple):
     stored: bool
 
 
-@dataclass(slots=True)
 class InFlight:
     """A ticket whose work was enqueued and has not ended.
 
@@ -47,12 +45,16 @@ class InFlight:
     `wide` is the executor that runs it if that is on the wide partition, else None.
     """
 
-    ticket: Ticket
-    work: Work
-    room: Room
-    launched: int = 0
-    counter: Counter | None = None
-    wide: Any = None
+    __slots__ = ("counter", "launched", "room", "ticket", "wide", "work")
+
+    # Not a dataclass, whose constructor stays Python when this is compiled.
+    def __init__(self, ticket: Ticket, work: Work, room: Room, launched: int = 0, counter: Counter | None = None) -> None:
+        self.ticket = ticket
+        self.work = work
+        self.room = room
+        self.launched = launched
+        self.counter = counter
+        self.wide: Any = None
 
 
 class Session:

@@ -90,10 +90,13 @@ def test_unknown_cases_are_refused_with_the_known_ones(capsys: pytest.CaptureFix
     assert "argument --only: no case has 'zzz' in its name; there are identity-json-1, " in capsys.readouterr().err
 
 
-def test_a_checkout_without_a_virtual_environment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--checkout", "--greenlane"])
+def test_a_checkout_without_a_virtual_environment_is_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        _main("overhead")(["--checkout", str(tmp_path)])
-    message = f"argument --checkout: {tmp_path}/.venv/bin/python does not exist; `scripts/install cpu` in {tmp_path} makes it"
+        _main("overhead")([option, str(tmp_path)])
+    message = f"argument {option}: {tmp_path}/.venv/bin/python does not exist; `scripts/install cpu` in {tmp_path} makes it"
     assert message in capsys.readouterr().err
 
 

@@ -191,6 +191,22 @@ def test_outputs_already_in_the_room_are_not_copied() -> None:
     assert slot.address == before
 
 
+def test_the_outputs_of_the_run_before_are_where_they_were_and_elsewhere_in_another_block() -> None:
+    slot = filled()
+    outputs = (inside(slot, 128, b"abc"), inside(slot, 64, b"de"))
+    expected = (Extent((3,), 128, 3), Extent((2,), 64, 2))
+    first = slot.store_outputs(outputs, room_from(slot, 64))
+    assert first == expected
+    assert slot.store_outputs(outputs, room_from(slot, 64)) is first
+    slot.use_block(slot.start + 64, slot.capacity - 64)
+    assert slot.store_outputs(outputs, room_from(slot, 64)) == (Extent((3,), 64, 3), Extent((2,), 0, 2))
+    slot.use_block(slot.start - 64, 128)
+    stored = slot.store_outputs(outputs[1:], room_from(slot, 96))
+    assert content(slot, stored) == [b"de"]
+    with pytest.raises(Outgrown):
+        slot.store_outputs(outputs, room_from(slot, 128))
+
+
 def test_store_outputs_without_outputs() -> None:
     slot = filled()
     assert slot.store_outputs([], room_from(slot, 64)) == ()

@@ -9,6 +9,7 @@ import pytest
 
 from server.link.messages import Done, Failure
 from server.link.slots import SMALLEST
+from server.workers import loop_runs
 from server.workers.loop_time import BOUND
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
@@ -114,6 +115,21 @@ def test_a_model_that_turns_slow_leaves_the_event_loop_until_it_is_short_again(b
             bench.send(1)
     assert bench.run(1) is None
     bench.prove(1)
+
+
+def test_the_cpu_time_is_not_read_for_each_of_several_runs_in_a_row(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.prove(1)
+    runs = bench.worker._runner._loop_runs  # type: ignore[union-attr]
+    readings: list[int] = []
+    monkeypatch.setattr(runs, "_cpu_time", lambda: readings.append(1) or 0)
+    monkeypatch.setattr(loop_runs, "_FRESH", 10**12)
+    for number in range(5):
+        assert bench.run(number)
+    assert not readings  # One of `prove` does for all of them.
+    monkeypatch.setattr(loop_runs, "_FRESH", -1)
+    for number in range(5):
+        assert bench.run(number)
+    assert len(readings) == 5
 
 
 def test_waits_for_the_core_or_the_gil_do_not_make_a_model_slow(bench: LoopBench) -> None:
