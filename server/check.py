@@ -147,6 +147,7 @@ class _Check:
         self._check_default()
         self._check_memory()
         self._check_lending()
+        self._check_autopilot()
         return known
 
     def _url(self) -> str:
@@ -236,6 +237,12 @@ class _Check:
             if tenant.lend and not any(other.burst is not None or self._without(other.name, "burst") for other in others):
                 text = "no other tenant of its device has a `burst`, so nothing is lent; set it for those that may borrow"
                 self._suspicious(("tenants", name, "lend"), text)
+
+    def _check_autopilot(self) -> None:
+        """Check that there is a tenant that the autopilot may give something."""
+        if self._config.server.autopilot != "off" and not any(each.target_p99 for each in self._config.tenants.values()):
+            text = "no tenant has a `target_p99`, so it moves nothing; set it for those that are to get more when they miss it"
+            self._suspicious(("server", "autopilot"), text)
 
     def _check_memory(self) -> None:
         """Check that the machine has the memory of all tenants together, which is allocated at the start on a GPU."""

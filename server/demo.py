@@ -61,6 +61,9 @@ def build(root: Path) -> None:
 def configuration() -> Iterator[Config]:
     """The demo's configuration, of two tenants, or one on a machine of one core. Its repository is removed at the end."""
     granules = len(open_device("cpu").granules)
+    beside = Path("greenlane.toml")
+    unread = f"; {beside} in this folder is not read" if beside.is_file() else ""
+    log.info("the demo, as no configuration was named by --config or GREENLANE_CONFIG%s", unread)
     with tempfile.TemporaryDirectory(prefix="greenlane-demo-") as folder:
         build(Path(folder))
         if granules == 1:

@@ -97,7 +97,7 @@ def _measure(options: Options, command: str, effort: Effort) -> Curve:
         check_seconds(target, options.seconds)
     with subject.opened(options) as (_, device, found):
         granules, notes = shares(options.shares, device)
-        name = Path(str(options.model)).stem if isinstance(found, subject.FileSubject) else str(options.model)
+        name = name_of_file(Path(str(options.model))) if isinstance(found, subject.FileSubject) else str(options.model)
         print(f"{name}, batch {options.batch}, on {device.describe()}", flush=True)
         others = Others(sorted(os.sched_getaffinity(0)), True)
         measured = tuple(points(device, granules, found.bind, target, effort, _printer(text.heading(target, device.unit))))
@@ -155,3 +155,10 @@ def _write_json(document: dict[str, Any], where: str) -> None:
         print(content)
     else:
         Path(where).write_text(content + "\n", encoding="utf-8")
+        print(f"wrote {where}")
+
+
+def name_of_file(path: Path) -> str:
+    """The model that a file is: that of its folder where this is a version's of a repository, as in NAME/1/model.onnx."""
+    folder = path.resolve().parent
+    return folder.parent.name if folder.name.isdecimal() else path.stem

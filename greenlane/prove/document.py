@@ -11,6 +11,7 @@ from greenlane.load.rules import BOUND, Growth
 from .attacks import WHAT
 from .confinement import Located
 from .findings import Findings
+from .lending import BOUND as LENDING_BOUND
 from .lending import STATES, Lent, Level
 from .measure import Measured, Result
 from .plan import PHASES
@@ -29,7 +30,7 @@ def document(findings: Findings) -> dict[str, Any]:
             "exit_status": findings.status,
             "configuration": findings.source,
             "seconds": round(findings.seconds, 1),
-            "bound": BOUND,
+            "bound": LENDING_BOUND if findings.lending else BOUND,
             "machine": dict(findings.machine),
             "server_ended": findings.ended or None,
             "partitions": [_located(each) for each in findings.located],

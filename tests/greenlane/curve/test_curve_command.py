@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines import Work
 from greenlane.__main__ import main
+from greenlane.curve.command import name_of_file
 from greenlane.curve.requests import Source
 from greenlane.report import pictures
 from tests import models
@@ -122,7 +123,7 @@ def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: R
         (["tiny", "--shares", "1,64"], "--shares: 64 cores, but the device has 1"),
         (
             ["tiny", "--rate", "50", "--p99", "5s"],
-            "50 requests a second are 8 in --seconds 0.2, of which a fifth is for requests back to back and alone: too few "
+            "50 requests a second are 8 in --seconds 0.2 without the fifth that is for requests back to back and alone: too few "
             "for a p99, which takes 500; give --seconds 13",
         ),
         (["tiny", "--html", "/no/folder/x.html"], "--html /no/folder/x.html: there is no folder /no/folder"),
@@ -204,3 +205,10 @@ def test_ctrl_c_ends_it_with_nothing_in_flight(curve: Run, monkeypatch: pytest.M
     assert curve("tiny", "--seconds", "60")[0] == 130
     assert all(work.wait() for work in sent)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("models/conv/1/model.onnx", "conv"), ("nets/conv.onnx", "conv"), ("1/model.plan", None)]
+)
+def test_a_file_of_a_repository_is_called_as_the_model_is_there(tmp_path: Path, path: str, name: str | None) -> None:
+    assert name_of_file(tmp_path / path) == (name or tmp_path.name)

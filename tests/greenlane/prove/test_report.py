@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from greenlane.load.figures import Samples
+from greenlane.load.intervals import Interval
 from greenlane.load.jobs import Ask
 from greenlane.load.rules import NO_GROWTH, Ruling, Word, rule
 from greenlane.prove import text
@@ -14,6 +15,7 @@ from greenlane.prove.attacks import Attack
 from greenlane.prove.confinement import Located
 from greenlane.prove.document import VERSION, document
 from greenlane.prove.findings import Findings
+from greenlane.prove.lending import Borrowed, Lent
 from greenlane.prove.measure import Beside, Measured, Result
 from greenlane.prove.page import render
 from greenlane.prove.plan import Pair
@@ -70,6 +72,12 @@ def test_the_document_has_a_version_the_verdicts_and_no_number_that_json_has_not
     assert (pair["victim"], pair["verdict"]) == ("acme", "leaks")
     assert pair["attacks"][0]["growth"]["tail"]["value"] == 2
     assert pair["attacks"][1]["growth"]["tail"]["value"] is None
+
+
+def test_the_document_has_the_bound_of_what_was_proven() -> None:
+    lent = Lent(Pair("globex", "acme"), "m", 0.001, 0.0, Borrowed(20, 5), (), Interval(0.0, 0.0, 0.0), Ruling("isolated", ""))
+    assert document(findings(result()))["bound"] == 1.3
+    assert document(replace(findings(), lending=[lent]))["bound"] == 1.15
 
 
 def test_the_text_says_the_verdict_last_and_why_what_is_not_isolated_is_not() -> None:
