@@ -295,7 +295,7 @@ def test_a_burst_without_a_lender_and_the_reverse_are_possible_mistakes(
 def test_an_autopilot_without_a_target_is_a_possible_mistake(checked: Checked, mode: str, target: str, said: bool) -> None:
     tenant = f'[tenants.globex]\ngranules = 1\nmodels = ["*"]\n{target}\n'
     checked.check(("[server]", f'[server]\nautopilot = "{mode}"'), more=tenant, device=lambda _: FakeDevice())
-    assert any(line.startswith("server.autopilot: no tenant has a `target_p99`") for line in checked.err) == said
+    assert any("server.autopilot: no tenant has a `target_p99`" in line for line in checked.err) == said
 
 
 def test_directories_that_are_no_versions_are_no_failure(checked: Checked) -> None:
