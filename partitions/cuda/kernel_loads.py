@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from ctypes import c_char_p, c_uint32, c_uint64
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from ..c_library import compile_library, find_library
@@ -33,8 +33,6 @@ REST = 120
 which leaves a p99 alone. Beside MobileNetV2's first load that of a small MLP in the same process was 6 times as long as before
 without pauses, 2.6 times with 40, and 1.3 times with 150 (H100, 2026-11-25, a draft of `benchmarks.driver_trace --paced`)."""
 _SYSTEM = "libcupti.so.13"
-
-
 _PATIENT: ContextVar[bool] = ContextVar("greenlane_background_load", default=False)
 """A context variable, so that the threads of `Partition.run` have it from their callers."""
 
@@ -67,7 +65,7 @@ class KernelLoads:
 
     def __init__(self) -> None:
         self._library: Any = None
-        self._changing = Lock()
+        self._changing = RLock()  # Reentrant, as the garbage collector may free an executor during a change.
         self._background = self._urgent = 0
         self._paces = False
 

@@ -87,6 +87,22 @@ def test_after_hurry_nothing_is_paced_until_it_is_opened_again(loads: KernelLoad
     assert repr(loads) == "<KernelLoads open, 0 paced, 0 urgent>"
 
 
+def test_what_the_garbage_collector_frees_during_a_change_does_not_wait_for_itself(
+    loads: KernelLoads, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[int] = []
+
+    def collecting(rest: int) -> None:
+        with loads.freeing():
+            freed.append(rest)
+
+    monkeypatch.setattr(library, "kernel_loads_pace", collecting)
+    changing = Thread(target=loads.open, daemon=True)
+    changing.start()
+    changing.join(PATIENCE)
+    assert freed == [0]
+
+
 def test_without_the_compiled_library_or_cupti_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_library(SOURCES)
     with pytest.raises(DeviceUnavailable, match="there is no /nothing; pip install nvidia-cuda-cupti"):
