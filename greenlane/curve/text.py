@@ -7,7 +7,7 @@ from typing import Any
 from greenlane.load.rules import OTHERS
 
 from .curve import Curve
-from .intervals import P99, Word
+from .intervals import LEAST, P99, Word
 from .points import LESS, AtRate, Point, Target, disturbed
 
 KEYS = {"core": "cores", "SM": "sms"}
@@ -107,6 +107,8 @@ def none_keeps(curve: Curve, target: Target) -> str:
         return f"it is not clear whether any share keeps {wanted(target)}; {'; '.join(doubts)}"
     if (found := curve.best) and found.at_rate and found.at_rate.p99:
         seen = f"the best was {short(found.at_rate.p99.value)} on {units(found.size, curve.unit)}"
+        if (count := found.at_rate.p99.requests) < LEAST:
+            seen += f" (of {count} requests, after which so many were late that more would not have changed it)"
     else:
         fastest = max(curve.points, key=lambda point: point.throughput)
         seen = f"all are overloaded: {units(fastest.size, curve.unit)} answered {fastest.throughput:,.0f} a second at most"

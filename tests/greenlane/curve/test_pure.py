@@ -157,6 +157,7 @@ def test_conclusions_have_the_numbers_that_they_rest_on() -> None:
     ("found", "said"),
     [
         (at_rate("misses", 0.02), "keeps a p99 of 5 ms at 800 requests a second; the best was 20.0 ms on 1 core"),
+        (AtRate(800.0, "misses", 0.01, P99(0.02, 0.02, 0.02, 15)), "20.0 ms on 1 core (of 15 requests, after which so many"),
         (AtRate(800.0, "overloaded"), "all are overloaded: 1 core answered 100 a second at most"),
         (at_rate("too noisy", 0.005), "1 core: too noisy to say (p99 4.50 to 5.50 ms); raise --seconds"),
     ],
