@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: which modules a compiled wheel has as machine code, and the libraries in C.
 
-`GREENLANE_COMPILE=1 pip wheel .` compiles the modules that every inference passes through with mypyc, which takes about a
-minute and needs a C compiler and Python's headers. Without it the wheel is pure Python. The sources are never compiled in
+`GREENLANE_COMPILE=1 pip wheel .` compiles the modules that every inference passes through with mypyc, which takes some
+minutes and needs a C compiler and Python's headers. Without it the wheel is pure Python. The sources are never compiled in
 place: a checkout always runs what it shows.
 """
 
