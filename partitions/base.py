@@ -89,7 +89,7 @@ class Device(Protocol):
 
     @property
     def loads(self) -> Loads:
-        """How what is loaded onto the device gives way to what is served there."""
+        """Paces what is loaded onto the device, so that tenants that are served do not wait for it."""
 
     def describe(self) -> str:
         """One line of text: what the device is and how it is divided."""

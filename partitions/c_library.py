@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,3 +56,11 @@ def compile_library(sources: Sequence[Path], flags: Sequence[str] = ()) -> Path:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
     partial.replace(target)
     return target
+
+
+def compile_here(sources: Sequence[Path]) -> None:
+    """As a command: compile them and print where the library is; ends with a sentence and status 1 where that fails."""
+    try:
+        print(compile_library(sources))
+    except RuntimeError as error:
+        sys.exit(f"{sources[0].name} was not compiled: {error}")

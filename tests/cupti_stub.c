@@ -1,20 +1,8 @@
 /* A libcupti for tests: `stub_call` is a call of the driver that takes so many nanoseconds. Only functions that were enabled
  * are noticed; their ids are their places in NAMES. */
-#include <stdint.h>
+#include "../partitions/cuda/cupti.h"
 #include <string.h>
 #include <time.h>
-
-struct callback_data {
-    int site;
-    const char *name;
-    const void *parameters;
-    void *returned;
-    const char *symbol;
-    void *context;
-    uint32_t context_id;
-    uint64_t *own;
-    uint32_t correlation;
-};
 
 static const char *const NAMES[] = {"cuInit", "cuGraphLaunch", "cuKernelGetFunction", "cuLibraryLoadData"};
 #define COUNT (sizeof NAMES / sizeof *NAMES)
@@ -28,14 +16,14 @@ int cuptiSubscribe(void **subscriber, void *function, void *data) {
 }
 
 int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
-    if (domain != 1 || id >= COUNT) return 1;
+    if (domain != DRIVER_API || id >= COUNT) return 1;
     *name = NAMES[id];
     return 0;
 }
 
 int cuptiEnableCallback(uint32_t enable, void *subscriber, int domain, uint32_t id) {
     (void)subscriber;
-    if (domain != 1 || id >= COUNT) return 7;
+    if (domain != DRIVER_API || id >= COUNT) return 7;
     enabled[id] = enable != 0;
     return 0;
 }
@@ -43,7 +31,7 @@ int cuptiEnableCallback(uint32_t enable, void *subscriber, int domain, uint32_t 
 int cuptiEnableDomain(uint32_t enable, void *subscriber, int domain) {
     (void)subscriber;
     for (uint32_t id = 0; id < COUNT; id++) enabled[id] = enable != 0;
-    return enable == 1 && domain == 1 ? 0 : 7;
+    return enable == 1 && domain == DRIVER_API ? 0 : 7;
 }
 
 void stub_call(const char *name, long nanoseconds) {
@@ -53,8 +41,8 @@ void stub_call(const char *name, long nanoseconds) {
     const int noticed = id < COUNT && enabled[id];
     struct callback_data data = {.name = name, .own = &own};
     const struct timespec time = {0, nanoseconds};
-    if (noticed) callback(0, 1, id, &data);
+    if (noticed) callback(0, DRIVER_API, id, &data);
     if (nanoseconds) nanosleep(&time, 0);
     data.site = 1;
-    if (noticed) callback(0, 1, id, &data);
+    if (noticed) callback(0, DRIVER_API, id, &data);
 }

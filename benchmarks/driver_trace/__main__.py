@@ -27,13 +27,13 @@ from greenlane.load import machine
 from greenlane.load.figures import percentile
 from greenlane.options import count
 from partitions import Partition, open_device
-from partitions.cuda.kernel_loads import KERNEL_LOADS
+from partitions.cuda.kernel_loads import KERNEL_LOADS, find_cupti
 
 from ..inside import quiet
 from ..loading import CORES, SETTINGS, Watcher
 from ..nets import MOST_ROWS, NETS, write_all
 from ..seat import open_seat
-from .library import DriverCall, Sample, Trace, find_cupti
+from .library import DriverCall, Sample, Trace
 
 CALM = 1.0
 SLOW = 1.0

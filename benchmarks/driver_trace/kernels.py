@@ -28,12 +28,13 @@ from engines.tensorrt.thread_priority import lower_priority
 from greenlane.load.figures import percentile
 from partitions import Device, Partition, open_device
 from partitions.cuda.device import CudaPartition
+from partitions.cuda.kernel_loads import find_cupti
 
 from ..inside import quiet
 from ..loading import CORES, SETTINGS, Watcher
 from ..nets import MOST_ROWS, NETS, write_all
 from ..seat import open_seat
-from .library import DriverCall, Trace, find_cupti
+from .library import DriverCall, Trace
 
 MODULES = ("cuModuleLoadData", "cuLibraryLoadData")
 

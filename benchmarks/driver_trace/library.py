@@ -1,15 +1,15 @@
 """Opens trace.c: the calls of the driver, and samples of stacks, as plain data."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_uint64, c_void_p
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from partitions.c_library import compile_library
+from partitions.cuda.kernel_loads import SOURCES
 
-SOURCE = (Path(__file__).with_name("trace.c"),)
+SOURCE = (Path(__file__).with_name("trace.c"), SOURCES[1])
 _DEPTH = 40
 
 
@@ -52,9 +52,9 @@ class Trace:
             getattr(self._library, name).restype = c_uint64
         self._library.trace_call.restype, self._library.trace_sample.restype = POINTER(_Call), POINTER(_Sample)
 
-    def record_calls(self, cupti: Path, least: float, room: int = 1 << 20) -> None:
+    def record_calls(self, cupti: str, least: float, room: int = 1 << 20) -> None:
         """Note every call that takes `least` microseconds or more. Raises RuntimeError, with CUPTI's error number."""
-        if error := self._library.trace_calls(str(cupti).encode(), c_uint64(int(least * 1e3)), c_uint64(room)):
+        if error := self._library.trace_calls(cupti.encode(), c_uint64(int(least * 1e3)), c_uint64(room)):
             raise RuntimeError(f"{cupti} cannot be used: error {error}")
 
     def record_samples(self, every: int = 500, room: int = 1 << 17) -> None:
@@ -88,13 +88,3 @@ class Trace:
         found = self._library.trace_symbol(c_void_p(address), byref(file), byref(function))
         library = Path((file.value or b"").decode()).name if found else ""
         return library, (function.value or b"").decode() if found == 2 else ""
-
-
-def find_cupti() -> Path:
-    """The libcupti of NVIDIA's wheel. Raises FileNotFoundError."""
-    spec = find_spec("nvidia")
-    folders: Sequence[str] = list(spec.submodule_search_locations or ()) if spec else ()
-    for folder in folders:
-        for path in sorted(Path(folder).glob("*/lib/libcupti.so.*")):
-            return path
-    raise FileNotFoundError("there is no libcupti: pip install nvidia-cuda-cupti, of the driver's CUDA version or older")

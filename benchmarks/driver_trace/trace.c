@@ -6,6 +6,7 @@
  * Times are of CLOCK_MONOTONIC in nanoseconds, as time.perf_counter's. What does not fit the room is counted and left out.
  */
 #define _GNU_SOURCE
+#include "../../partitions/cuda/cupti.h"
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <signal.h>
@@ -29,19 +30,6 @@ struct call {
 struct sample {
     uint64_t when, thread, depth;
     void *stack[DEPTH];
-};
-
-/* CUpti_CallbackData of cupti_callbacks.h. */
-struct callback_data {
-    int site;
-    const char *name;
-    const void *parameters;
-    void *returned;
-    const char *symbol;
-    void *context;
-    uint32_t context_id;
-    uint64_t *own;
-    uint32_t correlation;
 };
 
 static struct call *calls;
@@ -91,7 +79,7 @@ int trace_calls(const char *path, uint64_t least_ns, uint64_t room) {
     if (!calls) return -3;
     void *subscriber = 0;
     int failed = subscribe(&subscriber, (void *)called, 0);
-    if (!failed) failed = enable(1, subscriber, 1); /* CUPTI_CB_DOMAIN_DRIVER_API */
+    if (!failed) failed = enable(1, subscriber, DRIVER_API);
     on = !failed;
     return failed;
 }

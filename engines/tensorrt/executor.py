@@ -309,7 +309,7 @@ class TensorRTExecutor:
         return {} if self._finalizer.closed else kernel_memory(self.instance)
 
     def _beside(self, home: Instance) -> dict[str, int]:
-        """What it takes beside its home: graphs, and with an instance of its own all else."""
+        """What this alternate takes beside the executor of `home`: its graphs; with an instance of its own, all of it."""
         return graph_memory(self._graphs()) if home is self.instance else added([self.memory, *self.shared_memory.values()])
 
     def _graphs(self) -> list[Taken]:

@@ -3,32 +3,18 @@
  * Each call that may load kernels waits before it begins until no other one runs and, unless the last one was SHORT, until
  * `rest` times as long has passed since then as that one took, or LONGEST. It holds no lock of the driver while it waits, but may hold some of the library's.
  */
+#include "cupti.h"
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-#define DRIVER_API 1        /* CUPTI_CB_DOMAIN_DRIVER_API */
 #define MOST_FUNCTIONS 4096 /* more than the driver has */
 #define SHORT 200000        /* nanoseconds: after a call that took less there is no pause, as hardly a launch is late by it */
 #define LONGEST 250000000   /* nanoseconds: of a pause, for what waits for the library and cannot say so */
 
 static const char *const LOADS[] = {
     "cuKernelGetFunction", "cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", 0,
-};
-
-/* CUpti_CallbackData of cupti_callbacks.h. */
-struct callback_data {
-    int site; /* 0: before the call */
-    const char *name;
-    const void *parameters;
-    void *returned;
-    const char *symbol;
-    void *context;
-    uint32_t context_id;
-    uint64_t *own; /* the same before and after a call */
-    uint32_t correlation;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

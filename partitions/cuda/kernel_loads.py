@@ -14,7 +14,6 @@ waits for one of our locks, ends the pauses meanwhile (`hurrying`); and none is 
 """
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,10 +23,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from ..c_library import compile_library, find_library
+from ..c_library import compile_here, find_library
 from ..errors import DeviceUnavailable
 
-SOURCES = (Path(__file__).with_name("kernel_loads.c"),)
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernel_loads.c", "cupti.h"))
 REST = 120
 """How many times as long as a load took nothing is loaded after it: launches find the lock taken in less than 1 % of the time,
 which leaves a p99 alone. Beside MobileNetV2's first load that of a small MLP in the same process was 6 times as long as before
@@ -99,7 +98,7 @@ class KernelLoads:
     def hurrying(self) -> "Counting":
         """In the block nothing is paced: what is done there may wait for a load. A background load itself is not urgent.
 
-        Takes a microsecond.
+        About a microsecond long where it ends nothing.
         """
         return Counting(self._add, 0, int(not _PATIENT.get()))
 
@@ -167,7 +166,4 @@ def _open(cupti: str) -> Any:
 
 
 if __name__ == "__main__":
-    try:
-        print(compile_library(SOURCES))
-    except RuntimeError as error:
-        sys.exit(f"kernel_loads.c was not compiled: {error}")
+    compile_here(SOURCES)

@@ -9,12 +9,11 @@ import functools
 import logging
 import os
 import platform
-import sys
 from ctypes import c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from partitions.c_library import compile_library, find_library
+from partitions.c_library import compile_here, find_library
 
 from .structures import Borrowing, Entry, Loop
 
@@ -61,7 +60,4 @@ def load(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    try:
-        print(compile_library(SOURCES))
-    except RuntimeError as error:
-        sys.exit(f"the launch loop was not compiled: {error}")
+    compile_here(SOURCES)

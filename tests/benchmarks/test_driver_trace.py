@@ -16,11 +16,10 @@ STUB = (Path(__file__).parents[1] / "cupti_stub.c",)
 ROOT = Path(__file__).parents[2]
 TRACED = """
 import ctypes, sys, time
-from pathlib import Path
 from benchmarks.driver_trace.library import Trace
 stub = ctypes.CDLL(sys.argv[1])
 trace = Trace()
-trace.record_calls(Path(sys.argv[1]), least=20_000)
+trace.record_calls(sys.argv[1], least=20_000)
 names = [ctypes.create_string_buffer(name) for name in (b"cuGraphLaunch", b"cuKernelGetFunction")]
 stub.stub_call(names[0], ctypes.c_long(0))
 stub.stub_call(names[1], ctypes.c_long(30_000_000))

@@ -1,7 +1,6 @@
 """Executors of one instance on several partitions that take turns, on a simulated GPU: home, wide and narrow."""
 
 import gc
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,14 +19,6 @@ from tests.simulation.tensorrt_config import COMPILING
 FIVE = ((5, 3),)
 SLOW = {COMPILING, "ICudaEngine.create_execution_context"}
 CAPTURES = "cuStreamBeginCapture"
-
-
-@pytest.fixture
-def wide(bench: Bench) -> Iterator[Any]:
-    partition = bench.device.carve([0, 1, 2], [1, 2])
-    yield partition
-    bench.close_engines()
-    partition.close()
 
 
 def calls(bench: Bench, executor: Any, count: int) -> list[str]:

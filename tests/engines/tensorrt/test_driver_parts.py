@@ -1,6 +1,5 @@
 """What the driver of a simulated GPU takes for kernels and graphs, and at which executor it counts."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -36,14 +35,6 @@ def bench(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     gpu = bench.gpu
     gpu.kernel_bytes, gpu.graph_bytes, gpu.driver_uses = KERNEL, GRAPH, DRIVER_STEP
     return bench
-
-
-@pytest.fixture
-def wide(bench: Bench) -> Iterator[Any]:
-    partition = bench.device.carve([0, 1, 2], [1, 2])
-    yield partition
-    bench.close_engines()
-    partition.close()
 
 
 def bound(bench: Bench, warm_up: tuple[int, ...] = (2,)) -> Any:

@@ -198,16 +198,22 @@ def waits(library: FakeLibrary, wait: Any, free: Event) -> list[int]:
     return library.rests[known:]
 
 
-def test_a_thread_that_waits_for_a_turn_ends_the_pauses_of_its_holder(process_loads: FakeLibrary) -> None:
-    lock, free, held = TurnLock(), Event(), Event()
+@pytest.mark.parametrize("locks", ["turn", "shared, then exclusive", "exclusive, then shared"])
+def test_a_thread_that_waits_for_a_lock_that_a_load_holds_ends_its_pauses(process_loads: FakeLibrary, locks: str) -> None:
+    turn, library, free, held = TurnLock(), SharedLock(), Event(), Event()
+    holds, asks = {
+        "turn": (lambda: turn, lambda: turn),
+        "shared, then exclusive": (library.shared, library.exclusive),
+        "exclusive, then shared": (library.exclusive, library.shared),
+    }[locks]
 
     def load() -> None:
-        with lock, KERNEL_LOADS.background(), KERNEL_LOADS.loading():
+        with holds(), KERNEL_LOADS.background(), KERNEL_LOADS.loading():
             held.set()
             free.wait(PATIENCE)
 
     def wait() -> None:
-        with lock, lock:
+        with asks():
             pass
 
     with ThreadPoolExecutor(1) as threads:
@@ -215,26 +221,9 @@ def test_a_thread_that_waits_for_a_turn_ends_the_pauses_of_its_holder(process_lo
         assert held.wait(PATIENCE)
         assert process_loads.rest == REST
         assert waits(process_loads, wait, free)[0] == 0
-    assert repr(lock).startswith("<TurnLock ")
 
 
-@pytest.mark.parametrize(("holds", "asks"), [("shared", "exclusive"), ("exclusive", "shared")])
-def test_a_thread_that_waits_for_the_librarys_lock_ends_the_pauses_too(
-    process_loads: FakeLibrary, holds: str, asks: str
-) -> None:
-    lock, free, held = SharedLock(), Event(), Event()
-
-    def load() -> None:
-        with getattr(lock, holds)(), KERNEL_LOADS.background(), KERNEL_LOADS.loading():
-            held.set()
-            free.wait(PATIENCE)
-
-    def wait() -> None:
-        with getattr(lock, asks)():
-            pass
-
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(load)
-        assert held.wait(PATIENCE)
-        assert process_loads.rest == REST
-        assert waits(process_loads, wait, free)[0] == 0
+def test_a_turn_may_be_taken_again_by_the_thread_that_has_it() -> None:
+    lock = TurnLock()
+    with lock, lock:
+        assert repr(lock).startswith("<TurnLock ")
