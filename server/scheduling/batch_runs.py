@@ -9,7 +9,7 @@ from ..errors import QueueFull, RequestError
 from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Tickets
 from .batching import Batching, Choice, Queued
-from .gather import gather, split
+from .gather import Layouts, gather, split
 from .pending import PendingBatch, PendingRequest
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
@@ -43,6 +43,7 @@ class BatchRuns:
         self._serials = serials
         self._cancel = cancel
         self._finish = finish
+        self._layouts = Layouts()
         self.running: dict[int, PendingBatch] = {}
         """By slot."""
         self.cut = 0
@@ -131,10 +132,11 @@ class BatchRuns:
         tickets = [ticket for _, _, ticket, _ in members]
         try:
             sources = [(self._pending[ticket.slot].slot, ticket.shapes) for ticket in tickets]
-            shapes = gather(sources, batching.signature, slot)
+            layout = self._layouts.of(tickets[0].model, sources, batching.signature)
+            gather(sources, layout, batching.signature, slot)
             deadline = max([ticket.deadline for ticket in tickets])
             serial = next(self._serials)
-            whole = Ticket(slot.index, serial, tickets[0].model, shapes, deadline, slot.capacity, slot.start)
+            whole = Ticket(slot.index, serial, tickets[0].model, layout.shapes, deadline, slot.capacity, slot.start)
             self.tickets.write(whole)
         except (RequestError, TensorMismatch):
             self._slots.release(slot)

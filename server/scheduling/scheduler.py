@@ -122,8 +122,13 @@ class Scheduler:
 
     def launch(self, members: Sequence[Queued], slot: int) -> None:
         """Launch these, which `choose` returned, as one ticket in this slot: in flight from now on."""
+        last = len(members) - 1
+        if self._waiting[last] is members[last]:  # They are the first ones, as mostly.
+            del self._waiting[: last + 1]
+        else:
+            for each in members:
+                self._waiting.remove(each)
         for each in members:
-            self._waiting.remove(each)
             self.batchable -= each[3] is not None
         self._in_flight.add(slot)
 

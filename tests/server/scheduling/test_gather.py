@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Signature, TensorMismatch, TensorSpec, wire
 from server.link.messages import Extent
 from server.link.slots import SMALLEST, Slot
-from server.scheduling.gather import Shapes, gather, split
+from server.scheduling.gather import Layouts, Member, Shapes, gather, split
 from tests.memory import arena_of
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
@@ -25,6 +25,13 @@ def filled(slot: Slot, signature: Signature, rows: int, data: Sequence[bytes]) -
     for offset, each in zip(slot.lay_out(signature, list(map(len, data))), data, strict=True):
         slot.view[offset : offset + len(each)] = each
     return slot, tuple((rows, *(dim for dim in spec.dims[1:] if isinstance(dim, int))) for spec in signature.inputs)
+
+
+def gathered(members: Sequence[Member], signature: Signature, into: Slot, layouts: Layouts | None = None) -> Shapes:
+    """The shapes of these members' batch, which is in that slot then."""
+    layout = (layouts or Layouts()).of("model/1#1", members, signature)
+    gather(members, layout, signature, into)
+    return layout.shapes
 
 
 def numbers(rows: int, start: int) -> list[bytes]:
@@ -45,7 +52,7 @@ def test_gather_concatenates_the_rows_of_each_input_where_the_device_side_finds_
     arena = arena_of(4)
     data = [numbers(rows, 10 * rows) for rows in (2, 1, 2)]
     members = [filled(arena.slot(index), NUMBERS, len(each[1]) // 4, each) for index, each in enumerate(data)]
-    whole = gather(members, NUMBERS, arena.slot(3))
+    whole = gathered(members, NUMBERS, arena.slot(3))
     assert whole == ((5, 3), (5,))
     assert found(arena.slot(3), NUMBERS, whole) == [b"".join(column) for column in zip(*data, strict=True)]
 
@@ -54,7 +61,7 @@ def test_gather_concatenates_bytes_tensors_of_different_lengths() -> None:
     arena = arena_of(3)
     data = [[texts(rows, 5), numbers(rows, rows)[0]] for rows in (1, 2)]
     members = [filled(arena.slot(index), MIXED, index + 1, each) for index, each in enumerate(data)]
-    whole = gather(members, MIXED, arena.slot(2))
+    whole = gathered(members, MIXED, arena.slot(2))
     assert found(arena.slot(2), MIXED, whole) == [b"".join(column) for column in zip(*data, strict=True)]
 
 
@@ -62,7 +69,7 @@ def test_the_slot_of_a_batch_has_room_for_all_outputs() -> None:
     arena = arena_of(33)
     wide = Signature((TensorSpec("x", FP32, ("b",)),), (TensorSpec("y", FP32, ("b", SMALLEST // 16)),), 64)
     members = [filled(arena.slot(index), wide, 1, [bytes(4)]) for index in range(32)]
-    gather(members, wide, arena.slot(32))
+    gathered(members, wide, arena.slot(32))
     assert arena.slot(32).capacity > 32 * SMALLEST // 4
 
 
@@ -70,7 +77,26 @@ def test_gather_refuses_a_batch_that_the_signature_does_not_take() -> None:
     arena = arena_of(3)
     members = [filled(arena.slot(index), NUMBERS, 40, numbers(40, 0)) for index in range(2)]
     with pytest.raises(TensorMismatch, match="batch of 80"):
-        gather(members, NUMBERS, arena.slot(2))
+        gathered(members, NUMBERS, arena.slot(2))
+
+
+def test_a_layout_that_is_known_serves_other_requests_of_the_same_shapes() -> None:
+    arena, layouts = arena_of(9), Layouts()
+    for turn, count in enumerate((2, 3, 2)):
+        data = [numbers(2, 10 * turn + index) for index in range(count)]
+        members = [filled(arena.slot(2 * index + turn % 2), NUMBERS, 2, each) for index, each in enumerate(data)]
+        whole = gathered(members, NUMBERS, arena.slot(8), layouts)
+        assert whole == ((2 * count, 3), (2 * count,))
+        assert found(arena.slot(8), NUMBERS, whole) == [b"".join(column) for column in zip(*data, strict=True)]
+
+
+def test_no_layout_is_kept_of_texts_whose_lengths_vary() -> None:
+    arena, layouts = arena_of(3), Layouts()
+    for turn in range(3):
+        data = [[texts(1, 5 * turn + index), numbers(1, turn)[0]] for index in range(2)]
+        members = [filled(arena.slot(index), MIXED, 1, each) for index, each in enumerate(data)]
+        whole = gathered(members, MIXED, arena.slot(2), layouts)
+        assert found(arena.slot(2), MIXED, whole) == [b"".join(column) for column in zip(*data, strict=True)]
 
 
 def written(slot: Slot, *outputs: tuple[tuple[int, ...], bytes]) -> list[Extent]:
@@ -121,7 +147,7 @@ def test_a_batch_reserves_for_outputs_of_unknown_size_what_its_requests_reserved
         slot, shapes = filled(arena.slot(index), texts, 1, [bytes(12)])
         slot.reserve(300_000)
         members.append((slot, shapes))
-    whole = gather(members, texts, arena.slot(2))
+    whole = gathered(members, texts, arena.slot(2))
     assert arena.slot(2).inputs(texts, whole, arena.slot(2).capacity)[1].nbytes >= 2 * (300_000 - 64)
 
 
