@@ -11,7 +11,7 @@ from .config.schema import Config
 from .config.section import ConfigError
 from .config.server import ServerConfig
 from .config.tables import dotted
-from .http.uvicorn_protocol import install
+from .http.uvicorn_install import install
 
 log = logging.getLogger("greenlane")
 

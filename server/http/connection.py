@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from uvicorn.config import Config
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
 from ..errors import ClientGone, RequestError, TooSlow, Unavailable
@@ -55,7 +56,8 @@ class HttpConnection(asyncio.Protocol):
 
     `infer` answers inferences, `application` everything else. `hand_off(head, transport, unread)` is called before each
     request is answered, until the connection passes to uvicorn. It returns True if it moved the connection to another
-    process; the socket is not used after that.
+    process; the socket is not used after that. If uvicorn has wrapped the application so that a proxy's headers name the
+    client, requests with such headers go to uvicorn.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class HttpConnection(asyncio.Protocol):
         self._infer = infer
         self._calls = Calls(infer, application, server_state.tasks)
         self._hand_off = hand_off
+        self._minds_proxies = isinstance(application, ProxyHeadersMiddleware)
         self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
         infer.connections = self._connections
@@ -290,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
             return False
         if self._surplus and self._refuse_surplus(head):
             return False
-        if not head.is_direct:
+        if not head.is_direct or (self._minds_proxies and head.is_forwarded):
             self._fall_back()
             return False
         self._body_start, self._phase = end, READING_BODY

@@ -24,6 +24,7 @@ class Head:
     - `is_routable`: it is HTTP, and no header of `SINGLE_HEADERS`, such as tenant or key, is repeated.
     - `is_http_1_0`: the answer must confirm that the connection is kept.
     - `is_direct`: the connection answers this request itself; otherwise uvicorn does.
+    - `is_forwarded`: a proxy has named the client (X-Forwarded-For or X-Forwarded-Proto).
     - `has_origin`: a browser sent it on behalf of a web page (Origin header).
     - `is_plain_infer`: an inference without Origin, whose body and answer are not compressed.
     - `length`: bytes of the body.
@@ -58,6 +59,7 @@ class Head:
         path = self.path.decode("latin-1")
         self._is_generate = is_generate(path)
         self.is_infer = self.method == "POST" and is_infer(path)
+        self.is_forwarded = b"x-forwarded-for" in self.headers or b"x-forwarded-proto" in self.headers
         self.has_origin = b"origin" in self.headers
         negotiates = self.has_origin or b"content-encoding" in self.headers or b"accept-encoding" in self.headers
         self.is_plain_infer = self.is_infer and not negotiates

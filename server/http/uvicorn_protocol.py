@@ -195,15 +195,3 @@ def _keep(cycle: RequestResponseCycle) -> None:
         await send(message)
 
     cycle.send = send_keep_alive  # type: ignore[method-assign]
-
-
-def install() -> None:
-    """Make uvicorn use this protocol in place of its own httptools protocol, as with `uvicorn server.app:app`.
-
-    An application has no other way to choose the protocol: uvicorn chooses before it imports the application.
-    """
-    HttpToolsProtocol.__new__ = staticmethod(_make)  # type: ignore[method-assign, assignment]
-
-
-def _make(kind: type[HttpToolsProtocol], *_: Any, **__: Any) -> HttpToolsProtocol:
-    return object.__new__(kind if issubclass(kind, JsonHttpToolsProtocol) else JsonHttpToolsProtocol)

@@ -90,6 +90,18 @@ def test_refusals_of_keys_are_written_and_no_key_is(site: Site, http: httpx.Clie
     assert "wrong" not in (site.folder / "audit.jsonl").read_text()
 
 
+def test_uvicorn_has_a_proxy_on_this_host_name_the_client_of_an_inference_and_the_other_form_does_not(
+    site: Site, http: httpx.Client, start: Any
+) -> None:
+    refused = {"Authorization": "Bearer another"}
+    for more in ({}, {"X-Forwarded-For": "10.1.2.3"}, {}):
+        assert infer(http, "identity", SMALL, headers=refused | more).status_code == 401
+    tried = f"{digest('another')[:8]}..."
+    found = [each["client"] for each in site.lines("unauthorized") if each.get("key") == tried]
+    named = "10.1.2.3" if start is running_plain else "127.0.0.1"
+    assert found == ["127.0.0.1", named, "127.0.0.1"]
+
+
 def test_reloads_are_written_with_what_changed(site: Site, http: httpx.Client) -> None:
     site.write("requests_per_second = 5")
     assert http.post("/admin/reload", headers=ADMIN).status_code == 200

@@ -1,7 +1,7 @@
 """All forms of the server answer the same, byte by byte: the rows of `golden.py` over real sockets.
 
 The forms are `python -m server` on CPU cores, the same with a device process, with two HTTP processes besides, and
-`uvicorn server.app:app`.
+`uvicorn server.app:app`, with an option that needs ASGI for every request and without.
 """
 
 import json
@@ -17,7 +17,13 @@ from .golden import APP, GOLDEN, OK, Answer, Row, infer
 from .processes import Running, configure, running, running_device, running_plain
 from .wire import FOREVER, Connection, posted, spin
 
-FORMS = {"server": running, "device": running_device, "several": running_device, "uvicorn": running_plain}
+FORMS = {
+    "server": running,
+    "device": running_device,
+    "several": running_device,
+    "uvicorn": running_plain,
+    "asgi": lambda config: running_plain(config, "--limit-concurrency", "1000"),
+}
 TENANTS = """
 [tenants.acme]
 granules = 1

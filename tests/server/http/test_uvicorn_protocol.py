@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,30 +164,3 @@ async def test_header_timeout_applies_to_later_requests_but_not_while_reading_is
         await asyncio.sleep(0)
     protocol._on_header_timeout()
     assert b"HTTP/1.1 408 Request Timeout\r\n" in transport.written
-
-
-INSTALLS = """
-import uvicorn
-from uvicorn.server import ServerState
-from server.http.uvicorn_protocol import JsonHttpToolsProtocol, install
-
-async def application(scope, receive, send): ...
-
-async def main():
-    install()
-    config = uvicorn.Config(application, http="auto", log_config=None)
-    config.load()
-    protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
-    assert type(protocol) is JsonHttpToolsProtocol, protocol
-
-import asyncio
-asyncio.run(main())
-"""
-
-
-def test_install_replaces_uvicorns_httptools_protocol() -> None:
-    """In a process of its own: a class that once had a `__new__` of its own does not take arguments again without it."""
-    done = subprocess.run(
-        [sys.executable, "-c", INSTALLS], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
