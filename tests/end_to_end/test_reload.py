@@ -179,6 +179,9 @@ def test_what_needs_a_restart_refuses_all_of_it(site: Site) -> None:
         "server.max_body: '64MiB' -> '1MiB' needs a restart",
         "tenants.acme.queue: 64 -> 7 needs a restart",
     ]
+    for line in answer.json()["error"].splitlines():
+        site.server.wait_for_log(line)
+    site.server.wait_for_log("WARNING greenlane.control: POST /admin/reload: nothing has changed, as not all of it can")
     assert (site.status(OLD), site.status(NEW)) == (200, 401)
 
 
