@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from .dependencies import ControllerDep, admin_router
 
 router = admin_router()
 
+_DATE = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
 
 @router.get("/usage", response_model=schemas.Usage)
 async def usage(
@@ -26,8 +29,9 @@ async def usage(
     since: Annotated[
         str,
         Query(
-            description="From when on, as RFC 3339 or seconds since 1970; by default since the server began. What was used is "
-            "kept by the second for two minutes, and by the minute for two days: `since` in the answer is the time taken."
+            description="From when on, as RFC 3339, a date alone (its midnight in UTC) or seconds since 1970; by default since "
+            "the server began. What was used is kept by the second for two minutes, and by the minute for two days: `since` in "
+            "the answer is the time taken."
         ),
     ] = "",
 ) -> Response:
@@ -112,8 +116,8 @@ def _time(text: str, now: int) -> int:
     """Nanoseconds since 1970. Raises BadRequest."""
     found = _parsed(text)
     if found is None:
-        expected = "expected RFC 3339, such as 2026-11-22T16:00:00Z, or seconds since 1970"
-        raise BadRequest(f"since: {show(text)} is not a time; {expected}")
+        forms = "a time such as 2026-11-22T16:00:00Z (RFC 3339), a date such as 2026-11-22 (midnight UTC)"
+        raise BadRequest(f"since: {show(text)} is not a time; expected {forms}, or seconds since 1970")
     if found > now:
         raise BadRequest(f"since: {show(text)} is in the future; here it is {_shown(now)}")
     return found
@@ -130,6 +134,8 @@ def _parsed(text: str) -> int | None:
         moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)  # A + in a query is a space.
     except ValueError:
         return None
+    if _DATE.fullmatch(text):
+        moment = moment.replace(tzinfo=UTC)
     if moment.tzinfo is None:
         return None
     return int(moment.timestamp() * 10**6) * 1000

@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from .forms import form_of, shown
+from .forms import cut, form_of, literal
 from .schema import Config, ModelOptions
 from .section import Section
 from .server import ServerConfig
@@ -142,23 +142,18 @@ def _within(path: KeyPath, old: Section, new: Section, live: tuple[str, ...]) ->
 
 
 def written(section: Section, keys: Iterable[str]) -> list[str]:
-    """These keys of a section as a file has them, such as "lend = '1ms'", without those that have their default."""
+    """These keys of a section as a file has them, such as `lend = "1ms"`, without those that have their default."""
     fields = {key: type(section).model_fields[key] for key in keys}
     values = {key: getattr(section, key) for key, field in fields.items() if getattr(section, key) != field.default}
     return [f"{key} = {_text(fields[key], value)}" for key, value in values.items()]
 
 
 def _text(field: Any, value: Any) -> str:
-    """A value as a file has it."""
+    """A value as a file has it; all but tables cut off where they are long."""
     if value is None:
         return ABSENT
     form = form_of(field)
     if form.secret:
         return ", ".join(f"{each[:_DIGITS]}..." for each in ((value,) if isinstance(value, str) else value)) or "none"
-    return _inline(form.write(value))
-
-
-def _inline(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_inline(each)}' for key, each in value.items())} }}"
-    return shown(value)
+    found = form.write(value)
+    return literal(found) if isinstance(found, dict) else cut(literal(found))

@@ -1,10 +1,13 @@
 """How a TOML file writes a value, and how the reference and an error name it."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
+
+from .tables import dotted
 
 BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
@@ -54,20 +57,32 @@ def _notes(field: FieldInfo) -> Iterable[object]:
 
 
 def shown(value: object, secret: bool = False) -> str:
-    """A value as a TOML file writes it, cut off where it is long."""
+    """A value for an error, as a TOML file may write it, cut off where it is long."""
     if isinstance(value, str):
-        return f"<{len(value)} character{'s' * (len(value) != 1)}>" if secret else _cut(repr(value))
+        return f"<{len(value)} character{'s' * (len(value) != 1)}>" if secret else cut(repr(value))
     if isinstance(value, list):
-        return _cut(f"[{', '.join(shown(item, secret) for item in value)}]")
+        return cut(f"[{', '.join(shown(item, secret) for item in value)}]")
     if isinstance(value, dict):
         return "a table"
     try:
-        return str(value).lower() if isinstance(value, bool) else _cut(str(value))
+        return str(value).lower() if isinstance(value, bool) else cut(str(value))
     except ValueError:  # Python writes no integer of more than 4300 digits, but reads one written in hexadecimal.
         return "a number of thousands of digits"
 
 
-def _cut(text: str) -> str:
+def literal(value: object) -> str:
+    """A value in TOML, in one line and as long as it is: texts in double quotes, tables in braces."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=not value.isprintable())
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{dotted((key,))} = {literal(each)}' for key, each in value.items())} }}"
+    return shown(value)
+
+
+def cut(text: str) -> str:
+    """The text, cut off where it is long."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

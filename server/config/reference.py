@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from .file import keys
-from .forms import Form, form_of
+from .forms import Form, form_of, literal
 from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
 from .section import Section
 from .server import ServerConfig
@@ -134,7 +134,7 @@ def _table(name: str, model: type[Section]) -> Iterator[str]:
     for key in keys(model):
         field = model.model_fields[key]
         default = _default(model, key)
-        given = "required" if field.is_required() else "none" if default is None else f"`{_literal(default)}`"
+        given = "required" if field.is_required() else "none" if default is None else f"`{literal(default)}`"
         cells = (f"`{key}`", form_of(field).name, given, field.description or "")
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -156,7 +156,7 @@ def _entry(model: type[Section], key: str, given: Mapping[str, object]) -> list[
     value = given.get(key, _default(model, key))
     if value is None:
         value = (field.examples or [None])[0]
-    return ["", *_comment(field.description or ""), f"{'' if key in given else '# '}{key} = {_literal(value)}"]
+    return ["", *_comment(field.description or ""), f"{'' if key in given else '# '}{key} = {literal(value)}"]
 
 
 def _comment(text: str) -> Iterable[str]:
@@ -167,15 +167,6 @@ def _default(model: type[Section], key: str) -> object:
     """The default as a file has it; None where there is none."""
     field = model.model_fields[key]
     return None if field.is_required() or field.default is None else form_of(field).write(field.default)
-
-
-def _literal(value: object) -> str:
-    """A value in TOML."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_literal(each)}' for key, each in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return json.dumps(value)
 
 
 def _sentences(doc: str | None) -> str:

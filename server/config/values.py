@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Required, TypeVar
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationInfo
 from typing_extensions import TypedDict
 
+from partitions.plan import ranges
+
 from .forms import BYTES, SECONDS, Form, write_duration, write_size
 
 MOST_WARM = 64
@@ -176,6 +178,21 @@ def _loop(value: object) -> tuple[Any, ...]:
     return tuple(table["feed"].items()), table["steps"], table.get("until"), tuple(table.get("outputs", ()))
 
 
+def _text_or_list(value: str | tuple[Any, ...]) -> str | list[Any]:
+    return value if isinstance(value, str) else list(value)
+
+
+def _write_profiles(profiles: tuple[Any, ...]) -> list[dict[str, dict[str, list[int]]]]:
+    keys = ("min", "opt", "max")
+    return [{name: dict(zip(keys, map(list, shapes), strict=True)) for name, shapes in profile} for profile in profiles]
+
+
+def _write_loop(loop: tuple[Any, ...]) -> dict[str, object]:
+    feed, steps, until, outputs = loop
+    table = {"feed": dict(feed), "steps": steps}
+    return table | ({} if until is None else {"until": until}) | ({"outputs": list(outputs)} if outputs else {})
+
+
 def _weights(value: object) -> tuple[tuple[str, float], ...]:
     """Versions and their weights. Raises ValueError."""
     given = _WEIGHTS.validate_python(dict(value) if isinstance(value, tuple) else value, strict=True)
@@ -271,7 +288,7 @@ KeepAlive = Annotated[
 Cores = Annotated[
     tuple[int, ...],
     BeforeValidator(_cores, json_schema_input_type=Annotated[str, Field(pattern=rf"^ *{_RANGE} *(, *{_RANGE} *)*$")]),
-    Form("core numbers", "core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'"),
+    Form("core numbers", "core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'", ranges),
 ]
 _DIGIT64 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
 _NAME = Annotated[str, Field(min_length=1)]
@@ -281,7 +298,7 @@ DeviceNames = Annotated[
     Form(
         "device's name or list of such",
         "the name of one device as a text, such as '1', or of each that the tenant is on, each once, as in ['0', '1']",
-        lambda value: value if isinstance(value, str) else list(value),
+        _text_or_list,
     ),
 ]
 _PRINTED = "the 64 hexadecimal digits that `printf %s KEY | sha256sum` prints"
@@ -328,7 +345,7 @@ Widths = Annotated[
 ]
 WarmUp = Annotated[
     Literal["opt", "usual"] | Annotated[Batches, Field(min_length=1, max_length=MOST_WARM)],
-    Form('`"opt"`, `"usual"` or list of batch sizes', f"'opt', 'usual', or {_BATCHES} [1, 4, 32]"),
+    Form('`"opt"`, `"usual"` or list of batch sizes', f"'opt', 'usual', or {_BATCHES} [1, 4, 32]", _text_or_list),
 ]
 Looped = Annotated[
     tuple[Any, ...],
@@ -337,6 +354,7 @@ Looped = Annotated[
         "table",
         "a table with feed, which outputs are which inputs of the next run, and steps, the most runs, from 1 to "
         f'{MOST_STEPS}; and perhaps until and outputs, as in {{ feed = {{ next = "token" }}, steps = 64, until = "done" }}',
+        _write_loop,
     ),
 ]
 Weights = Annotated[
@@ -365,5 +383,6 @@ Profiles = Annotated[
         "list of profiles",
         f"a list of 1 to {MOST_PROFILES} optimization profiles, each a table with shapes for inputs by name, none smaller than "
         "the one before it, as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]",
+        _write_profiles,
     ),
 ]

@@ -66,6 +66,10 @@ class ControlledDevice:
         """Those of `values`, by tenant, whose tenants are on this device."""
         return {name: value for name, value in values.items() if name in self.runtimes}
 
+    def has(self, counts: Mapping[str, int]) -> bool:
+        """Whether each of these tenants has so many granules here now."""
+        return all(name in self.held and len(self.held[name].granules) == count for name, count in counts.items())
+
     def plan(self, counts: Mapping[str, int]) -> Move:
         """The change to these counts of granules; other tenants keep theirs. Raises DoesNotFit."""
         before = {name: partition.granules for name, partition in self.held.items()}

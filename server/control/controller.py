@@ -193,10 +193,12 @@ class Controller:
         their work in flight has ended, switch, and go on. Where several processes have tenants that move, they move all or
         none: each process prepares and halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an
         unknown tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the
-        old partitions stay.
+        old partitions stay. Shares that all these tenants have already are no move, and not recorded as one.
         """
         async with self._repartitioning:
             check_counts(counts, self.tenants)
+            if all(device.has(device.own(counts)) for device in self.devices):
+                return self._keep(counts, by)
             with self.recorded(by, reason, counts) as record:
                 self.wide.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
@@ -205,6 +207,13 @@ class Controller:
         log.info("repartitioned: %s; %s", "; ".join(shares(device.held) for device, _ in moves), record)
         together = [move for _, move in sorted(moves, key=lambda each: len(each[1].movers))]  # Who moves on one has moved.
         return Move(_joined(move.before for move in together), _joined(move.after for move in together))
+
+    def _keep(self, counts: Mapping[str, int], by: By) -> Move:
+        """Leave these tenants the shares that they have. An operator's wish pauses the autopilot all the same."""
+        if by == "operator":
+            self.moves.by_operator = time.monotonic()
+        held = _joined({name: device.held[name].granules for name in device.own(counts)} for device in self.devices)
+        return Move(held, held)
 
     @contextmanager
     def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:

@@ -58,7 +58,7 @@ class MoveLog:
         self._records: deque[MoveRecord] = deque(maxlen=MOST_MOVES)
         self._count = 0
         self.by_operator: float | None = None
-        """When an operator last moved anything, on the clock of `time.monotonic`."""
+        """When an operator last moved anything, or gave the shares that tenants had, on the clock of `time.monotonic`."""
 
     def __repr__(self) -> str:
         return f"<MoveLog of {self._count} moves>"

@@ -72,6 +72,14 @@ class Reloader:
         log.info("reloaded %s: %s", new.source, "; ".join(map(str, changes)) or "nothing has changed")
         return changes
 
+    async def reload_on_request(self) -> list[Change]:
+        """As `reload`, for `POST /admin/reload`; a refusal is logged as well."""
+        try:
+            return await self.reload()
+        except (RequestError, PartitionError) as error:
+            log.warning("POST /admin/reload: %s", error)
+            raise
+
     def on_signal(self) -> None:
         """Reload, and log what comes of it."""
         task = asyncio.get_running_loop().create_task(self._reload_and_log())

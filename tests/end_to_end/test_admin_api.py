@@ -177,10 +177,12 @@ def test_invalid_repartitions_are_refused(admin: httpx.Client, body: str | bytes
 
 @pytest.mark.parametrize("body", ['{"acme": 2}', '{"globex": 3, "acme": 2}'])
 def test_repartition_to_current_partitions_moves_no_tenant(pair: Served, admin: httpx.Client, body: str) -> None:
-    before, workers = admin.get("/admin/partitions").json(), dict(pair.runtime._workers)
+    before, moves = (admin.get(path).json() for path in ("/admin/partitions", "/admin/moves"))
+    workers = dict(pair.runtime._workers)
     answer = admin.put("/admin/partitions", content=body)
     assert (answer.status_code, answer.json()) == (200, before | {"moved": []})
     assert pair.runtime._workers == workers
+    assert admin.get("/admin/moves").json() == moves
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,15 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def test_since_may_be_a_date_which_begins_at_midnight_utc(http: httpx.Client) -> None:
+    assert usage(http, "1970-01-02")["seconds"] > 0
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
+    for since, problem in ((tomorrow, "in the future"), ("2026-11-31", "a date such as 2026-11-22 (midnight UTC)")):
+        answer = http.get("/admin/usage", params={"since": since})
+        assert answer.status_code == 400
+        assert problem in answer.json()["error"]
+
+
 def test_since_is_a_time_that_is_not_in_the_future(http: httpx.Client) -> None:
     infer(http, "identity", SMALL)
     until(lambda: usage(http, str(time.time()))["seconds"] < usage(http)["seconds"])

@@ -134,7 +134,7 @@ def test_what_is_set_of_a_tenants_share_and_limits_is_printed_as_a_file_has_it(c
     more = "burst = 2\nlend = true\nladder = [1, 2]\nrequests_per_second = 100\nbytes_per_second = '1MiB'\ntarget_p99 = '5ms'"
     checked.check(('["rows"]', f'["rows"]\n{more}'))
     assert checked.out[2] == (
-        "  burst = 2, lend = '1ms', ladder = [1, 2], target_p99 = '5ms', requests_per_second = 100, bytes_per_second = '1MiB'"
+        '  burst = 2, lend = "1ms", ladder = [1, 2], target_p99 = "5ms", requests_per_second = 100, bytes_per_second = "1MiB"'
     )
 
 

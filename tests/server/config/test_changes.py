@@ -1,5 +1,6 @@
 """What differs between two configurations, and what of it may change while they are served."""
 
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -60,12 +61,12 @@ def weighted(model: str) -> Change:
         ("", "", None),
         ('"1MB"', '"2MB"', Change("tenants.acme.bytes_per_second", "1000000", "2000000", True)),
         (LEND, f'{LEND}\nkeys_sha256 = ["{KEY}"]', Change("tenants.acme.keys_sha256", "none", "abababab...", True)),
-        ('default_tenant = "acme"', "", Change("server.default_tenant", "'acme'", "(not set)", True)),
-        ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", "['*']", "['a']", True)),
+        ('default_tenant = "acme"', "", Change("server.default_tenant", '"acme"', "(not set)", True)),
+        ('models = ["*"]', 'models = ["a"]', Change("tenants.acme.models", '["*"]', '["a"]', True)),
         ("granules = 1", "granules = 2", Change("tenants.acme.granules", "1", "2", True)),
         ('models = ["*"]', 'models = ["*"]\nqueue = 7', Change("tenants.acme.queue", "64", "7", False)),
         ("max_batch = 8", "max_batch = 4", Change("models.resnet.max_batch", "8", "4", True)),
-        ("[models]", "[models]\nbuild_timeout = '1s'", Change("models.build_timeout", "'15min'", "'1s'", False)),
+        ("[models]", "[models]\nbuild_timeout = '1s'", Change("models.build_timeout", '"15min"', '"1s"', False)),
         ("[tenants.acme]", f"{WEIGHTS}\n[tenants.acme]", weighted("resnet")),
         ("[server]", f"[models.a]\n{WEIGHTS}\n[server]", weighted("a")),
         ("[server]", "[device]\nindex = 1\n[server]", Change("device.index", "0", "1", False)),
@@ -74,6 +75,32 @@ def weighted(model: str) -> Change:
 )  # fmt: skip
 def test_a_change_has_its_key_and_both_values(tmp_path: Path, old: str, new: str, change: Change | None) -> None:
     assert changes(tmp_path, FILE, FILE.replace(old, new) if old else FILE) == ([change] if change else [])
+
+
+def test_values_are_written_as_a_file_has_them(tmp_path: Path) -> None:
+    added = OPTIONS.replace("feed = {", 'feed = { "x y" = "\\"b\\"",')
+    new = FILE.replace("max_batch = 8", "max_batch = 8\n" + added).replace('"0-1"', '"0,2-3"')
+    found = {change.key: (change.old, change.new) for change in changes(tmp_path, FILE, new)}
+    assert found.pop("tenants.acme.front_cores") == ('"0-1"', '"0,2-3"')
+    assert found == {
+        f"models.resnet.{key}": ("(not set)", text)
+        for key, text in {
+            "preferred_batches": "[4, 8]",
+            "profiles": "[{ x = { min = [1, 3], opt = [8, 3], max = [32, 3] } }]",
+            "warm_up": "[1, 8]",
+            "text": '{ pooling = "cls" }',
+            "loop": '{ feed = { "x y" = "\\"b\\"", next = "token" }, steps = 64, until = "done", outputs = ["next"] }',
+        }.items()
+    }
+    pasted = [line.replace(".resnet", "") for line in (f"{key} = {text}" for key, (_, text) in found.items())]
+    parsed = tomllib.loads("\n".join(pasted))["models"]
+    assert parsed == tomllib.loads(added)
+
+
+def test_long_values_are_cut_off(tmp_path: Path) -> None:
+    names = ", ".join(f'"{letter * 30}"' for letter in "abc")
+    (change,) = changes(tmp_path, FILE, FILE.replace('models = ["*"]', f"models = [{names}]"))
+    assert change.new == f"[{names}]"[:60] + "..."
 
 
 def test_a_tenant_with_the_port_of_one_that_goes_cannot_come_at_once(tmp_path: Path) -> None:

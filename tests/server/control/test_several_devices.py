@@ -1,5 +1,6 @@
 """What is decided for several devices: all of them change or none, and a tenant moves only between devices that serve."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,21 @@ async def test_devices_that_are_not_concerned_are_not_asked() -> None:
     move = await site.controller.repartition({"globex": 3})
     assert move.movers == ("globex",)
     assert site.steps == ["prepare 1", "switch 1"], "one message, so that the pause is short"
+
+
+async def test_shares_that_all_tenants_have_already_are_no_move(caplog: pytest.LogCaptureFixture) -> None:
+    """Yet an operator wants them: the autopilot leaves them alone, as after a move."""
+    caplog.set_level(logging.INFO)
+    site = await Site().start()
+    caplog.clear()
+    move = await site.controller.repartition({"globex": 1, "acme": 2})
+    assert (move.movers, move.after) == ((), {"acme": (0, 1), "globex": (0,)})
+    assert (site.steps, list(site.controller.moves), site.controller.repartitions) == ([], [], 1)
+    assert caplog.text == ""
+    assert site.controller.pilot.paused_for > 0
+    with pytest.raises(DoesNotFit):
+        await site.controller.repartition({"acme": 2, "globex": 5})
+    assert [each.outcome for each in site.controller.moves] == ["refused"]
 
 
 async def test_every_device_prepares_and_halts_before_one_commits() -> None:
