@@ -73,7 +73,7 @@ class HttpConnection(asyncio.Protocol):
         self._infer = infer
         self._calls = Calls(infer, application, server_state.tasks)
         self._hand_off = hand_off
-        self._minds_proxies = isinstance(application, ProxyHeadersMiddleware)
+        self._trusts_proxies = isinstance(application, ProxyHeadersMiddleware)
         self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
         infer.connections = self._connections
@@ -293,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
             return False
         if self._surplus and self._refuse_surplus(head):
             return False
-        if not head.is_direct or (self._minds_proxies and head.is_forwarded):
+        if not head.is_direct or (self._trusts_proxies and head.is_forwarded):
             self._fall_back()
             return False
         self._body_start, self._phase = end, READING_BODY
