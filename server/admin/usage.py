@@ -31,7 +31,7 @@ async def usage(
         Query(
             description="From when on, as RFC 3339, a date alone (its midnight in UTC) or seconds since 1970; by default since "
             "the server began. What was used is kept by the second for two minutes, and by the minute for two days: `since` in "
-            "the answer is the time taken."
+            "the answer says from when on it counts."
         ),
     ] = "",
 ) -> Response:
