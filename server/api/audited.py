@@ -25,7 +25,7 @@ def audited(application: Application) -> Application:
         async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] != 401:
                 given = next((value for name, value in scope["headers"] if name == b"authorization"), b"").decode("latin-1")
-                audit.call(scope["method"], scope["path"], scope.get("client"), given, message["status"])
+                audit.call(scope, given, message["status"])
             await send(message)
 
         await application(scope, receive, send_and_record)

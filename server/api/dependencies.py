@@ -13,6 +13,7 @@ from fastapi.security import APIKeyHeader, HTTPBearer
 from ..config.tenant import TenantConfig
 from ..errors import Unauthorized
 from ..http import strict
+from ..tenants import audit
 from ..tenants.auth import digest
 from ..tenants.service import Service, Tenant
 from . import browsers
@@ -53,7 +54,9 @@ async def tenant_config(request: Request, _key: TenantKey = None, _name: TenantN
     """
     found = _service(request)
     strict.headers(request.headers.raw)
-    return found.tenancy.identify(request.headers.get("authorization"), request.headers.get("x-tenant"))
+    config = found.tenancy.identify(request.headers.get("authorization"), request.headers.get("x-tenant"))
+    audit.is_tenants(request.scope, config.name)
+    return config
 
 
 TenantConfigDep = Annotated[TenantConfig, Depends(tenant_config)]
@@ -70,6 +73,11 @@ async def admin(request: Request, _key: AdminKey = None) -> None:
 
     Raises Unauthorized, Ambiguous.
     """
+    _check_admin(request)
+    audit.is_administrators(request.scope)
+
+
+def _check_admin(request: Request) -> None:
     strict.headers(request.headers.raw)
     server, headers = _service(request).config.server, request.headers
     expected = server.admin_key_sha256

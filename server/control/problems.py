@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,7 +56,13 @@ class Problems(logging.Handler):
             self._kept[tenant, text] = found
             found.last, found.count = now, found.count + count
             if len(self._kept) > MOST:
-                self._kept.popitem(last=False)
+                self._kept.pop(self._least_missed())
+
+    def _least_missed(self) -> tuple[str, str]:
+        """The oldest of the tenant with the most, so that one tenant's do not take the place of others'."""
+        counts = Counter(tenant for tenant, _ in self._kept)
+        most = max(counts.values())
+        return next(key for key in self._kept if counts[key[0]] == most)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record's first line. Never raises."""

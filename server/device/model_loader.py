@@ -288,7 +288,7 @@ class ModelLoader:
             before, self._logged[loaded.name] = self._logged.get(loaded.name, frozenset()), frozenset(lines)
         for line in lines:
             if line not in before:
-                log.warning("%s", line)
+                log.warning("%s", line, extra={"caller": f"model {loaded.name}"})
 
     def _bind_version(self, version: PreparedVersion, partition: Partition, loaded: LoadedModel) -> None:
         file, resolved, engine, stamp = version

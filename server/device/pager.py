@@ -230,7 +230,9 @@ class Pager:
             if not isinstance(problem, RequestError | EngineError | PartitionError):
                 log.exception("unexpected error while paging in %s of %s", model, tenant)
             name = label(model)
-            log.warning("model %s of %s is paged out and was not brought back: %s", name, tenant, problem)
+            log.warning(
+                "model %s of %s is paged out and was not brought back: %s", name, tenant, problem, extra={"caller": tenant}
+            )
             error = Unavailable(f"model {name} is paged out and could not be brought back: {problem}")
         with self._requesting:
             del self._requested[tenant, model]
@@ -266,7 +268,8 @@ class Pager:
             pages.since[model] = time.monotonic_ns()
             pages.ins += 1
             pages.in_seconds += time.monotonic() - began
-            log.info("paged in for %s: %s, in %.0f ms", tenant, label(model), (time.monotonic() - began) * 1000)
+            took = (time.monotonic() - began) * 1000
+            log.info("paged in for %s: %s, in %.0f ms", tenant, label(model), took, extra={"caller": tenant})
 
     def _put(self, tenant: str, model: ModelKey, executor: Executor, stand_in: PagedExecutor) -> None:
         """Run the model's tickets by this executor from now on."""
@@ -338,7 +341,8 @@ class Pager:
         pages = self._pages[tenant]
         pages.outs += 1
         pages.out_seconds += time.monotonic() - began
-        log.info("paged out for %s: %s, which frees %s", tenant, label(model), sized(sum(stand_in.taken.values())))
+        freed = sized(sum(stand_in.taken.values()))
+        log.info("paged out for %s: %s, which frees %s", tenant, label(model), freed, extra={"caller": tenant})
         return True
 
     async def _bind(self, source: Source, worker: Worker) -> Executor:

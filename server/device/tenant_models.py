@@ -193,7 +193,7 @@ class TenantModels:
             before = self.served.forget(tenant, name)
             settled = await self._frontends[tenant].publish(name, [], [])
             await self._left(tenant, before, settled)
-        log.info("no model of %s any more: %s", tenant, name)
+        log.info("no model of %s any more: %s", tenant, name, extra={"caller": tenant})
 
     def executions(self) -> list[Execution]:
         """As `LoadedModels.executions`, on the current workers."""
@@ -227,7 +227,7 @@ class TenantModels:
         await self.renew_ensembles(tenant, {*changed, name} if loaded.served else changed, [name])
         if not loaded.served:
             raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
-        log.info("loaded for %s: %s", tenant, versions(loaded))
+        log.info("loaded for %s: %s", tenant, versions(loaded), extra={"caller": tenant})
 
     async def _load_alone(self, tenant: str, name: str, override: str | None) -> LoadedModel:
         return await self._replace(tenant, name, override, whole=True, kept=self.served.serves(tenant, name))
@@ -269,9 +269,10 @@ class TenantModels:
             if name in self.served.of(tenant):
                 for ensemble in self.served.ensembles(tenant, [name]):
                     await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
-                    log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
+                    text = "unavailable for %s: %s, as its step %s is unloaded"
+                    log.info(text, tenant, ensemble.name, name, extra={"caller": tenant})
                 await self._put(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", UNLOADED)], {}))
-                log.info("unloaded for %s: %s", tenant, name)
+                log.info("unloaded for %s: %s", tenant, name, extra={"caller": tenant})
 
     async def _load_all(self) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
@@ -367,12 +368,12 @@ class TenantModels:
         known = frozenset(loaded.messages(kept))
         for line in fitting.messages(kept):
             if line not in known:
-                log.warning("%s", line)
+                log.warning("%s", line, extra={"caller": tenant})
         try:
             more = taken_more(fitting.executors.values(), shared_in(self._workers[tenant]))
             await self.pager.make_room(tenant, reservation, more)
         except OverBudget as error:
-            log.warning("model %s is unavailable: %s", fitting.name, error)
+            log.warning("model %s is unavailable: %s", fitting.name, error, extra={"caller": tenant})
             fitting = replace(fitting, problems=[*fitting.problems, _problem(fitting.name, error)])
         else:
             if not (whole and fitting.problems):

@@ -13,6 +13,7 @@ from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, M
 from ..inference.refusals import refuse
 from ..tenants import audit
 from ..tenants.service import Service, Tenant
+from . import sockets
 from .messages import MESSAGES
 from .places import Places
 from .unread import KeptAnswers
@@ -130,7 +131,7 @@ class TenantPort:
         if isinstance(error, ClientGone):
             raise CancelledError  # gRPC expects it of a call that its client has ended, and answers nothing.
         given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
-        audit.refused(error, "gRPC", self.name, context.peer(), given[0] if given else None)
+        audit.refused(error, "gRPC", self.name, sockets.address(context.peer()), given[0] if given else None)
         answer = error.answer if isinstance(error, Refused) else refuse(error, self.name)
         if isinstance(error, LimitExceeded):  # Clients with a retry policy wait for so many milliseconds.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(ceil(1000 * error.retry_after))),))

@@ -19,13 +19,17 @@ MAX_KINDS = 1024
 MAX_TEXT = 32 * 1024
 """Characters of one record; a longer one is cut."""
 
-Kind = tuple[str, int, str, object]
+ALWAYS = "administrator"
+"""As a record's `caller`: it is never left out."""
+
+Kind = tuple[str, int, str, object, object]
 
 
 class RateLimit(logging.Filter):
     """Drops records of a kind that come too often, so that no client can fill the disk.
 
-    A kind is a logger, a level, the text without its arguments, and a tenant. `clock` is in seconds. Any thread.
+    A kind is a logger, a level, the text without its arguments, a tenant, and the `caller` of a record that has one, whose
+    flood leaves out nothing of others' then. `clock` is in seconds. Any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,8 +39,13 @@ class RateLimit(logging.Filter):
         self._kinds: OrderedDict[Kind, tuple[float, float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write this record. Sets `left_out` to the number of records of its kind that were dropped before it."""
-        kind = record.name, record.levelno, str(record.msg), getattr(record, "tenant", None)
+        """Whether to write this record. Sets `left_out` to the number of records of its kind that were dropped before it, and
+        `left_out_of` to their caller if they have one.
+        """
+        caller = getattr(record, "caller", None)
+        if caller == ALWAYS:
+            return True
+        kind = record.name, record.levelno, str(record.msg), getattr(record, "tenant", None), caller
         with self._lock:
             now = self._clock()
             left, last, out = self._kinds.pop(kind, (float(BURST), now, 0))
@@ -47,6 +56,8 @@ class RateLimit(logging.Filter):
                 self._kinds.popitem(last=False)
         if passes and out:
             record.left_out = out
+            if caller:
+                record.left_out_of = caller
         return passes
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .log_writer import RateLimit, Writer
 
-_EXTRAS = ("tenant", "request_id", "left_out")
+_EXTRAS = ("tenant", "request_id", "left_out", "left_out_of")
 
 
 class TextFormatter(logging.Formatter):

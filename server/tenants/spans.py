@@ -29,12 +29,12 @@ class Spans:
         resource = Resource.create({"service.name": config.tracing_service, "service.version": __version__})
         sending = exporter or OTLPSpanExporter(endpoint=config.tracing_endpoint)
         self._processor = BatchSpanProcessor(_Expanding(sending, resource))
-        self._sampler = Sampler(config.tracing_ratio, self._processor.on_end)  # type: ignore[arg-type]
+        self._ratio = config.tracing_ratio
 
     def trace(self, tenants: Iterable[Tracing]) -> None:
         """Trace the requests of these tenants from now on."""
         for each in tenants:
-            each.sampler = self._sampler
+            each.sampler = Sampler(self._ratio, self._processor.on_end)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Send what is left. Blocks for some seconds if the receiver does not answer."""

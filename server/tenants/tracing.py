@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from random import getrandbits
 from types import SimpleNamespace
 
+from ..scheduling.limits import TokenBucket
+
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 """The flag of a traceparent whose sender keeps its spans of this trace."""
 _BITS = 64
 """The bits of a trace's number that decide, its lowest: as OpenTelemetry's own sampler does, so that servers agree."""
+FORCED = 100
+"""Requests a second that the callers of one tenant may have traced; beyond that the ratio decides for theirs too."""
 
 
 class Trace:
@@ -51,14 +55,18 @@ class Trace:
 
 
 class Sampler:
-    """Decides for each request: as its caller has, or `ratio` of those whose caller says nothing. `keep` takes traces."""
+    """Decides for each request of a tenant: as its caller has, within `FORCED`, or `ratio` of those whose caller says nothing.
+
+    `keep` takes traces.
+    """
 
     def __init__(self, ratio: float, keep: Callable[[Trace], None]) -> None:
         self._keep = keep
         self._bound = round(ratio * 2**_BITS)
+        self._forced = TokenBucket(FORCED, FORCED)
 
     def start(self, traceparent: bytes | str | None, begun: int) -> Trace | None:
-        """The trace of a request with this header, if it is kept. A header that is wrong counts as none."""
+        """The trace of a request with this header that began at `begun`, if it is kept. A wrong header counts as none."""
         if traceparent:
             text = traceparent if isinstance(traceparent, str) else traceparent.decode("latin-1")
             found = _TRACEPARENT.fullmatch(text.strip())
@@ -66,7 +74,12 @@ class Sampler:
             if found and found[1] != "ff" and not (found[1] == "00" and found[5]) and int(found[2], 16) and int(found[3], 16):
                 if not int(found[4], 16) & _SAMPLED:
                     return None
-                return Trace(self._keep, int(found[2], 16), int(found[3], 16), begun)
+                trace, parent = int(found[2], 16), int(found[3], 16)
+                if not self._forced.wait(1, begun // 1000):
+                    self._forced.take(1)
+                elif trace & (2**_BITS - 1) >= self._bound:
+                    return None
+                return Trace(self._keep, trace, parent, begun)
         trace = getrandbits(128) or 1
         return Trace(self._keep, trace, 0, begun) if trace & (2**_BITS - 1) < self._bound else None
 

@@ -27,6 +27,17 @@ def test_the_oldest_go() -> None:
     assert [each.text for each in problems.newest()] == [f"{number}" for number in reversed(range(2, MOST + 2))]
 
 
+def test_a_tenant_with_many_takes_the_place_of_its_own() -> None:
+    problems = Problems()
+    problems.add("the device is hot")
+    problems.add("full", "globex")
+    for number in range(2 * MOST):
+        problems.add(f"{number}", "acme")
+    found = problems.newest()
+    assert [(each.tenant, each.text) for each in found[-2:]] == [("globex", "full"), ("", "the device is hot")]
+    assert [each.text for each in found[:-2]] == [f"{number}" for number in reversed(range(MOST + 2, 2 * MOST))]
+
+
 def test_warnings_of_a_logger_are_kept_with_their_tenant() -> None:
     problems, logger = Problems(), logging.getLogger("test.problems")
     logger.addHandler(problems)

@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from server.config.server import ServerConfig
 from server.tenants.spans import Spans
-from server.tenants.tracing import Sampler, Trace, Tracing
+from server.tenants.tracing import FORCED, Sampler, Trace, Tracing
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -24,6 +24,14 @@ def test_a_caller_decides_for_its_requests(ratio: float) -> None:
     assert (f"{found.trace:032x}", f"{found.parent:016x}", found.begun) == (TRACE, PARENT, 7)
     assert found.span != found.parent
     assert sampler(ratio).start(f"00-{TRACE}-{PARENT}-00", 7) is None
+
+
+def test_callers_of_a_tenant_have_so_many_requests_traced_a_second_and_the_ratio_decides_for_the_rest() -> None:
+    header, none, all_of_them = f"00-{TRACE}-{PARENT}-01", sampler(0.0), sampler(1.0)
+    second = 1_000_000_000
+    assert sum(none.start(header, second) is not None for _ in range(FORCED + 50)) == FORCED
+    assert sum(none.start(header, 2 * second) is not None for _ in range(FORCED + 50)) == FORCED
+    assert sum(all_of_them.start(header, second) is not None for _ in range(FORCED + 50)) == FORCED + 50
 
 
 def test_the_ratio_decides_for_all_others() -> None:
