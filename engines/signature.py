@@ -19,6 +19,18 @@ def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+_PLACEHOLDERS = frozenset(("none", "null", "nan", "n/a", "unknown", "unk", "undefined", "dynamic", "any"))
+
+
+def dimension_name(written: str) -> str:
+    """The name of a dynamic dimension as a model file has it; "" for what exporters write for a dimension without a name.
+
+    They write it for several dimensions, which have different sizes: `?`, `-1`, `None` and the like.
+    """
+    name = written.strip()
+    return name if name.lower() not in _PLACEHOLDERS and any(map(str.isalpha, name)) else ""
+
+
 def dims_text(dims: Sequence[int | str]) -> str:
     """Dimensions as text: `[batch, 3, ?]`."""
     return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in dims) + "]"
@@ -62,10 +74,10 @@ class Default(NamedTuple):
 class TensorSpec:
     """One input or output of a model.
 
-    `dims` are sizes, or names of dynamic dimensions: the same name has the same size throughout a request, and the empty name
-    may have any. They include the batch dimension. `limits` are the minimum and maximum of each dimension, if the engine was
-    built for ranges. With a `form` callers see the tensor in another shape; `dims` and `limits` are the model's. An executor
-    needs every input, so a caller that has none for one with a `default` passes that.
+    `dims` are sizes, or names of dynamic dimensions: outputs have the sizes that inputs have by these names, and the empty name
+    is for a size that is known by no other. They include the batch dimension. `limits` are the minimum and maximum of each
+    dimension, if the engine was built for ranges. With a `form` callers see the tensor in another shape; `dims` and `limits`
+    are the model's. An executor needs every input, so a caller that has none for one with a `default` passes that.
     """
 
     name: str
@@ -103,13 +115,15 @@ class TensorSpec:
 class Signature:
     """The inputs and outputs of a model. `max_batch` is 0 if the first dimension is not a batch.
 
-    `in_parts`: the model answers in parts, each with all outputs; see `engines.base.Streaming`.
+    `in_parts`: the model answers in parts, each with all outputs; see `engines.base.Streaming`. `same_sizes`: the library
+    refuses inputs in which dimensions of one name have different sizes, as TensorRT does; ONNX Runtime takes them.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int = 0
     in_parts: bool = False
+    same_sizes: bool = False
 
     def __repr__(self) -> str:
         inputs, outputs = (_list(specs) for specs in (self.inputs, self.outputs))
@@ -125,7 +139,8 @@ class Signature:
         return replace(self, max_batch=max_batch)
 
     def check(self, shapes: Sequence[Shape]) -> dict[str, int]:
-        """Check one shape for each input, in order, and return the sizes of the named dimensions.
+        """Check one shape for each input, in order, and return the sizes of the named dimensions: -1 for a name with several,
+        which says nothing of the outputs.
 
         Raises TensorMismatch naming the input, what came and what was expected.
         """
@@ -133,10 +148,28 @@ class Signature:
             raise self.miscounted(len(shapes), "shape")
         sizes: dict[str, int] = {}
         for spec, shape in zip(self.inputs, shapes, strict=True):
-            _check_shape(spec, shape, sizes)
+            _check_shape(spec, shape)
+            for dim, size in zip(spec.dims, shape, strict=True):
+                if isinstance(dim, str) and dim and sizes.setdefault(dim, size) != size:
+                    sizes[dim] = -1
+        if self.same_sizes and (why := self.disagreement(shapes)):
+            raise TensorMismatch(why)
         if self.max_batch:
             self._check_batch(shapes)
         return sizes
+
+    def disagreement(self, shapes: Sequence[Shape]) -> str:
+        """Which dimension has another size than one of the same name before it, for an error's text; "" if none has.
+
+        `shapes` have passed `check`, or have at least as many dimensions as the inputs.
+        """
+        sizes: dict[str, int] = {}
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            for axis, (dim, size) in enumerate(zip(spec.dims, shape, strict=True)):
+                if isinstance(dim, str) and dim and (other := sizes.setdefault(dim, size)) != size:
+                    where = f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}"
+                    return f"{where}; dimension {dim!r} is {other} elsewhere in the request"
+        return ""
 
     @property
     def expected(self) -> str:
@@ -186,19 +219,15 @@ def obstacle(signature: Signature) -> str | None:
     return None if signature.inputs else "it has no inputs"
 
 
-def _check_shape(spec: TensorSpec, shape: Shape, sizes: dict[str, int]) -> None:
+def _check_shape(spec: TensorSpec, shape: Shape) -> None:
     if len(shape) != len(spec.dims):
         raise TensorMismatch(
             f"input {spec.name!r}: shape {list(shape)} has {len(shape)} dimensions; "
             f"expected {len(spec.dims)}, as in {list(spec.shape)}"
         )
     for axis, (size, dim) in enumerate(zip(shape, spec.dims, strict=True)):
-        expected = dim if isinstance(dim, int) else sizes.setdefault(dim, size) if dim else size
-        if size != expected:
-            why = (
-                f"dimension {dim!r} is {expected} elsewhere in the request" if isinstance(dim, str) else f"expected {expected}"
-            )
-            raise TensorMismatch(f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}; {why}")
+        if isinstance(dim, int) and size != dim:
+            raise TensorMismatch(f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}; expected {dim}")
     for axis, (size, (least, most)) in enumerate(zip(shape, spec.limits, strict=False)):
         if not least <= size <= most:
             raise TensorMismatch(

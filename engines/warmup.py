@@ -29,7 +29,8 @@ def shape_sets(warm_up: Sequence[Sample], signature: Signature, usual: Sequence[
 def usual_shapes(settings: RuntimeSettings, inputs: Sequence[TensorSpec]) -> tuple[Shape, ...]:
     """A shape for each input: what the model has, else what `settings.usual_shapes` has, else 1.
 
-    Dimensions of one name have one size. A shape with another number of dimensions than the model's is ignored.
+    A dimension without a size has one that its name has elsewhere. A shape with another number of dimensions than the model's
+    is ignored.
     """
     known = dict(settings.usual_shapes)
     free = [(-1,) * len(spec.dims) for spec in inputs]
@@ -47,7 +48,7 @@ def usual_shapes(settings: RuntimeSettings, inputs: Sequence[TensorSpec]) -> tup
 
 
 def _usual(dim: int | str, size: int, sizes: Mapping[str, int]) -> int:
-    return dim if isinstance(dim, int) else sizes.get(dim, size if size >= 0 else 1)
+    return dim if isinstance(dim, int) else size if size >= 0 else sizes.get(dim, 1)
 
 
 def _shapes(sample: Sample, inputs: Sequence[TensorSpec], usual: Sequence[Shape]) -> tuple[Shape, ...]:

@@ -46,7 +46,7 @@ def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:
         raise ModelRefused("a chain of no steps; expected one or more")
     if streaming := [step for step in steps if step.engine.signature.in_parts]:
         raise ModelRefused(f"{streaming[0].label or 'a step'} answers in parts, so it cannot be a step of a chain")
-    tensors = _Tensors([set(step.outputs.values()) for step in steps])
+    tensors = _Tensors([set(step.outputs.values()) for step in steps], any(step.engine.signature.same_sizes for step in steps))
     for number, step in enumerate(steps):
         label = step.label or f"step {number}"
         _check_names(label, step)
@@ -66,11 +66,12 @@ def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:
 class _Tensors:
     """The tensors of a chain by name, while its steps are checked, and the sizes that steps allow for dimensions of inputs."""
 
-    def __init__(self, later: Sequence[Collection[str]]) -> None:
+    def __init__(self, later: Sequence[Collection[str]], same_sizes: bool) -> None:
         self.known: dict[str, TensorSpec] = {}
         self.inputs: list[str] = []
         """The tensors that no step gives."""
         self._later = later
+        self._same_sizes = same_sizes
         self._sizes: dict[str, int] = {}
         self._limits: dict[str, tuple[int, int]] = {}
 
@@ -103,7 +104,7 @@ class _Tensors:
     def signature(self, outputs: Sequence[str]) -> Signature:
         """The chain's signature. The limits of its inputs are those that every step allows."""
         inputs = tuple(self._limited(self.known[name]) for name in self.inputs)
-        return Signature(inputs, tuple(self._fixed(self.known[name]) for name in outputs))
+        return Signature(inputs, tuple(self._fixed(self.known[name]) for name in outputs), same_sizes=self._same_sizes)
 
     def _limit(self, label: str, spec: TensorSpec, tensor: TensorSpec) -> None:
         """Record the sizes that a step allows for the named dimensions of a tensor that it takes."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx.helper
 import onnx.parser
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
@@ -39,6 +40,18 @@ latch (int64[1] released, int64 most) => (int64 turns)
 }
 """
 """Loops until the memory of `released` is not 0, or `most` times; its output is the number of iterations."""
+
+
+def classifier(*dims: int | str) -> bytes:
+    """A mean over height and width: `x` has these dimensions and `y` the first two, as Paddle exports a classifier."""
+    kind = onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node("GlobalAveragePool", ["x"], ["mean"]), onnx.helper.make_node("Flatten", ["mean"], ["y"])]
+    declared = (onnx.helper.make_tensor_value_info(name, kind, sizes) for name, sizes in (("x", dims), ("y", dims[:2])))
+    x, y = declared
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "classifier", [x], [y]), ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    return model.SerializeToString()
 
 
 def save(path: Path, source: str) -> Path:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..signature import dimension_name
+
 _DOUBLE = 11
 _INT32, _INT64, _BOOL = 6, 7, 9
 _MOST_SIZES = 256
@@ -129,7 +131,7 @@ def _declared(value: Message) -> Declared:
 
 def _dimension(dim: Message) -> int | str:
     value = dim.get(1, [-1])[-1]
-    return value if isinstance(value, int) and 0 <= value < 1 << 63 else _text(dim, 2)
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else dimension_name(_text(dim, 2))
 
 
 def _external(graph: Message) -> Iterator[str]:

@@ -20,11 +20,11 @@ from partitions.cpu import CpuPartition
 
 from ..base import NO_ROOM, Room, Tensor, check_tensors
 from ..datatypes import DATATYPES
-from ..errors import ExecutionFailed, ModelRefused, OutputsTooLarge
+from ..errors import ExecutionFailed, ModelRefused, OutputsTooLarge, TensorMismatch
 from ..memo import Memo
 from ..memory import SMALL
 from ..settings import RuntimeSettings, overridden
-from ..signature import Shape, Signature, TensorSpec
+from ..signature import Shape, Signature, TensorSpec, dimension_name
 from ..warmup import blank, shape_sets, usual_shapes
 from .arenas import SHRINK, is_unsized, limited, refused, weights_beside
 from .defaults import with_default
@@ -257,8 +257,24 @@ class OnnxExecutor:
     def _check(self, inputs: Sequence[Tensor]) -> None:
         """Sizes that pass are remembered: the same few come again and again, and a lookup takes half the time of a check."""
         check_tensors(self._signature, inputs)
-        self._signature.check([tensor.shape for tensor in inputs])
+        shapes = [tensor.shape for tensor in inputs]
+        if -1 in self._signature.check(shapes).values():
+            self._check_largest(shapes)
         self._checked.remember(_sizes(inputs), None)
+
+    def _check_largest(self, shapes: Sequence[Shape]) -> None:
+        """Refuse sizes that differ for one name if outputs of the largest would be above the limit: inputs may be broadcast to
+        them, and of these outputs the session's memory is not limited. Raises TensorMismatch.
+        """
+        sizes: dict[str, int] = {}
+        for spec, shape in zip(self._signature.inputs, shapes, strict=True):
+            for dim, size in zip(spec.dims, shape, strict=True):
+                if isinstance(dim, str):
+                    sizes[dim] = max(size, sizes.get(dim, 0))
+        limit = self.engine.settings.memory_limit
+        if limit is not None and (nbytes := self._signature.output_bytes(sizes)) > limit:
+            why = f"{self._signature.disagreement(shapes)}; of the larger sizes the outputs may have {nbytes} bytes"
+            raise TensorMismatch(f"{why}, and the limit is {limit} (memory_limit)")
 
     def _run(self, inputs: Sequence[Tensor], room: Room, key: Key, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
@@ -411,8 +427,12 @@ def _spec(path: Path, value: Any) -> TensorSpec:
     inner = value.type.removeprefix("tensor(").removesuffix(")")
     if inner not in _TYPES:
         raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol does not have")
-    dims = tuple(dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else "" for dim in value.shape)
+    dims = tuple(_dimension(dim) for dim in value.shape)
     return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
+
+
+def _dimension(dim: object) -> int | str:
+    return dim if isinstance(dim, int) and dim >= 0 else dimension_name(dim) if isinstance(dim, str) else ""
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:

@@ -145,7 +145,7 @@ def _engine(
     builds: Builds,
     caches: tuple[KernelCaches, Any] | None,
 ) -> TensorRTEngine:
-    signature = file.artifact.signature if file.artifact else _signature(plan, api)
+    signature = replace(file.artifact.signature if file.artifact else _signature(plan, api), same_sizes=True)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
     chosen = settings.profile
     if chosen is not None and chosen >= len(profiles):

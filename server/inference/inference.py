@@ -8,6 +8,7 @@ from ..errors import (
     BadRequest,
     ClientGone,
     DeadlineExceeded,
+    Failed,
     MemoryFull,
     Outgrown,
     QueueFull,
@@ -229,7 +230,13 @@ class Inference:
         elif isinstance(end, Outgrown):
             self._retry_with_more_memory(end)
         else:
-            self._fail(end)
+            self._fail(self._blamed(end))
+
+    def _blamed(self, error: RequestError) -> RequestError:
+        """BadRequest in place of Failed where the request has several sizes for dimensions that the model names alike."""
+        mixed = isinstance(error, Failed) and self.served.running is None
+        why = self.served.signature.disagreement(self._shapes) if mixed else ""
+        return BadRequest(f"{why}, and {error}") if why else error
 
     def _end_through(self, end: Done | RequestError) -> None:
         """Called when the model and its functions have ended, or failed; what `preprocess` took counts as input."""

@@ -5,7 +5,7 @@ Only fields that affect how a model is served here are read; `pbtxt` tolerates t
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -129,15 +129,18 @@ def from_json(text: str, source: str = "the config parameter") -> ModelConfig:
 def apply(config: ModelConfig, signature: Signature) -> Signature:
     """The signature as configured: with its largest batch, and dynamic dimensions narrowed to the configured sizes.
 
+    A size goes for all dimensions of its name where the library has it so, else for outputs only, if the name has one size.
+
     Raises ModelRefused, naming the tensor and both values, if the configuration contradicts the model.
     """
     sizes: dict[str, int] = {}
-    inputs = _narrow_all(config, "input", config.inputs, signature.inputs, sizes)
-    outputs = _narrow_all(config, "output", config.outputs, signature.outputs, sizes)
+    inputs = _narrow_all(config, "input", config.inputs, signature.inputs, sizes, signature.same_sizes)
+    outputs = _narrow_all(config, "output", config.outputs, signature.outputs, sizes, signature.same_sizes)
     names = {tensor.name for tensor in config.inputs}
     if names and (missing := [spec.name for spec in signature.inputs if spec.name not in names]):
         _contradiction(config, f"the model also has input {_name(missing[0])}; list all inputs or none")
-    narrowed = replace(signature, inputs=_fix(inputs, sizes), outputs=_fix(outputs, sizes))
+    sizes = {dim: size for dim, size in sizes.items() if size >= 0}
+    narrowed = replace(signature, inputs=_fix(inputs, sizes if signature.same_sizes else {}), outputs=_fix(outputs, sizes))
     return narrowed if config.max_batch is None else _with_batch(config, narrowed, config.max_batch)
 
 
@@ -310,7 +313,12 @@ def _contradiction(config: ModelConfig, text: str) -> NoReturn:
 
 
 def _narrow_all(
-    config: ModelConfig, kind: str, tensors: Sequence[StatedTensor], specs: Sequence[TensorSpec], sizes: dict[str, int]
+    config: ModelConfig,
+    kind: str,
+    tensors: Sequence[StatedTensor],
+    specs: Sequence[TensorSpec],
+    sizes: dict[str, int],
+    same_sizes: bool,
 ) -> list[TensorSpec]:
     stated = {tensor.name: tensor for tensor in tensors}
     names = [spec.name for spec in specs]
@@ -319,11 +327,33 @@ def _narrow_all(
         if config.steps and kind == "input":
             _contradiction(config, f"no step takes input {_name(unknown[0])}; of the ensemble the steps take {those}")
         _contradiction(config, f"the model has no {kind} {_name(unknown[0])}, it has {those}")
-    return [_narrow(config, stated[spec.name], spec, sizes) if spec.name in stated else spec for spec in specs]
+    narrowed = []
+    for spec in specs:
+        if spec.name in stated:
+            wanted = spec
+            spec = _narrow(config, stated[spec.name], spec)
+            _record(config, spec.name, zip(wanted.dims, spec.dims, strict=True), sizes, same_sizes)
+        narrowed.append(spec)
+    return narrowed
 
 
-def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:
-    """One tensor with its configured sizes. Sizes of named dimensions are recorded in `sizes`, and applied by `_fix`."""
+def _record(
+    config: ModelConfig, name: str, dims: Iterable[tuple[int | str, int | str]], sizes: dict[str, int], same_sizes: bool
+) -> None:
+    """Record in `sizes`, for `_fix`, the sizes that named dimensions are given, -1 for a name with several.
+
+    `dims` are a tensor's before and after. Several are a contradiction where the library wants the `same_sizes`.
+    """
+    for axis, (dim, want) in enumerate(dims):
+        if isinstance(dim, str) and dim and isinstance(want, int) and (have := sizes.setdefault(dim, want)) != want:
+            sizes[dim] = -1
+            if same_sizes:
+                there = f"{have} elsewhere, where it is {_name(dim)} too"
+                _contradiction(config, f"dimension {axis} of {_name(name)} is {want}, but {there}")
+
+
+def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec) -> TensorSpec:
+    """One tensor with its configured sizes."""
     if stated.datatype != spec.datatype.name:
         configured = DATATYPES[stated.datatype].config_name
         _contradiction(config, f"{_name(spec.name)} is {configured}, but {spec.datatype.config_name} in the model")
@@ -337,7 +367,7 @@ def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: 
         hint = "; dims leave the batch out only with a max_batch_size above 0: set it" if batched else ""
         _contradiction(config, f"{came}, but {list(spec.shape)} in the model{hint}")
     pairs = enumerate(zip(wanted, spec.dims, strict=True))
-    dims = tuple(_narrow_dim(config, spec, axis, want, dim, sizes) for axis, (want, dim) in pairs)
+    dims = tuple(_narrow_dim(config, spec, axis, want, dim) for axis, (want, dim) in pairs)
     return replace(spec, dims=dims, form=None if form.inner == form.outer else form)
 
 
@@ -354,15 +384,11 @@ def _form(config: ModelConfig, stated: StatedTensor, spec: TensorSpec) -> Form:
     return Form((*batch, *stated.dims), (*batch, *reshape))
 
 
-def _narrow_dim(
-    config: ModelConfig, spec: TensorSpec, axis: int, want: int, dim: int | str, sizes: dict[str, int]
-) -> int | str:
+def _narrow_dim(config: ModelConfig, spec: TensorSpec, axis: int, want: int, dim: int | str) -> int | str:
     if want < 0:
         return dim
-    have = sizes.setdefault(dim, want) if dim and isinstance(dim, str) else dim or want
-    if have != want:
-        where = f"elsewhere, where it is {_name(dim)} too" if isinstance(dim, str) else "in the model"
-        _contradiction(config, f"dimension {axis} of {_name(spec.name)} is {want}, but {have} {where}")
+    if isinstance(dim, int) and dim != want:
+        _contradiction(config, f"dimension {axis} of {_name(spec.name)} is {want}, but {dim} in the model")
     return want
 
 

@@ -144,8 +144,8 @@ SHAPES = {
         "input 'x': dimension 1 of shape [1, 4] is 4; expected 3", request(tensor("x", "FP32", [1, 4], [1] * 4)), "rows"
     ),
     "sizes that differ between inputs": Case(
-        "input 'b': dimension 0 of shape [2] is 2; dimension 'n' is 1 elsewhere in the request",
-        request(A, tensor("b", "INT32", [2], [1, 2])),
+        "input 'b': dimension 0 of shape [3] is 3; dimension 'n' is 2 elsewhere in the request, and the model raised: ",
+        request(tensor("a", "INT32", [2], [1, 2]), tensor("b", "INT32", [3], [1, 2, 3])),
         "add",
     ),
     "a batch over the maximum": Case(

@@ -25,7 +25,7 @@ from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import TensorRT, find_tensorrt
 from engines.tensorrt.building.builder import _Job, _parser_errors
 from engines.tensorrt.building.progress import BuildWatch, Step
-from tests.models import PASSING
+from tests.models import PASSING, classifier
 
 from .small import ADD, BATCHES, IMAGES, model
 
@@ -58,6 +58,15 @@ def test_a_model_becomes_an_engine_file_that_says_what_it_takes_and_gives(rtx: T
     assert (artifact.library, artifact.version, artifact.targets) == (rtx.library, rtx.version, ())
     assert artifact.options == {"optimization_level": 3, "max_aux_streams": 0, "flags": []}
     assert artifact.layers == 1
+
+
+def test_a_placeholder_is_no_name_that_has_to_have_one_size() -> None:
+    """The library refuses a profile in which dimensions of one name have sizes apart."""
+    options = BuildOptions((Profile({"x": Range((1, 3, 48, 192), (1, 3, 48, 192), (4, 3, 48, 192))}),))
+    with pytest.raises(ModelRefused, match="side"):
+        build(classifier("n", 3, "side", "side"), options)
+    signature = made(classifier("?", 3, "?", "?"), options).signature
+    assert [spec.dims for spec in (*signature.inputs, *signature.outputs)] == [("", 3, "", ""), ("", 3)]
 
 
 def test_builds_are_the_same_every_time() -> None:

@@ -204,6 +204,21 @@ def _unwritable(request: PlanRequest, error: OSError) -> ModelRefused:
     )
 
 
+def _separate(inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> None:
+    """Give dimensions without a name, which a file may all call `?`, names of their own, as the library wants one size for one.
+
+    The first of them keeps the file's, which the library goes on to look for.
+    """
+    placeholders = set()
+    for tensor, spec in zip(inputs, specs, strict=True):
+        for axis in [axis for axis, dim in enumerate(spec.dims) if dim == ""]:
+            name = tensor.get_dimension_name(axis)
+            if name in placeholders:
+                tensor.set_dimension_name(axis, f"{tensor.name}.{axis}")
+            elif name:
+                placeholders.add(name)
+
+
 def _key(request: PlanRequest, source: str) -> str:
     platform = "" if request.library in PORTABLE else this_platform()
     parts = [FORMAT, request.library, request.version, platform, source, request.device, asdict(request.options)]
@@ -269,7 +284,9 @@ class _Job:
                 raise ModelRefused(f"the values of input {tensor.name!r} decide shapes; make it a constant of the model")
         for double in (declared.name for declared in (*file.inputs, *file.outputs) if declared.is_double):
             log.warning("%r is FP64 in the ONNX; %s serves it as FP32", double, self.api)
-        return Signature(self._specs(inputs, file.inputs), self._specs(outputs, file.outputs))
+        specs = self._specs(inputs, file.inputs)
+        _separate(inputs, specs)
+        return Signature(specs, self._specs(outputs, file.outputs))
 
     def _specs(self, tensors: Sequence[Any], declared: Sequence[Declared]) -> tuple[TensorSpec, ...]:
         return tuple(self._spec(tensor, declared) for tensor in tensors)

@@ -233,6 +233,40 @@ def test_a_file_that_declares_the_wrong_output_shape_is_served(load: Loader, par
             assert array(output).tolist() == data.tolist()
 
 
+@pytest.mark.parametrize("word", ["?", "None", "-1", " ", "unknown", "unk__12", "dynamic_axes_1", "n"])
+def test_dimensions_that_are_named_alike_may_have_different_sizes(tmp_path: Path, partition: CpuPartition, word: str) -> None:
+    """As in PaddleOCR's classifier, [?, 3, ?, ?], which takes pictures of 48 by 192."""
+    (tmp_path / "model.onnx").write_bytes(models.classifier(word, 3, word, word))
+    data, memory = np.arange(2 * 3 * 4 * 6, dtype=np.float32).reshape(2, 3, 4, 6), Memory(4096)
+    with closing(load_engine(tmp_path / "model.onnx").bind(partition)) as executor:
+        for room in (memory.room, NO_ROOM):
+            (found,) = run(executor, data, room=room)
+            np.testing.assert_allclose(found, data.mean((2, 3)), rtol=1e-6)
+
+
+ADDED = "added (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }"
+
+
+def test_sizes_that_differ_for_one_name_give_what_the_library_computes(load: Loader, partition: CpuPartition) -> None:
+    one, several, memory = np.ones(1, np.float32), np.arange(3, dtype=np.float32), Memory(64)
+    with closing(load(ADDED).bind(partition)) as executor:
+        assert run(executor, one, several, room=memory.room)[0].tolist() == [1, 2, 3]
+        with pytest.raises(ExecutionFailed, match="broadcast an axis"):
+            run(executor, several, np.ones(2, np.float32))
+        assert run(executor, several, several, room=memory.room)[0].tolist() == [0, 2, 4]
+
+
+def test_sizes_that_differ_for_one_name_give_no_outputs_above_the_limit(load: Loader, partition: CpuPartition) -> None:
+    source = "outer (float[n, n] a, float[n, n] b) => (float[n, n] y) { y = Add(a, b) }"
+    why = r"dimension 1 of shape \[1000, 1\] is 1; dimension 'n' is 1000 elsewhere in the request; of the larger sizes the "
+    with closing(load(source, RuntimeSettings(memory_limit=100_000)).bind(partition)) as executor:
+        with pytest.raises(
+            TensorMismatch, match=why + r"outputs may have 4000000 bytes, and the limit is 100000 \(memory_limit\)"
+        ):
+            executor.enqueue([Tensor.of(np.ones(shape, np.float32)) for shape in ((1000, 1), (1, 1000))])
+        assert run(executor, np.ones((100, 1), np.float32), np.ones((1, 100), np.float32))[0].shape == (100, 100)
+
+
 def test_shapes_without_end_are_served(load: Loader, partition: CpuPartition) -> None:
     memory = Memory(4096)
     with closing(load(models.identity("float", "n")).bind(partition)) as executor:

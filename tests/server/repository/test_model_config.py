@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,7 @@ BATCHED = Signature(
     (TensorSpec("x", DATATYPES["FP32"], ("batch", 3, "height", "")),),
     (TensorSpec("y", DATATYPES["FP32"], ("batch", "height")), TensorSpec("z", DATATYPES["BYTES"], ("batch",))),
 )
+STRICT = replace(BATCHED, same_sizes=True)
 
 
 def read(text):
@@ -57,7 +59,7 @@ def refusal(text):
     return str(refused.value)
 
 
-def contradiction(text, signature=BATCHED):
+def contradiction(text, signature=STRICT):
     with pytest.raises(ModelRefused, match="contradicts the model: ") as refused:
         apply(read(text), signature)
     return str(refused.value)
@@ -462,6 +464,18 @@ def test_inputs_are_listed_all_or_not_at_all():
 )
 def test_contradictions_name_tensor_and_both_values(text, reason):
     assert contradiction(text).startswith(f"m/config.pbtxt contradicts the model: {reason}")
+
+
+def test_sizes_that_differ_for_one_name_are_taken_where_the_library_takes_them():
+    squares = Signature(
+        (TensorSpec("x", DATATYPES["FP32"], ("n", "n")), TensorSpec("m", DATATYPES["FP32"], ("k", "n"))),
+        (TensorSpec("y", DATATYPES["FP32"], ("n", "k")),),
+    )
+    text = tensor("input", "x", "TYPE_FP32", "[48, 192]") + tensor("input", "m", "TYPE_FP32", "[5, -1]")
+    found = apply(read(text), squares)
+    assert [spec.dims for spec in (*found.inputs, *found.outputs)] == [(48, 192), (5, "n"), ("n", 5)]
+    reason = "dimension 1 of 'x' is 192, but 48 elsewhere, where it is 'n' too"
+    assert contradiction(text, replace(squares, same_sizes=True)).endswith(reason)
 
 
 def test_dims_without_batch_hint_at_max_batch_size():
