@@ -364,8 +364,11 @@ def _type(text: str) -> str:
     return "pointer" if "*" in text else text.rpartition(" ")[0]
 
 
+_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "int": "long long"}
+
+
 def _declared(argument: Any) -> str:
-    return "pointer" if isinstance(argument, Buffer) else {"uint32": "unsigned", "int": "long long"}[type(argument).__name__]
+    return "pointer" if isinstance(argument, Buffer) else _TYPES[type(argument).__name__]
 
 
 @dataclass
