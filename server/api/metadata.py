@@ -98,8 +98,9 @@ async def metadata(tenant: TenantDep, name: ModelName, version: ModelVersion = N
     "/v2/models/{name}/versions/{version}/ready", tags=_MODELS, response_model=schemas.ModelReady, responses=_MODEL_ERRORS
 )
 async def model_ready(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
-    """Whether a model can be called."""
-    return json_response({"name": _find(tenant, name, version).name, "ready": True})
+    """Whether a model can be called now; 503 with the reason while inferences for it are."""
+    _check(version)
+    return json_response({"name": tenant.callable(name, version).name, "ready": True})
 
 
 @router.get("/v2/models/{name}/config", tags=_MODELS, response_model=schemas.ModelConfiguration, responses=_MODEL_ERRORS)
@@ -138,17 +139,21 @@ async def statistics(tenant: TenantDep, service: ServiceDep, name: ModelName, ve
 async def index(tenant: TenantDep, service: ServiceDep, request: Request) -> Response:
     """Every model that the tenant is served or could load, with its state, and the reason where it is not ready."""
     if flag(await read_object(request, tenant.uploads), "ready", ""):
-        entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
+        entries = [entry for entry in tenant.index() if entry.state == "READY"]
     else:
         there = await asyncio.to_thread(names_for, tenant.config, service.config.models.repository)
-        entries = tenant.catalog.index(there, tenant.config.models)
+        entries = tenant.index(there, tenant.config.models)
     return json_response([entry.as_json() for entry in entries])
 
 
 def _find(tenant: Tenant, name: str, version: str | None) -> ServedModel:
+    _check(version)
+    return tenant.catalog.find(name, version)
+
+
+def _check(version: str | None) -> None:
     if version is not None and not (version.isascii() and version.isdigit()):
         raise NotFound(f"version {short(version)!r} is no number; expected digits")
-    return tenant.catalog.find(name, version)
 
 
 def _tensor(spec: TensorSpec) -> Object:

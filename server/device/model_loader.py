@@ -29,7 +29,7 @@ from engines import (
     unsupported,
 )
 from engines.settings import Sample
-from partitions import Device, Partition
+from partitions import Device, DeviceLost, Partition
 from partitions.loads import Loads, UnpacedLoads
 
 from ..config.schema import Config, ModelOptions
@@ -93,6 +93,8 @@ class ModelLoader:
         self._base = base
         self._unsupported = unsupported
         self._max_body = max_body
+        self.on_lost: Callable[[DeviceLost], None] = lambda _: None
+        """Called, on the thread that loads, when the device is lost meanwhile: no model can be served here any more."""
         self._device_loads = loads or UnpacedLoads()
         self._loads = count(1)
         self._engines = EnginePool()
@@ -160,7 +162,7 @@ class ModelLoader:
         for file in listing.files:
             resolved = self._resolve(file, prepared.loaded)
             if not resolved.problems:
-                with _recording(file, prepared.loaded):
+                with self._recording(file, prepared.loaded):
                     if steps:
                         engine, labelled = self._chain(file, resolved, among, prepared.loaded)
                         prepared.versions.append(PreparedVersion(labelled, resolved, engine, ()))
@@ -224,6 +226,8 @@ class ModelLoader:
             return bind_instances(engine, partition, resolved.instances)
         except BaseException as error:
             self._engines.let_go(engine)
+            if isinstance(error, DeviceLost):
+                self.on_lost(error)
             if isinstance(error, EngineError):
                 raise ModelRefused(_without_path(str(error), file)) from error
             raise
@@ -252,7 +256,7 @@ class ModelLoader:
             before = len(loaded.engines)
             try:
                 if not (whole and loaded.problems):
-                    with _recording(version.file, loaded):
+                    with self._recording(version.file, loaded):
                         self._bind_version(version, partition, loaded)
             finally:
                 if len(loaded.engines) == before:
@@ -262,6 +266,25 @@ class ModelLoader:
         discarded = loaded.discard()
         self.let_go(loaded.engines.values())
         return discarded
+
+    @contextmanager
+    def _recording(self, file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
+        """Record errors as problems of this version."""
+        version = str(file.version)
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, DeviceLost):
+                self.on_lost(error)
+            elif not isinstance(error, EngineError):
+                log.exception("unexpected error while loading model %s version %s", file.name, version)
+            # Clients see this; it must not name the repository's path.
+            reason = _without_path(str(error), file)
+            if file.config.steps:  # Errors of its steps may name their files.
+                reason = reason.replace(f"{file.path.parent.parent}/", "")
+            loaded.problems.append(
+                IndexEntry(file.name, version, "UNAVAILABLE", reason + _where_configured(reason, file.config.settings))
+            )
 
     def _resolve(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
@@ -369,24 +392,6 @@ class ModelLoader:
 
 
 _NESTED = "is an ensemble, which cannot be a step; name its steps instead"
-
-
-@contextmanager
-def _recording(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
-    """Record errors as problems of this version."""
-    version = str(file.version)
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, EngineError):
-            log.exception("unexpected error while loading model %s version %s", file.name, version)
-        # Clients see this; it must not name the repository's path.
-        reason = _without_path(str(error), file)
-        if file.config.steps:  # Errors of its steps may name their files.
-            reason = reason.replace(f"{file.path.parent.parent}/", "")
-        loaded.problems.append(
-            IndexEntry(file.name, version, "UNAVAILABLE", reason + _where_configured(reason, file.config.settings))
-        )
 
 
 def _without_path(text: str, file: ModelFile) -> str:

@@ -73,6 +73,7 @@ class Runtime:
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
         self.model_loader = open_model_loader(config, device, read, self.builds, frontends)
+        self.model_loader.on_lost = self.on_device_lost
         self._on_lost = on_lost
         self._lifecycle = Lifecycle(publish)
         self._priorities = GilPriorities()

@@ -46,10 +46,10 @@ class Metadata:
         return _encoded("ServerMetadataResponse", {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS})
 
     async def model_ready(self, context: Any) -> bytes:
-        """ModelReady: false for a model that is not there too, as in Triton."""
+        """ModelReady: false where HTTP answers 503, and for a model that is not there, as in Triton."""
         tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, "ModelReadyRequest")
         try:
-            tenant.catalog.find(request.name, request.version or None)
+            tenant.callable(request.name, request.version or None)
         except (NotFound, Unavailable):
             return _encoded("ModelReadyResponse", {"ready": False})
         return _encoded("ModelReadyResponse", {"ready": True})
@@ -87,10 +87,10 @@ class Metadata:
         """RepositoryIndex."""
         tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, "RepositoryIndexRequest")
         if request.ready:
-            entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
+            entries = [entry for entry in tenant.index() if entry.state == "READY"]
         else:
             there = await asyncio.to_thread(names_for, tenant.config, self._tenant_port.service.config.models.repository)
-            entries = tenant.catalog.index(there, tenant.config.models)
+            entries = tenant.index(there, tenant.config.models)
         return _encoded("RepositoryIndexResponse", {"models": [entry.as_json() for entry in entries]})
 
     async def _model(self, context: Any, kind: str) -> ServedModel:

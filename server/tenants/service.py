@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from ..config.schema import Config
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
-from ..errors import Misdirected
+from ..errors import Misdirected, Unavailable
 from ..link.messages import ModelKey
 from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Link
@@ -22,7 +22,7 @@ from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.spread_scheduler import SpreadScheduler
 from .auth import Tenancy
-from .catalog import Catalog, ServedModel
+from .catalog import Catalog, IndexEntry, ServedModel
 from .frontend import ModelReport, Report, State
 from .model_changes import ModelChanges
 from .tracing import Tracing
@@ -58,6 +58,18 @@ class Tenant:
     @property
     def name(self) -> str:
         return self.config.name
+
+    def callable(self, name: str, version: str | None = None) -> ServedModel:
+        """A model that may be called now, as `Catalog.find`. Raises Unavailable as well while its inferences would be refused."""
+        served = self.catalog.find(name, version)
+        if why := self.lane.admission.refusing:
+            raise Unavailable(why)
+        return served
+
+    def index(self, there: Collection[str] | None = None, expected: Collection[str] = ()) -> list[IndexEntry]:
+        """As `Catalog.index`, except that nothing is READY while inferences are refused."""
+        entries, why = self.catalog.index(there, expected), self.lane.admission.refusing
+        return [replace(e, state="UNAVAILABLE", reason=why) if why and e.state == "READY" else e for e in entries]
 
     def refuse(self, reason: str) -> None:
         """Refuse new requests, and those whose bodies are still arriving."""
@@ -217,4 +229,4 @@ def report(tenant: Tenant) -> Report:
     served = [ModelReport(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
     lane, lender = tenant.lane, tenant.lane.admission.lender
     lending = (lender.guard.lends, lender.guard.stops) if lender else None
-    return Report(served, tenant.catalog.index(), lane.statistics(), lane.slots.statistics(), lending=lending)
+    return Report(served, tenant.index(), lane.statistics(), lane.slots.statistics(), lending=lending)

@@ -1,4 +1,4 @@
-"""A model that ends its process whenever it is loaded is left out after some attempts: all other models are served."""
+"""What ends the process that has a model: loading it, each time, or the loss of the device while it runs."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two c
 
 
 @pytest.mark.parametrize("options", [[], ["--device"]], ids=["tenant process", "device process"])
-def test_a_model_that_crashes_is_left_out(tmp_path: Path, options: list[str]) -> None:
-    for name in ("crash", "identity"):
+def test_a_model_that_crashes_is_left_out_and_a_lost_device_is_replaced(tmp_path: Path, options: list[str]) -> None:
+    for name in ("crash", "identity", "lose"):
         repository.write(tmp_path / "models", name, repository.IDENTITY)
     path = configure(tmp_path / "greenlane.toml", tmp_path / "models", TENANTS.replace(', "spin"', ""))
     with (
@@ -31,4 +31,10 @@ def test_a_model_that_crashes_is_left_out(tmp_path: Path, options: list[str]) ->
         until(lambda: acme.get("/v2/health/ready").status_code == 200)
         with suppress(httpx.TransportError):  # In the tenant's own process it ends its connections as well.
             assert acme.post("/v2/repository/models/crash/load").status_code == 503
+        until(lambda: answered(acme) == 200)
+        refused = infer(acme, "lose", SMALL)
+        assert refused.status_code == 503
+        assert "CUDA error 700" in refused.json()["error"]
+        server.wait_for_log("the device is lost, this process exits: CUDA error 700")
+        server.wait_for_log("status 70")
         until(lambda: answered(acme) == 200)

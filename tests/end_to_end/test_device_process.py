@@ -68,6 +68,20 @@ def test_requests_are_answered_503_at_once_and_served_again_when_the_device_proc
     assert others(server) == before
 
 
+def test_a_model_is_not_ready_from_the_kill_of_the_device_process_until_it_is_served_again(
+    server: Running, acme: httpx.Client
+) -> None:
+    os.kill(server.pid(DEVICE), signal.SIGKILL)
+    until(lambda: infer(acme, "identity", SMALL).status_code == 503)
+    seen = []
+    while not seen or seen[-1][1] != 200:
+        ready, served = acme.get("/v2/models/identity/ready"), infer(acme, "identity", SMALL)
+        seen.append((ready.status_code, served.status_code, ready.headers.get("retry-after")))
+    assert seen[:-1] == [(503, 503, "1")] * (len(seen) - 1), "each readiness was asked before the inference"
+    assert len(seen) > 1
+    assert acme.get("/v2/models/identity/ready").status_code == 200
+
+
 def test_an_inference_in_flight_is_answered_503_when_the_device_process_is_killed(server: Running, acme: httpx.Client) -> None:
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(infer(acme, "spin", spin(FOREVER))))

@@ -99,6 +99,7 @@ def test_a_device_that_ends_is_noticed_by_what_runs_there_only(server: Running, 
     with Load(server, **{"X-Tenant": "acme"}) as one, Load(server, **{"X-Tenant": "acme"}) as two:
         server.kill(f"dev {device}")
         assert acme.get("/v2/health/ready").status_code == 200
+        assert acme.get("/v2/models/identity/ready").status_code == 200, "the other device serves it"
         one.more()
         two.more()
         until(lambda: state(acme, device) == "serving")
@@ -113,7 +114,9 @@ def test_without_any_device_requests_are_503_until_one_is_back(server: Running, 
     for name in ("0", "1"):
         server.kill(f"dev {name}")
     until(lambda: infer(acme, "identity", SMALL).status_code == 503)
-    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    while (ready := acme.get("/v2/models/identity/ready").status_code) == 503:
+        pass
+    assert (ready, infer(acme, "identity", SMALL).status_code) == (200, 200), "it is ready once one of them serves it"
     until(lambda: both_serve(acme))
     before = works(acme)
     for _ in range(4):

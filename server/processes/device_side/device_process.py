@@ -6,7 +6,6 @@ of models.
 
 import asyncio
 import gc
-import logging
 import os
 import socket
 import sys
@@ -20,7 +19,6 @@ import uvloop
 from ...config.schema import Config
 from ...errors import RequestError
 from ...host import logs
-from ...host.exit_codes import NEEDS_RESTART
 from ...host.malloc import keep_large_blocks
 from ...host.watchdog import Watchdog
 from ...link.ring import Descriptors
@@ -34,11 +32,6 @@ from ..children import spawn
 from ..children.process_setup import set_up
 from .forwarding_frontend import ForwardingFrontend
 from .runtime_server import Opener, RuntimeServer
-
-log = logging.getLogger("greenlane.runtime")
-
-_EXIT_DELAY = 0.2
-"""Seconds between the loss of the device and the exit, in which works in flight fail and their requests are answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,6 @@ class DeviceProcess:
             arguments.opener,
             self._frontends,
             lambda message: self._channel.notify(message),
-            self._on_lost,
             arguments.pages,
         )
         handlers: dict[type[Message], Callable[[Any], Any]] = {
@@ -155,10 +147,6 @@ class DeviceProcess:
         if self._server.runtime:
             await self._server.runtime.close()
         self._closed.set()
-
-    def _on_lost(self, reason: str) -> None:
-        log.critical("the device is lost, this process exits: %s", reason)
-        asyncio.get_running_loop().call_later(_EXIT_DELAY, os._exit, NEEDS_RESTART)
 
 
 def main(arguments: DeviceArguments) -> None:

@@ -1,6 +1,8 @@
 """Answers the supervisor's messages with a runtime of this process; the other end is `remote_runtime`."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -9,12 +11,17 @@ from partitions import Device
 
 from ...config.schema import Config, DeviceConfig
 from ...device.runtime import Runtime
+from ...host.exit_codes import NEEDS_RESTART
 from ...tenants.frontend import Frontend, State
 from ..channels import device_messages as messages
 from ..channels.config_fields import options_of
 from ..channels.device_fields import DeviceInfoFields, ExecutionFields, TenantMemoryFields, UsageReportFields, WideStateFields
 from ..channels.messages import Message
 
+log = logging.getLogger("greenlane.runtime")
+
+_EXIT_DELAY = 0.2
+"""Seconds between the loss of the device and the exit, in which works in flight fail and their requests are answered."""
 Opener = Callable[[DeviceConfig], Device]
 """Opens a device as it is configured. Blocks. Raises DeviceUnavailable."""
 
@@ -22,8 +29,8 @@ Opener = Callable[[DeviceConfig], Device]
 class RuntimeServer:
     """The device side of the tenants that have a frontend here. Belongs to the event loop.
 
-    `pages` are those of tenants that lend, as for `Runtime`. `notify` sends the supervisor a message. `on_lost` is called with
-    the reason when the device is lost, after that was sent.
+    `pages` are those of tenants that lend, as for `Runtime`. `notify` sends the supervisor a message. The process ends when the
+    device is lost: only another one can use it again.
     """
 
     def __init__(
@@ -32,7 +39,6 @@ class RuntimeServer:
         opener: Opener,
         frontends: Mapping[str, Frontend],
         notify: Callable[[Message], None],
-        on_lost: Callable[[str], None] = lambda _: None,
         pages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.runtime: Runtime | None = None
@@ -40,7 +46,6 @@ class RuntimeServer:
         self._opener = opener
         self._frontends = frontends
         self._notify = notify
-        self._on_lost = on_lost
         self._pages = pages
 
     def __repr__(self) -> str:
@@ -127,4 +132,5 @@ class RuntimeServer:
 
     def _lose(self, reason: str) -> None:
         self._notify(messages.ReportDeviceLost(reason))
-        self._on_lost(reason)
+        log.critical("the device is lost, this process exits: %s", reason)
+        asyncio.get_running_loop().call_later(_EXIT_DELAY, os._exit, NEEDS_RESTART)

@@ -522,6 +522,16 @@ async def test_a_device_lost_while_models_load_is_never_ready(root: Path) -> Non
     await site.controller.close()
 
 
+async def test_a_device_lost_by_a_load_is_lost_for_all(root: Path) -> None:
+    """No other model can be bound there, so that its tenants would be refused for ever, and nothing would be replaced."""
+    async with serving(root) as site:
+        site.script.fail("bind", error=DeviceLost("CUDA error 700"))
+        with pytest.raises(BadRequest, match="CUDA error 700"):
+            await site.controller.load("acme", "a")
+        await asyncio.wait_for(site.controller.device_gone.wait(), 30)
+        assert site.controller.state == "lost"
+
+
 async def test_on_device_lost_before_the_start_changes_no_state() -> None:
     site = Site(Path("nowhere"))
     site.runtime.on_device_lost(DeviceLost("gone"))

@@ -125,6 +125,16 @@ async def test_a_long_text_is_shortened_so_that_every_client_can_read_it(bench: 
     assert len(text) < 2100
 
 
+async def test_no_model_is_ready_while_inferences_are_refused(bench: Bench) -> None:
+    asked = service_pb2.ModelReadyRequest(name=bench.served.name).SerializeToString()
+    channel = grpc.aio.insecure_channel(bench.address)
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
+    for reason, ready in (("", True), ("the device process has ended", False), ("", True)):
+        bench.tenant.suspend(reason)
+        assert service_pb2.ModelReadyResponse.FromString(await call(asked)).ready is ready
+    await channel.close()
+
+
 async def test_repeated_credentials_are_ambiguous(bench: Bench) -> None:
     channel = grpc.aio.insecure_channel(bench.address)
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")

@@ -13,7 +13,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.config.schema import Config, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
-from server.errors import Conflict, Misdirected, QueueFull, Unauthorized, Unavailable, answer
+from server.errors import Conflict, Misdirected, NotFound, QueueFull, Unauthorized, Unavailable, answer
 from server.http.infer import Infer
 from server.link.messages import Done, Extent, Failure
 from server.link.slots import Slot
@@ -276,6 +276,25 @@ async def test_report_has_served_models_pending_requests_and_index(frontend: Loc
     assert [(item.name, item.version, item.pending) for item in report.served] == [("m", "1", 2)]
     assert (report.lane.waiting, report.lane.in_flight, report.slots.used) == (2, 1, 3)
     assert [entry.state for entry in report.index] == ["READY"]
+
+
+async def test_a_model_is_not_ready_while_its_inferences_are_refused(frontend: LocalFrontend) -> None:
+    tenant = frontend.tenant
+    frontend.listed()
+    await frontend.publish("m", [served("m")], [IndexEntry("m", "2", "UNAVAILABLE", "broken")])
+    assert tenant.callable("m").version == "1"
+    frontend.suspend("the device process has ended")
+    with pytest.raises(Unavailable, match="^the device process has ended$"):
+        tenant.callable("m")
+    with pytest.raises(NotFound):
+        tenant.callable("n")
+    refused = [IndexEntry("m", "1", "UNAVAILABLE", "the device process has ended"), IndexEntry("m", "2", "UNAVAILABLE", "broken")]
+    assert tenant.index() == (await frontend.report()).index == refused
+    frontend.suspend("")
+    assert [entry.state for entry in tenant.index()] == ["READY", "UNAVAILABLE"]
+    frontend.refuse("the server is stopping")
+    with pytest.raises(Unavailable, match="^the server is stopping$"):
+        tenant.callable("m")
 
 
 async def test_a_refusing_frontend_gives_the_reason(frontend: LocalFrontend) -> None:
