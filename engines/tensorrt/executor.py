@@ -98,7 +98,7 @@ class TensorRTExecutor:
         self._events = resources.events
         self._order = resources.order
         self._aux_streams = resources.aux_streams
-        self._staging = Staging(self._loaded.log_staging, partition.device.index, instance.sizes, len(engine.signature.inputs))
+        self._staging = Staging(self._loaded.log_staging, partition.device, instance.sizes, len(engine.signature.inputs))
         self._addresses = AddressCache(partition.device)
         self._lock = RLock()
         self._recipes = Recipes(partition.stream, resources.events, instance.addresses, engine.path.name)
@@ -208,6 +208,7 @@ class TensorRTExecutor:
                 scratch.callback(buffer.close)
             addresses = [int(buffer.handle) for buffer in blanks]
             room = Room(addresses[-1], blanks[-1].size)
+            scratch.enter_context(self._staging.owning(addresses))
             for shapes in sets:
                 given = zip(specs, shapes, addresses, strict=False)
                 self.enqueue([Tensor(shape, address, spec.nbytes(shape)) for spec, shape, address in given], room).wait()
@@ -398,7 +399,7 @@ class TensorRTExecutor:
         outputs, end = self._lay_out(fit.outputs, room.address)
         specs = self.engine.signature.inputs
         unreachable = [spec.name for spec, tensor in zip(specs, inputs, strict=True) if not self._is_reachable(tensor)]
-        if unreachable or end - room.address > room.nbytes or not self._staging.reaches(room.address):
+        if unreachable or end - room.address > room.nbytes or not self._staging.reaches(*room):
             what = f"input {unreachable[0]!r} is" if unreachable else f"the {end - room.address} bytes of its outputs would be"
             raise ExecutionFailed(
                 f"{what} where the GPU cannot reach; use pinned memory, or the GPU's, for a graph that is being captured"
@@ -407,7 +408,7 @@ class TensorRTExecutor:
         return JoinedWork(outputs)
 
     def _is_reachable(self, tensor: Tensor) -> bool:
-        return not tensor.nbytes or self._staging.reaches(tensor.address)
+        return not tensor.nbytes or self._staging.reaches(tensor.address, tensor.nbytes)
 
     def _resolve(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> ResolvedAddresses:
         """Resolve the addresses of inputs and room, through staging memory where needed, and cache them where not."""
@@ -453,7 +454,7 @@ class TensorRTExecutor:
     def _destinations(self, slot: int, fit: Fit, room: Room) -> tuple[tuple[Tensor, ...], bool]:
         """The outputs in the room, or in staging memory (True) if they do not fit or the GPU cannot reach the room."""
         outputs, end = self._lay_out(fit.outputs, room.address)
-        if end - room.address <= room.nbytes and self._staging.reaches(room.address):
+        if end - room.address <= room.nbytes and self._staging.reaches(*room):
             return outputs, False
         return self._lay_out(fit.outputs, self._staging.room(slot).address)[0], True
 

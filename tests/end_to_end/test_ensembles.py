@@ -75,7 +75,7 @@ def served_by(kind: str, root: Path) -> Iterator[Served]:
             yield served
     else:
         gpu = Gpu()
-        with installed(gpu, library(gpu)) as cuda, serving(configuration(root, *tenants), cuda.open_cuda()) as served:
+        with installed(gpu, library(gpu)) as cuda, serving(configuration(root, *tenants), cuda.open_cuda(Gpu.index)) as served:
             yield served
 
 
@@ -295,7 +295,7 @@ def test_on_a_gpu_all_steps_are_one_graph(root: Path) -> None:
     gpu = Gpu()
     with (
         installed(gpu, library(gpu)) as cuda,
-        serving(configuration(root), cuda.open_cuda()) as served,
+        serving(configuration(root), cuda.open_cuda(Gpu.index)) as served,
         triton.InferenceServerClient(served.address) as client,
     ):
         execution = json.loads(client.get_model_config("all")["parameters"]["greenlane.execution"]["string_value"])

@@ -33,7 +33,7 @@ class Bench:
         self.gpu = gpu
         self.cuda = cuda
         self.folder = folder
-        self.device = cuda.open_cuda()
+        self.device = cuda.open_cuda(Gpu.index)
         self.partition = self.device.carve([0])
         self.partition.attach()
         self.tensorrt = importlib.import_module("engines.tensorrt.load")

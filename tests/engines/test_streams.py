@@ -38,7 +38,7 @@ class OnGpu:
         self.dtype = np.dtype(dtype)
         self.shape = shape
         self.nbytes = int(np.prod(shape)) * self.dtype.itemsize
-        self.address = bench.gpu.allocate(self.nbytes, device=0)
+        self.address = bench.gpu.allocate(self.nbytes, bench.gpu.index)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -251,9 +251,9 @@ def test_f07_a_stream_of_another_device_is_refused_before_anything_is_enqueued(
     bench: Bench, executor: Any, home: Stream
 ) -> None:
     settled(executor, bench)
-    bench.gpu.ordinary.append(Context((0,), 0x200, green=False, device=1))
+    bench.gpu.ordinary.append(Context((0,), 0x200, green=False, device=0))
     foreign = bench.gpu.create_stream(bench.gpu.ordinary[-1])
-    why = f"stream {foreign.handle:#x} is of device 1, but the engine is bound to device 0; select a stream of device 0"
+    why = f"stream {foreign.handle:#x} is of device 0, but the engine is bound to device 1; select a stream of device 1"
     with pytest.raises(ExecutionFailed, match=why), on_stream(foreign.handle):
         enqueue(executor, bench, rows(2))
     assert submitted(home, foreign) == [0, 0]
@@ -481,21 +481,50 @@ def test_f37_staging_is_decided_by_the_pointer_of_each_inference(
     assert bench.gpu.log.count("cuGraphInstantiate") == 0
 
 
-def test_f37_memory_of_another_gpu_is_refused_and_not_staged(bench: Bench, executor: Any, home: Stream) -> None:
+@pytest.mark.parametrize("context", [0, 0x200], ids=["of its pool", "of a context"])
+def test_f37_memory_of_another_gpu_is_refused_and_not_staged(bench: Bench, executor: Any, home: Stream, context: int) -> None:
     settled(executor, bench)
+    bench.gpu.ordinary.append(Context((0,), 0x200, green=False, device=0))
     given, taken = OnGpu(bench, (2, 3)), OnGpu(bench, (2, 3))
     inputs, room = [Tensor.of(given)], Room.of(taken)
     for lost in (given, taken):
         region = bench.gpu.allocated[lost.address]
-        region.device = 1
-        why = f"memory at {lost.address:#x} is device 1's, but the engine is bound to device 0; copy it there first"
+        region.device, region.context = 0, context
+        why = f"memory at {lost.address:#x} is device 0's, but the engine is bound to device 1; copy it there first"
         with pytest.raises(ExecutionFailed, match=why):
             executor.enqueue(inputs, room)
         assert submitted(home) == [0]
-        region.device = 0
+        region.device, region.context = bench.gpu.index, 0
     given.write(rows(2))
     executor.enqueue(inputs, room).wait()
     assert taken.read().tolist() == affine(rows(2)).tolist()
+
+
+def test_f37_memory_of_its_own_gpu_is_used_in_place_whatever_it_was_allocated_of(bench: Bench, executor: Any) -> None:
+    """Of the GPU's pool, of a pool that the driver says nothing of, of the primary context, or of a green one."""
+    settled(executor, bench)
+    taken, green = OnGpu(bench, (2, 3)), bench.gpu.contexts[0].handle
+    for device, context in (
+        (bench.gpu.index, 0),
+        (77, 0),
+        (bench.gpu.index, bench.gpu.primary.handle),
+        (bench.gpu.index, green),
+    ):
+        given = OnGpu(bench, (2, 3))
+        bench.gpu.allocated[given.address].device, bench.gpu.allocated[given.address].context = device, context
+        given.write(rows(2, context))
+        executor.enqueue([Tensor.of(given)], Room.of(taken)).wait()
+        assert taken.read().tolist() == affine(rows(2, context)).tolist()
+        bench.gpu.allocated[given.address].device, bench.gpu.allocated[given.address].context = bench.gpu.index, 0
+    assert executor.describe()["counts"]["staged"] == 0
+
+
+def test_f37_of_what_the_process_allocated_itself_the_driver_is_not_asked(bench: Bench, executor: Any) -> None:
+    """The memory that it is warmed up with, and what it has pinned."""
+    executor.enqueue(bench.pinned(rows(5)), bench.room()).wait()
+    assert "cuPointerGetAttributes" not in bench.gpu.log
+    run(executor, rows(5))
+    assert "cuPointerGetAttributes" in bench.gpu.log
 
 
 @pytest.mark.parametrize("count", [2, 7])

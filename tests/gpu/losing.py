@@ -22,11 +22,11 @@ CYCLES = 500_000_000
 BLOCKS, THREADS = 1024, 1024
 
 
-def lose() -> None:
-    """Run the kernel in the process's primary context, and raise its error."""
+def lose(index: int) -> None:
+    """Run the kernel in the process's primary context of this GPU, and raise its error."""
     from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 
-    device = Device(0)
+    device = Device(index)
     device.set_current()
     program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}"))
     kernel, stream = program.compile("cubin").get_kernel("trap"), device.create_stream()
@@ -36,13 +36,13 @@ def lose() -> None:
 
 def opener(config: DeviceConfig) -> Device:
     """Open the device, in the process that has it, and lose it when something is written to the FIFO."""
-    Thread(target=_lose_on_request, name="losing", daemon=True).start()
+    Thread(target=_lose_on_request, args=(config.index,), name="losing", daemon=True).start()
     return open_configured(config)
 
 
-def _lose_on_request() -> None:
+def _lose_on_request(index: int) -> None:
     if Path(os.environ["LOSE"]).read_bytes():
-        lose()
+        lose(index)
 
 
 def serve() -> int:

@@ -38,12 +38,14 @@ class Case(NamedTuple):
     module: str
     folder: Path
     inputs: dict[str, Any]
+    index: int = 0
+    """The GPU's ordinal."""
 
     @contextmanager
     def running(self, fronts: str, port: int = 0, status: int = 0) -> Iterator[Served]:
         """The server, once it is ready; it has to end with this status. Port 0 is a free one."""
         config = self.folder / "greenlane.toml"
-        config.write_text(_config(self.folder / "models", fronts), encoding="utf-8")
+        config.write_text(_config(self.folder / "models", fronts, self.index), encoding="utf-8")
         lose = self.folder / "lose"
         lose.unlink(missing_ok=True)
         os.mkfifo(lose)
@@ -67,8 +69,8 @@ def version(folder: Path) -> Path:
     return made
 
 
-def _config(repository: Path, fronts: str) -> str:
-    lines = ["[server]", f'fronts = "{fronts}"', 'drain_grace = "0s"', "[device]", 'backend = "cuda"']
+def _config(repository: Path, fronts: str, index: int) -> str:
+    lines = ["[server]", f'fronts = "{fronts}"', 'drain_grace = "0s"', "[device]", 'backend = "cuda"', f"index = {index}"]
     lines += ["[models]", f'repository = "{repository}"']
     for tenant in TENANTS:
         lines += [f"[tenants.{tenant}]", "granules = 4", 'models = ["*"]']

@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import Any
 
 from . import gpu as hardware
-from .errors import CUDAError
+from .errors import CUDAError, Misuse
 from .gpu import Gpu
 from .streams import Event, Graph
 
@@ -26,13 +26,19 @@ class CUstreamCaptureMode(IntEnum):
 
 
 class CUpointer_attribute(IntEnum):
+    CU_POINTER_ATTRIBUTE_CONTEXT = 1
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+    CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17
 
 
 class CUmemorytype(IntEnum):
     CU_MEMORYTYPE_HOST = 1
     CU_MEMORYTYPE_DEVICE = 2
+
+
+FIRST_POOL = 0x9000
+"""The memory pool of the first device; the next devices' follow it."""
 
 
 class CUstreamCaptureStatus(IntEnum):
@@ -92,8 +98,17 @@ class Driver:
             return (str(error), None) if gives else (str(error),)
         return (success,) if result is None else (success, *result) if isinstance(result, tuple) else (success, result)
 
+    def _its(self, device: int) -> Gpu:
+        """The GPU, where this is its ordinal: nothing asks for another one."""
+        if device != self._gpu.index:
+            raise Misuse(f"the server used device {device}, where it serves on device {self._gpu.index}")
+        return self._gpu
+
     def cuDeviceTotalMem(self, dev: int) -> tuple[Any, ...]:
-        return self._call("cuDeviceTotalMem", lambda: hardware.TOTAL, gives=True)
+        return self._call("cuDeviceTotalMem", lambda: self._its(dev) and hardware.TOTAL, gives=True)
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return self._call("cuDeviceGetCount", lambda: self._gpu.index + 1, gives=True)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
         """What is free of the whole device "according to the OS", and all there is."""
@@ -101,18 +116,18 @@ class Driver:
         return answer if len(answer) == 3 else (*answer, None, None)
 
     def cuDeviceGetMemPool(self, dev: int) -> tuple[Any, ...]:
-        def body() -> str:
+        def body() -> int:
             if not self._gpu.has_pool:
                 raise CUDAError("CUDA_ERROR_NOT_SUPPORTED: no memory pools")
-            return "the default pool"
+            return FIRST_POOL + dev
 
         return self._call("cuDeviceGetMemPool", body, gives=True)
 
-    def cuMemPoolGetAttribute(self, pool: str, attr: CUmemPool_attribute) -> tuple[Any, ...]:
-        return self._call("cuMemPoolGetAttribute", lambda: self._gpu.pool_has, gives=True)
+    def cuMemPoolGetAttribute(self, pool: int, attr: CUmemPool_attribute) -> tuple[Any, ...]:
+        return self._call("cuMemPoolGetAttribute", lambda: self._its(pool - FIRST_POOL).pool_has, gives=True)
 
     def cuDeviceGetDevResource(self, device: int, typename: int) -> tuple[Any, ...]:
-        return self._call("cuDeviceGetDevResource", lambda: CUdevResource(self._gpu.whole()))
+        return self._call("cuDeviceGetDevResource", lambda: CUdevResource(self._its(device).whole()))
 
     def cuDevSmResourceSplitByCount(
         self, nbGroups: int, input_: CUdevResource, useFlags: int, minCount: int
@@ -129,7 +144,7 @@ class Driver:
         return self._call("cuDevResourceGenerateDesc", lambda: [self._gpu.merge(chosen)])
 
     def cuGreenCtxCreate(self, desc: list[tuple[int, ...]], dev: int, flags: int) -> tuple[Any, ...]:
-        return self._call("cuGreenCtxCreate", lambda: self._gpu.create_context(desc[0]))
+        return self._call("cuGreenCtxCreate", lambda: self._its(dev).create_context(desc[0]))
 
     def cuGreenCtxDestroy(self, hCtx: hardware.Context) -> tuple[Any, ...]:
         return self._call("cuGreenCtxDestroy", lambda: self._gpu.destroy_context(hCtx))
@@ -173,6 +188,13 @@ class Driver:
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
         return self._call("cuCtxGetCurrent", self._gpu.current, gives=True)
 
+    def cuCtxGetDevice(self) -> tuple[Any, ...]:
+        def body() -> int:
+            (found,) = [each for each in (*self._gpu.contexts, *self._gpu.ordinary) if each.handle == self._gpu.current()]
+            return found.device
+
+        return self._call("cuCtxGetDevice", body, current=True, gives=True)
+
     def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
         return self._call("cuCtxGetStreamPriorityRange", lambda: self._gpu.priorities, current=True)
 
@@ -198,14 +220,21 @@ class Driver:
     def cuPointerGetAttributes(
         self, numAttributes: int, attributes: Sequence[CUpointer_attribute], ptr: int
     ) -> tuple[Any, ...]:
-        """Zeros for memory that CUDA does not know."""
+        """Zeros for memory that CUDA does not know.
+
+        The ordinal is 0 whoever owns the memory: so it is with driver 580.159 on two H100s, and with cuda-bindings 13.2 and
+        13.3 on any machine. Memory of a pool has no context.
+        """
 
         def body() -> list[int]:
-            device = self._gpu.device_of(ptr)
+            region = self._gpu.region_of(ptr)
+            device, context = (region.device, region.context) if region else (-1, 0)
             kind = CUmemorytype.CU_MEMORYTYPE_HOST if device < 0 else CUmemorytype.CU_MEMORYTYPE_DEVICE
             known = {
+                CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT: context,
                 CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: int(kind),
-                CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: max(0, device),
+                CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: 0,
+                CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: 0 if device < 0 or context else FIRST_POOL + device,
             }
             reachable = self._gpu.is_reachable(ptr)
             return [known[attribute] if reachable else 0 for attribute in attributes[:numAttributes]]

@@ -22,6 +22,8 @@ POOL_STEP = 32 * MIB
 """The memory pool takes the device's memory in pieces of this size."""
 DRIVER_STEP = 2 * MIB
 """And so does the driver for what it keeps itself."""
+INDEX = 1
+"""The ordinal of the simulated GPU. The host's first GPU is another one, so that what assumes the first fails."""
 DEFAULT_STREAMS = (0, 1, 2)
 """The names of the NULL, legacy and per-thread streams."""
 RELAXED = 2
@@ -54,7 +56,7 @@ class Context:
     streams: list[Stream] = field(default_factory=list)
     closed: bool = False
     green: bool = True
-    device: int = 0
+    device: int = INDEX
     queues: str = "device_ctx"
     """The context with which it shares its work queues."""
 
@@ -67,7 +69,7 @@ class Gpu:
     """
 
     name = "Simulated H100"
-    index = 0
+    index = INDEX
     arch = "90"
 
     def __init__(
@@ -302,16 +304,17 @@ class Gpu:
             raise CUDAError("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: or not from its start")
         del self.pinned[address]
 
-    def allocate(self, nbytes: int, device: int = -1) -> int:
+    def allocate(self, nbytes: int, device: int = -1, context: int = 0) -> int:
+        """Memory of the host's, or of a device: in a context, or from the device's pool."""
         region = new_region(nbytes)
-        region.device = device
+        region.device, region.context = device, context
         self.allocated[region.address] = region
         self.free -= nbytes
         self._use_pool(region, nbytes)
         return region.address
 
     def _use_pool(self, region: Region, nbytes: int) -> None:
-        if region.device >= 0:
+        if region.device == self.index and not region.context:
             with self._memory_lock:
                 self.pool_uses += nbytes
                 self.pool_has = max(self.pool_has, -(-self.pool_uses // POOL_STEP) * POOL_STEP)
@@ -335,9 +338,9 @@ class Gpu:
         pinned = any(start <= address and address + nbytes <= start + size for start, size in self.pinned.items())
         return pinned or any(region.holds(address, nbytes) for region in list(self.allocated.values()))
 
-    def device_of(self, address: int) -> int:
-        """The device that owns this memory; -1 for the host's."""
-        return max((region.device for region in list(self.allocated.values()) if region.holds(address, 1)), default=-1)
+    def region_of(self, address: int) -> Region | None:
+        """The memory that was allocated here, if it was."""
+        return next((region for region in list(self.allocated.values()) if region.holds(address, 1)), None)
 
     def reach(self, address: int, nbytes: int) -> int:
         """For work on the device: access this memory."""

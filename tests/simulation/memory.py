@@ -16,6 +16,8 @@ class Region:
     owner: object
     device: int = -1
     """Whose memory it is; -1 for the host's."""
+    context: int = 0
+    """The context that it was allocated in; none if it is from a pool."""
 
     def poison(self, byte: int) -> None:
         ctypes.memset(self.address, byte, self.nbytes)

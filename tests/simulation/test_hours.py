@@ -82,7 +82,7 @@ class Site:
         controller.accountant = Accountant(
             controller.devices, UsageFiles(usage), clock, lambda: round((self._clock.now + self._clock.offset) * 1e9)
         )
-        device, loop = cuda.open_cuda(), asyncio.get_running_loop()
+        device, loop = cuda.open_cuda(Gpu.index), asyncio.get_running_loop()
 
         def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
             if self.faults.slow():

@@ -117,7 +117,7 @@ def test_objects_that_are_no_stream_are_not_adopted(bench: Bench, stream: object
 
 
 def test_streams_of_another_device_or_context_or_in_a_capture_are_refused(bench: Bench, plain: Stream) -> None:
-    for device, why in ((1, "is of device 1, not of device 0"), (0, "neither green nor the primary one")):
+    for device, why in ((0, "is of device 0, not of device 1"), (1, "neither green nor the primary one")):
         bench.gpu.ordinary.append(Context((0,), 0x200 + device, green=False, device=device))
         stream = bench.gpu.create_stream(bench.gpu.ordinary[-1])
         with pytest.raises(PartitionError, match=why):

@@ -43,7 +43,7 @@ class Caller:
         return step()
 
     def open(self) -> None:
-        self._device = self._bench.cuda.open_cuda()
+        self._device = self._bench.cuda.open_cuda(Gpu.index)
 
     def describe_device(self) -> str:
         return str(self._device.describe())

@@ -194,9 +194,9 @@ def test_executors_that_cannot_be_moved_are_refused(bench: Bench, other: Any) ->
     cpu.close()
     elsewhere = copy.copy(other)
     elsewhere.device = copy.copy(bench.device)
-    elsewhere.device.index = 1
+    elsewhere.device.index = 0
     for refuse in (executor.rebind, executor.engine.bind):
-        with pytest.raises(ModelRefused, match=r"affine1\.plan: loaded on GPU 0, but <CudaPartition .* is of GPU 1"):
+        with pytest.raises(ModelRefused, match=r"affine1\.plan: loaded on GPU 1, but <CudaPartition .* is of GPU 0"):
             refuse(elsewhere)
     closed = bench.device.carve([2])
     closed.close()

@@ -523,7 +523,7 @@ def test_a_library_that_measures_builds_on_the_gpu_and_for_each_kind_of_it(tmp_p
             built |= {load_engine(path, bench.device, builds=builds).path for _ in range(2)}
             bench.close()
     assert len(built) == 3
-    assert (tmp_path / "gpu-0").exists()
+    assert (tmp_path / f"gpu-{Gpu.index}").exists()
 
 
 def test_the_simulated_library_goes_by_one_of_the_real_names() -> None:

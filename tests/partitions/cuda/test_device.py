@@ -36,7 +36,7 @@ def cuda(gpu: Gpu) -> Iterator[Any]:
 
 @pytest.fixture
 def device(cuda: Any) -> Iterator[Any]:
-    with closing(cuda.open_cuda()) as device:
+    with closing(cuda.open_cuda(Gpu.index)) as device:
         yield device
 
 
@@ -55,12 +55,12 @@ def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_t
     assert (device.kind, device.unit) == ("cuda", "SM")
     assert device.granules == H100
     assert device.describe() == f"Simulated H100, 132 SMs in 16 granules (15 of 8, 1 of 12), {QUEUES[gpu.cuda]}"
-    assert repr(device) == "<CudaDevice 0, Simulated H100, granules 15 of 8, 1 of 12>"
+    assert repr(device) == "<CudaDevice 1, Simulated H100, granules 15 of 8, 1 of 12>"
     assert device.address == "0000:ff:1f.7"
 
 
 def test_partitions_of_two_splits_overlap_and_the_probe_says_so(cuda: Any, device: Any) -> None:
-    with closing(cuda.open_cuda()) as again, closing(device.carve([0])) as one, closing(again.carve([1, 15])) as other:
+    with closing(cuda.open_cuda(Gpu.index)) as again, closing(device.carve([0])) as one, closing(again.carve([1, 15])) as other:
         partitions = {"one": one, "other": other}
         with pytest.raises(Misplaced, match="one and other both ran on 0, 1, 2"):
             probe.check(partitions, probe.locate(partitions))
@@ -109,7 +109,7 @@ def test_a_context_that_holds_less_than_was_asked_for_is_given_back(device: Any,
     indirect=["gpu"],
 )
 def test_a_carve_that_fails_leaks_nothing(cuda: Any, gpu: Gpu, size: int | None, call: str) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device:
         free = gpu.free
         gpu.fail(call)
         with pytest.raises(PartitionError, match="CUDA_ERROR_OUT_OF_MEMORY") as caught:
@@ -135,7 +135,7 @@ BY_CORE, BY_DRIVER = ["Stream.close", "Context.close"], ["cuStreamDestroy", "cuG
 def test_closing_waits_for_the_stream_and_the_device_destroys_its_context(
     cuda: Any, gpu: Gpu, size: int | None, calls: list[str]
 ) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device:
         free, done = gpu.free, []
         partition = device.carve([0])
         put(partition, lambda: done.append("work"))
@@ -162,7 +162,7 @@ def test_the_same_granules_are_the_same_context_again(device: Any, gpu: Gpu) -> 
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_home_streams_have_the_highest_priority_and_those_with_lent_granules_the_lowest(cuda: Any, size: int | None) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device:
         with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
             with closing(home.make_stream()) as side, closing(wide.make_stream()) as low:
                 streams = home.stream, side.stream, wide.stream, low.stream
@@ -331,12 +331,12 @@ def test_a_driver_without_green_contexts_is_refused_with_what_is_needed(cuda: An
     with pytest.raises(
         DeviceUnavailable, match=r"CUDA_ERROR_NOT_SUPPORTED: as scripted \(green contexts need .*capability 6.0"
     ):
-        cuda.open_cuda()
+        cuda.open_cuda(Gpu.index)
 
 
 def test_the_best_device_present_is_a_gpu_that_can_be_carved(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with closing(open_device("auto")) as device, closing(open_device("cuda", granule_sms=2)) as finer:
+    with closing(open_device("auto", index=Gpu.index)) as device, closing(open_device("cuda", None, Gpu.index, 2)) as finer:
         assert (device.kind, device.granules) == ("cuda", H100)
         assert caplog.messages == [f"the device is a GPU: {device.describe()}"]
         assert len(finer.granules) == 65
@@ -348,9 +348,9 @@ def test_where_the_gpu_cannot_be_carved_the_cpu_is_taken_and_the_reason_logged(
     caplog.set_level(logging.INFO)
     gpu.fail("SMResource.split", error="CUDA_ERROR_INVALID_RESOURCE_TYPE")
     gpu.lost = "CUDA_ERROR_NOT_SUPPORTED"
-    assert open_device("auto").kind == "cpu"
+    assert open_device("auto", index=Gpu.index).kind == "cpu"
     (message,) = caplog.messages
-    assert message.startswith("the device is the CPU: CUDA device 0 cannot be carved: CUDA_ERROR_NOT_SUPPORTED")
+    assert message.startswith("the device is the CPU: CUDA device 1 cannot be carved: CUDA_ERROR_NOT_SUPPORTED")
 
 
 def test_without_the_packages_the_extra_to_install_is_named(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ class Repartitioning(RuleBasedStateMachine):
         super().__init__()
         self.gpu = Gpu(cuda=self.cuda)
         self._installed = installed(self.gpu)
-        self.device = self._installed.__enter__().open_cuda()
+        self.device = self._installed.__enter__().open_cuda(Gpu.index)
         self.free = self.gpu.free
         self.manager = PartitionManager(self.device)
 
@@ -442,7 +442,7 @@ for case in (TestRepartitioning, TestRepartitioningWithQueues):
 def test_a_further_stream_has_the_partition_s_multiprocessors_and_is_destroyed_once(
     cuda: Any, gpu: Gpu, size: int | None
 ) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device, closing(device.carve([1, 2])) as partition:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device, closing(device.carve([1, 2])) as partition:
         partition.attach()
         side = partition.make_stream()
         assert gpu.find_stream(side.handle).context is gpu.find_stream(partition.handle).context

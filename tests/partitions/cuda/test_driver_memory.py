@@ -256,7 +256,7 @@ def test_they_name_what_they_have(driver: Driver) -> None:
 class Simulated:
     def __init__(self, gpu: Gpu, cuda: Any) -> None:
         self.gpu = gpu
-        self.device = cuda.open_cuda()
+        self.device = cuda.open_cuda(Gpu.index)
         self.current = self.device.make_current()
 
     def taken(self) -> Taken:

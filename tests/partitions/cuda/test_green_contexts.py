@@ -51,14 +51,14 @@ def cuda(gpu: Gpu) -> Iterator[Any]:
     ],
 )
 def test_granules_add_up_to_the_device_whatever_its_topology(cuda: Any, gpu: Gpu, size: int, granules: tuple[int, ...]) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device:
         assert device.granules == granules
         assert sum(device.granules) == gpu.sms
         assert ("clusters" in device.describe()) == (size in (2, 3) and gpu.smallest == 8)
 
 
 def test_finer_granules_are_had_for_thread_block_clusters(cuda: Any, gpu: Gpu) -> None:
-    with closing(cuda.open_cuda(granule_sms=2)) as device:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=2)) as device:
         assert device.granules == (2,) * 64 + (4,)
         description = f"Simulated H100, 132 SMs in 65 granules (64 of 2, 1 of 4), {QUEUES[gpu.cuda]}"
         assert device.describe() == f"{description}; no thread-block clusters"
@@ -73,12 +73,12 @@ def test_finer_granules_are_had_for_thread_block_clusters(cuda: Any, gpu: Gpu) -
 @pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-8, ValueError), (133, DeviceUnavailable)])
 def test_granules_of_an_impossible_size_are_refused(cuda: Any, size: int, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"expected 1 or more|the topology does not give that"):
-        cuda.open_cuda(granule_sms=size)
+        cuda.open_cuda(Gpu.index, granule_sms=size)
 
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_the_device_is_split_once_however_often_it_is_carved(cuda: Any, gpu: Gpu, size: int | None) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device:
         for _ in range(3):
             for granule in range(len(device.granules)):
                 device.carve([granule]).close()
@@ -90,7 +90,7 @@ def test_the_device_is_split_once_however_often_it_is_carved(cuda: Any, gpu: Gpu
 def test_partitions_have_separate_work_queues_if_the_driver_supports_them(
     cuda: Any, gpu: Gpu, size: int | None, scope: str
 ) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device, closing(device.carve([0])), closing(device.carve([1])):
+    with closing(cuda.open_cuda(Gpu.index, granule_sms=size)) as device, closing(device.carve([0])), closing(device.carve([1])):
         assert [context.queues for context in gpu.contexts] == [scope, scope]
 
 
@@ -100,7 +100,7 @@ def test_work_queues_that_cannot_be_had_are_shared_and_one_record_says_why(
     cuda: Any, gpu: Gpu, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.fail(call, error="CUDA_ERROR_NOT_SUPPORTED")
-    with closing(cuda.open_cuda()) as device:
+    with closing(cuda.open_cuda(Gpu.index)) as device:
         assert "shared work queues" in device.describe()
         for granule in (0, 1):
             device.carve([granule]).close()
@@ -113,7 +113,8 @@ def test_work_queues_that_cannot_be_had_are_shared_and_one_record_says_why(
 @pytest.mark.parametrize("gpu", [NEW], indirect=True)
 def test_contexts_without_work_queues_are_logged_once(cuda: Any, gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     gpu.takes_queues = False
-    with closing(cuda.open_cuda()) as device, closing(device.carve([0])) as one, closing(device.carve([1, 15])) as other:
+    device = cuda.open_cuda(Gpu.index)
+    with closing(device), closing(device.carve([0])) as one, closing(device.carve([1, 15])) as other:
         assert "shared work queues" in device.describe()
         assert (one.size, other.size) == (8, 20)
         assert gpu.log.count("Device.create_context") == 3
@@ -126,7 +127,7 @@ def test_two_carvings_at_a_time_that_cannot_have_work_queues_make_one_record(
     cuda: Any, gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.takes_queues = False
-    with closing(cuda.open_cuda()) as device:
+    with closing(cuda.open_cuda(Gpu.index)) as device:
         gpu.meanwhile("Device.create_context", lambda: device.carve([1]).close())
         device.carve([0]).close()
         assert len(gpu.contexts) == 2
@@ -138,7 +139,7 @@ def test_two_carvings_at_a_time_that_cannot_have_work_queues_make_one_record(
 def test_a_carve_that_also_fails_without_work_queues_leaks_nothing(
     cuda: Any, gpu: Gpu, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(cuda.open_cuda()) as device:
+    with closing(cuda.open_cuda(Gpu.index)) as device:
         free = gpu.free
         gpu.fail(call)
         gpu.fail(call, 2)
@@ -158,7 +159,8 @@ def test_a_structured_split_falls_back_to_a_split_by_count(
     gpu.rest_together = together
     for nth in range(1, 100 if error else 1):
         gpu.fail("SMResource.split", nth, error)
-    with closing(cuda.open_cuda(granule_sms=size)) as device, closing(device.carve([0, len(device.granules) - 1])) as partition:
+    device = cuda.open_cuda(Gpu.index, granule_sms=size)
+    with closing(device), closing(device.carve([0, len(device.granules) - 1])) as partition:
         assert device.granules == ((2,) * 64 + (4,) if size else H100)
         assert partition.size == device.granules[0] + device.granules[-1]
         assert "shared work queues" in device.describe()

@@ -93,7 +93,7 @@ async def on_gpu(
         frontends = {tenant.name: open_local(tenant) for tenant in tenants}
         controller = Controller(config, frontends, lambda _: None)
         on_state = partial(controller.on_state, tuple(frontends))
-        device = cuda.open_cuda()
+        device = cuda.open_cuda(Gpu.index)
 
         def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
             return load_engine(path, device, settings, max_batch)  # Kernels are compiled here: a child has no simulation.
