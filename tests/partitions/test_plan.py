@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitions import DoesNotFit, PartitionError
-from partitions.plan import Granules, assign, choose, movers, orders, rung
+from partitions.plan import Granules, assign, choose, choose_lent, movers, orders, rung
 
 NAMES = st.sampled_from("abcdefgh")
 
@@ -210,3 +210,18 @@ def test_a_holder_grows_into_free_granules_and_then_into_the_last_of_the_largest
     own = {"a": (0, 1), "b": (2, 3), "c": (4, 5, 6)}
     assert orders(9, own)["c"] == (4, 5, 6, 7, 8, 1, 0, 3, 2)
     assert orders(9, own)["a"] == (0, 1, 8, 7, 6, 5, 4, 3, 2)
+
+
+def test_lent_granules_are_in_the_partition_once_and_never_all_of_it() -> None:
+    assert choose_lent([5, 3], [2, 3, 5]) == (3, 5)
+    for lent, error in (
+        ([2, 3, 5], r"all granules of \[2, 3, 5\] are lent; expected at least one that is the holder's own"),
+        ([4], "lent granule 4 of .* is not in the partition"),
+        ([3, 3], "lent granule 3 of .* is named more than once"),
+    ):
+        with pytest.raises(PartitionError, match=error):
+            choose_lent(lent, [2, 3, 5])
+
+
+def test_no_lent_granules_is_none() -> None:
+    assert choose_lent([], [0]) == ()

@@ -170,6 +170,10 @@ def test_home_streams_have_the_highest_priority_and_those_with_lent_granules_the
             assert repr(wide) == f"<CudaPartition granules [0, 1], [1] lent, {wide.size} SMs>"
         with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
             assert [each.stream._stream.priority for each in (home, wide)] == [-5, 0]
+        with closing(device.carve([0, 1], [1])), closing(device.carve([0, 1])):
+            pass  # The wide one was kept last, and what was kept last is used first.
+        with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
+            assert [each.stream._stream.priority for each in (home, wide)] == [-5, 0]
 
 
 def test_the_simulation_objects_to_a_context_destroyed_before_its_stream(device: Any) -> None:

@@ -165,6 +165,8 @@ def test_idle_power_is_unknown_until_nothing_runs() -> None:
     assert idle.part(100, NS, True) == 0
     assert idle.part(50, NS, False) == 50
     assert idle.part(100, NS, True) == 50
+    assert idle.part(80, NS, False) == 80
+    assert idle.part(100, NS, True) == 50, "not the least that was seen"
     assert idle.part(20, NS, True) == 20
 
 

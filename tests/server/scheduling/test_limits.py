@@ -90,6 +90,15 @@ def test_new_limits_go_on_with_what_was_left() -> None:
         after.check(SECOND)
 
 
+def test_new_limits_of_bytes_go_on_with_what_was_left_too() -> None:
+    before, after = RateLimits("acme", None, TokenBucket(1, 100)), RateLimits("acme", None, TokenBucket(1, 100))
+    before.charge(0, 95, SECOND)
+    after.take_over(before)
+    after.charge(0, 5, SECOND)
+    with pytest.raises(LimitExceeded, match="bytes_per_second"):
+        after.charge(0, 1, SECOND)
+
+
 @pytest.fixture
 def page() -> Iterator[int]:
     page = occupancy.create(1 << 20)
@@ -141,14 +150,26 @@ def test_processes_with_lots_grant_no_more_than_one_bucket_and_little_less(
         os.close(page)
 
 
+class Counted(Occupancy):
+    """Counts how often the lock was taken."""
+
+    locked = 0
+
+    def lock(self) -> bool:
+        self.locked += 1
+        return super().lock()
+
+
+def test_what_others_may_take_back_is_not_used_without_the_lock(page: int) -> None:
+    """They take it back after a second. Without the lock both would grant it."""
+    view = Counted(page, LEAD)
+    limits = SharedRateLimits("acme", TokenBucket(1000, 1280), None, view)
+    for pause, locked in ((0, 1), (SECOND // 100, 1), (SECOND // 2, 2), (SECOND - 1, 3)):
+        limits.charge(1, 0, 1000 * SECOND + pause)
+        assert view.locked == locked
+
+
 def test_most_requests_of_several_processes_take_no_lock(page: int) -> None:
-    class Counted(Occupancy):
-        locked = 0
-
-        def lock(self) -> bool:
-            self.locked += 1
-            return super().lock()
-
     view = Counted(page, 2)
     limits = SharedRateLimits("acme", TokenBucket(10_000, 100_000), TokenBucket(10**9, 10**9), view)
     for request in range(1000):
