@@ -80,6 +80,11 @@ class LaunchableExecutor(FakeExecutor):
         """How many inferences were launched by its recipes."""
         return int(self._counts[2])
 
+    @property
+    def ended(self) -> int:
+        """How many of these have ended."""
+        return int(self._counts[1])
+
     def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe | None:
         if revoke not in self._revokers:
             self._revokers.append(revoke)

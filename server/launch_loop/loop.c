@@ -62,7 +62,7 @@ typedef struct {
     Entry *entries;
     Borrowing *borrowing; /* NULL while everything stays on the home partition */
     uint32_t entry_count;
-    int64_t bundle; /* nanoseconds */
+    int64_t bundle; /* for how many nanoseconds completions may be collected while works follow each other without a sleep */
     const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
     uint32_t expired_length, cancelled_length;
     volatile uint64_t *cancelled_serials; /* by slot, 0 for none */
@@ -258,7 +258,7 @@ static int64_t sleep_for(Loop *l, int64_t since) {
 static void wait_oldest(Loop *l) {
     int64_t since = now_ns(), ns;
     Flight *flight = oldest(l);
-    if (l->last_took > l->bundle || since - l->rung_at > l->bundle) { /* Earlier completions must not wait for a long work. */
+    if (since - l->rung_at > l->bundle) {
         ring(l);
         l->rung_at = since;
     }
@@ -271,10 +271,12 @@ static void wait_oldest(Loop *l) {
             return;
         }
         if (takes && waiting(l)) return;
-        if (!(ns = sleep_for(l, since)))
+        if (!(ns = sleep_for(l, since))) {
             relax();
-        else if (wait_event(takes ? l->link.ticket_event : -1, ns))
-            add_event(l->link.ticket_event, &l->unread);
+            continue;
+        }
+        ring(l); /* Earlier completions must not wait for a long work. */
+        if (wait_event(takes ? l->link.ticket_event : -1, ns)) add_event(l->link.ticket_event, &l->unread);
     }
 }
 

@@ -5,19 +5,23 @@ import os
 import select
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
+from engines import Recipe
 from partitions import DeviceLost
 from server.launch_loop.library import SWITCH, open_library
-from server.launch_loop.loop import MOST_ENTRIES, open_loop
+from server.launch_loop.loop import MOST_ENTRIES, LaunchLoop, open_loop
 from server.link.encoding import Serializer, decode_request
 from server.link.messages import Failure, Malformed
 from server.workers.bundling import BUNDLE
 from server.workers.cancellations import EXPIRED, WITHDRAWN
 from server.workers.session import Session
 from tests.contract import in_a_thread
-from tests.launchable import LaunchableEngine, LaunchableExecutor, needs_a_compiler, open_fake_cuda
+from tests.fakes import FakeEngine
+from tests.launchable import RING, LaunchableEngine, LaunchableExecutor, address_of, needs_a_compiler, open_fake_cuda
 from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
 
 pytestmark = needs_a_compiler
@@ -45,6 +49,15 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def readable(bench: Bench) -> bool:
     """Whether a call of `listen` would return at once."""
     return bool(select.select([bench.link.tickets.event, bench.link.tickets.wakes], [], [], 0)[0])
+
+
+def opened(bench: Bench) -> LaunchLoop:
+    """A loop of its own over the link of a bench, whose worker serves no more."""
+    bench.worker.serve(bench.endpoint)
+    bench.worker.halt()
+    loop = open_loop(bench.link, BUNDLE, EXPIRED, WITHDRAWN, {})
+    assert loop
+    return loop
 
 
 def executor(bench: Bench) -> LaunchableExecutor:
@@ -99,6 +112,53 @@ def test_more_works_than_the_ring_of_tables_has_are_launched_in_turn() -> None:
         for _ in range(30):
             bench.rush()
         assert executor(bench).launched > 200
+
+
+def test_as_many_works_are_in_flight_as_there_are_copy_tables_and_no_more() -> None:
+    """A table that is written before the graph has read it gives one request the answer to another."""
+    in_flight: list[int] = []
+    with benched(launchable=True, slots=3 * RING) as bench:
+        runs = executor(bench)
+        ask, make = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p), runs.recipe
+
+        @ask
+        def query(event: int) -> int:
+            in_flight.append(runs.launched - runs.ended)
+            found: int = open_fake_cuda().cuEventQuery(ctypes.c_void_p(event))
+            return found
+
+        runs.recipe = lambda *given: make(*given)._replace(query=address_of(query))  # type: ignore[method-assign, union-attr]
+        bench.worker.serve(bench.endpoint)
+        bench.teach()
+        gate = bench.script.hold("run")
+        bench.put(*[bench.ticket(slot, slot) for slot in range(3 * RING)])
+        gate.wait_for_arrival()
+        bench.wait_for_enqueued(RING)
+        asked = len(in_flight)
+        until = time.monotonic() + PATIENCE
+        while len(in_flight) == asked:
+            assert time.monotonic() < until, "the loop waits for nothing"
+            time.sleep(0)
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(3 * RING)] == [[slot] for slot in range(3 * RING)]
+    assert max(in_flight) == RING
+
+
+def test_a_completion_does_not_wait_for_a_long_work_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many completions may be collected while works are short."""
+    monkeypatch.setattr("server.workers.worker.BUNDLE", 10**15)
+    with benched(launchable=True) as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.teach()
+        short = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
+        short.wait_for_arrival()
+        long = bench.script.hold("run")
+        short.open()
+        long.wait_for_arrival()
+        assert bench.answer(bench.next()) == [0]
+        long.open()
+        assert bench.answer(bench.next()) == [1]
 
 
 def test_completions_need_no_interpreter(timed: Bench) -> None:
@@ -235,6 +295,60 @@ def test_revoking_at_any_moment_loses_no_ticket(bench: Bench) -> None:
         bench.put(*[bench.ticket(slot, turn) for slot in range(SLOTS)])
         executor(bench).revoke()
         assert [bench.answer(bench.next()) for _ in range(SLOTS)] == [[turn]] * SLOTS
+
+
+def test_what_is_revoked_while_it_is_learnt_is_not_kept() -> None:
+    """Its graph is of an address that is free by now."""
+    with benched(launchable=True) as bench:
+        runs, loop = executor(bench), opened(bench)
+        make = runs.recipe
+
+        def recipe(*given: Any) -> Recipe | None:
+            made = make(*given)
+            runs.revoke()
+            return made
+
+        runs.recipe = recipe  # type: ignore[method-assign]
+        ticket = bench.ticket(0, 1)
+        bench.put(ticket)
+        loop.learn(ticket, runs, None)
+        assert not loop.knows_any
+        runs.recipe = make  # type: ignore[method-assign]
+        loop.learn(ticket, runs, None)
+        assert loop.knows_any
+        loop.close()
+
+
+def test_what_is_revoked_just_before_the_loop_runs_is_not_launched() -> None:
+    """The revocation found that it did not run, so nothing would wake it; and it waits for its turn to forget."""
+    with benched(launchable=True) as bench:
+        runs, loop = executor(bench), opened(bench)
+        known, other = bench.ticket(0, 1), bench.ticket(1, 1, 1)
+        bench.put(known, other, bench.ticket(2, 1, 1, 1))
+        loop.learn(known, runs, None)
+
+        class Late:
+            """An executor whose recipes are revoked, in another thread, while the loop takes one of them down."""
+
+            recipe = runs.recipe
+
+            @property
+            def engine(self) -> FakeEngine:
+                if loop.knows_any:
+                    revoking.append(in_a_thread(runs.revoke)[1])
+                    until = time.monotonic() + PATIENCE
+                    while loop.knows_any:
+                        assert time.monotonic() < until, "nothing was revoked"
+                        time.sleep(0)
+                return runs.engine
+
+        revoking: list[Future[None]] = []
+        loop.learn(other, Late(), None)
+        assert loop.run(loop.wakes) is None
+        assert not loop.left_one, "it ran"
+        assert runs.launched == 0
+        revoking[0].result(PATIENCE)
+        loop.close()
 
 
 def test_revoking_after_the_halt_writes_nothing_to_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,22 @@
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from engines import TensorSpec
 from partitions import DeviceLost
 from server.launch_loop.structures import view_lenders
 from server.link import activity
 from server.link.activity import Activity, LenderPage
 from server.link.messages import Failure
 from server.workers.borrowing import Borrowing, BorrowingStatistics
+from server.workers.session import InFlight, Session
 from server.workers.stretching import TOO_LONG
-from tests.server.workers.test_worker import NEVER, PATIENCE, Bench, benched
+from tests.server.workers.test_worker import FP32, NEVER, PATIENCE, Bench, benched
 
 LONG = 10**12
 
@@ -239,6 +243,43 @@ def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> N
         borrowing.widen()
         bench.run(2)
         assert bench.wide.stream.ran == before + 1
+
+
+def test_a_work_that_was_about_to_go_wide_when_the_partition_is_taken_away_stays_home() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        bench.worker.halt()
+        narrowed: list[Future[None]] = []
+
+        class Meanwhile(dict[int, InFlight]):
+            """Nothing in flight; the partition is taken away while that is looked up."""
+
+            def __len__(self) -> int:
+                narrowed.append(borrowing.narrow())
+                return 0
+
+        session = Session(bench.endpoint, bench.priorities.join(bench.link.tickets.waiting), 2)
+        flight = borrowing.enqueue(session, bench.engine.executors[0], bench.ticket(0, 5), Meanwhile())
+        assert (flight.wide, borrowing.wide, bench.wide.stream.ran) == (None, False, 0)
+        assert [each.done() for each in narrowed] == [True]
+        flight.work.wait()
+
+
+def test_an_answer_in_parts_stays_home_and_is_no_measurement() -> None:
+    """What is kept between two parts is on the home partition."""
+    with benched(kind=Borrower, compute_parts=lambda inputs: iter([list(inputs)] * 9)) as bench:
+        bench.engine.signature = replace(bench.engine.signature, outputs=(TensorSpec("y", FP32, (1,)),))
+        borrowing = bench.stretch()
+        bench.worker.serve(bench.endpoint)
+        ticket = bench.ticket(0, 7)
+        ticket = ticket._replace(after=ticket.serial)
+        for _ in range(5):
+            bench.put(ticket)
+            assert bench.answer(bench.next()) == [7]
+            ticket = ticket._replace(serial=ticket.serial + 1000, after=ticket.serial)
+        bench.worker.halt()
+        assert bench.wide.stream.ran == 0
+        assert (borrowing.measured(), sum(borrowing.statistics.why_home().values())) == ([], 0)
 
 
 @pytest.mark.parametrize("hosted", [False, True])

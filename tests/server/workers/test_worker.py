@@ -168,9 +168,10 @@ def benched(
     compute_parts: ComputeParts | None = None,
     launchable: bool = False,
     kind: type[B] = Bench,  # type: ignore[assignment]
+    slots: int = SLOTS,
 ) -> Iterator[B]:
     """A bench, of this class, whose worker does not serve yet."""
-    descriptors, link, tickets = watched(SLOTS)
+    descriptors, link, tickets = watched(slots)
     bench = kind(link, tickets, priorities, compute_parts, launchable)
     yield bench
     bench.worker.close()
