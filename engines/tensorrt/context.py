@@ -118,7 +118,7 @@ class Context:
         return self._data_dependent.shapes(known) if self._data_dependent else tuple(known.values())
 
     def set_addresses(self, addresses: Sequence[int]) -> None:
-        """Set the device addresses of the inputs, then the outputs."""
+        """Set the device addresses of the inputs, then the outputs. Those of an instance never change."""
         self.wait_until_idle()
         for spec, address in zip(self._loaded.specs, addresses, strict=True):
             self._trt_context.set_tensor_address(spec.name, address)

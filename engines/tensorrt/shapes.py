@@ -181,8 +181,6 @@ class ReadyShapes:
             context.set_shapes(shapes)
             if self.captures and shapes not in context.compiled:
                 self._compile(context, stream)
-            elif self.captures:
-                context.set_addresses(self._instance.addresses)  # It may be a background context.
             prepared = self._prepared(context)
             if self.captures:
                 prepared = self._captured(prepared, stream)
@@ -242,7 +240,6 @@ class ReadyShapes:
         with joining_capture(), context.lock:
             context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
-            context.set_addresses(self._instance.addresses)
             copies.write(copies.table(spans))
             copies.copy_in(stream)
             refused = context.execute(stream, captured=True)
@@ -326,7 +323,6 @@ class ReadyShapes:
         with context.lock:
             context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
-            context.set_addresses(self._instance.addresses)  # A background preparation that failed may have left others.
             graph = self._graph(prepared, patient=False)
         return Prepared(prepared.shapes, prepared.outputs, context, prepared.copies, graph)
 

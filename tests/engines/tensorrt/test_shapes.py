@@ -435,7 +435,7 @@ def test_a_preparation_in_progress_stays_with_the_old_executor_of_a_move(bench: 
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_prepared_shapes_are_moved_too(bench: Bench, failing: bool) -> None:
-    """Also when a later preparation has failed, which leaves its context with other addresses."""
+    """Also when a later preparation has failed, which leaves its context with other shapes."""
     executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
     begun(executor, FIVE).result(PATIENCE)
     if failing:
