@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx.helper
 import onnx.parser
 
-HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
+HEADER = '<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>\n'
 
 FUSSY = """
 fussy (float[n] x) => (float[n] y)

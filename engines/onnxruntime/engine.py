@@ -61,12 +61,15 @@ class OnnxEngine:
         signature: Signature,
         warm_up: Sequence[Sequence[Shape]],
         settings: RuntimeSettings = DEFAULTS,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.path = path
         self.settings = settings
         self.signature = signature
         self.warm_up = tuple(map(tuple, warm_up))
         """Sets of input shapes to run before an executor is bound."""
+        self.left_out = tuple(left_out)
+        """A line for each of the file's outputs that is not in the signature."""
         self._model = model
         self._session_bytes: int | None = None
         self._warned = False
@@ -223,12 +226,13 @@ class OnnxExecutor:
         yield
 
     def describe(self) -> Mapping[str, object]:
-        """No graphs, and the threads within an operator and of operators in parallel."""
+        """No graphs, the threads within an operator and of operators in parallel, and the outputs that are left out."""
         warm = [[list(shape) for shape in shapes] for shapes in self.engine.warmed]
         within, parallel_operators = self.engine.settings.threads(self._size)
         parallel = {"parallel": parallel_operators} if self.engine.settings.execution_mode == "parallel" else {}
         adds = {"adds": dict(self.memory)} if self._alternate else {}
-        return {"graphs": "none", "threads": within, **parallel, "shapes": warm, **adds}
+        notes = {"notes": list(self.engine.left_out)} if self.engine.left_out else {}
+        return {"graphs": "none", "threads": within, **parallel, "shapes": warm, **adds, **notes}
 
     def trim(self, after: float, idle: bool) -> None:
         """See `Trimming.trim`. The session frees memory at the end of the next run, or of a run with zeros if it is idle.
@@ -408,27 +412,58 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     options = session_options(DEFAULTS, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = open_session(model, path, options)
-    inputs = [_spec(path, value) for value in session.get_inputs()]
     weights = [value for value in session.get_overridable_initializers() if value.name in settings.optional_inputs]
-    for spec in [_spec(path, value) for value in weights]:
+    for value in (*session.get_inputs(), *weights):
+        if _datatype(value) is None:
+            raise ModelRefused(
+                f"{path}: input {value.name!r} has type {value.type}, and requests have tensors only; {_fed(value)}"
+            )
+    inputs = [_spec(value) for value in session.get_inputs()]
+    for spec in [_spec(value) for value in weights]:
         inputs.append(with_default(spec, _NUMBERS[spec.datatype.name], model.view(), path))
-    outputs = tuple(_spec(path, value) for value in session.get_outputs())
+    outputs = tuple(_spec(value) for value in session.get_outputs() if _datatype(value))
+    left_out = [_left_out(value) for value in session.get_outputs() if not _datatype(value)]
+    if left_out and not outputs:
+        raise ModelRefused(f"{path}: it has no output that can be served: {left_out[0]}")
     types = {spec.datatype.name for spec in (*inputs, *outputs)}
     if {"BYTES", "BF16"} <= types:
         raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
     signature = Signature(tuple(inputs), outputs)
     try:
-        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings)
+        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings, left_out)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
 
 
-def _spec(path: Path, value: Any) -> TensorSpec:
-    inner = value.type.removeprefix("tensor(").removesuffix(")")
-    if inner not in _TYPES:
-        raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol does not have")
-    dims = tuple(_dimension(dim) for dim in value.shape)
-    return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
+def _datatype(value: Any) -> str | None:
+    """The protocol's name of a tensor's data type; None for a type that it does not have, or what is no tensor."""
+    return _TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"), (None,))[0]
+
+
+def _spec(value: Any) -> TensorSpec:
+    return TensorSpec(value.name, DATATYPES[_TYPES[value.type[7:-1]][0]], tuple(_dimension(dim) for dim in value.shape))
+
+
+def _left_out(value: Any) -> str:
+    """That an output is not served, and what to do to have it."""
+    how = {
+        "seq(map(": 'export the classifier with options={"zipmap": False} to have it as a tensor',
+        "map(": "let the model give keys and values as tensors to have it",
+        "seq(": "let the model end with SequenceAt or ConcatFromSequence to have it as a tensor",
+        "optional(": "let the model end with OptionalGetElement to have it",
+    }
+    cure = next((each for kind, each in how.items() if value.type.startswith(kind)), "let the model end with Cast to have it")
+    return f"output {value.name!r} is left out, as answers have tensors only and its type is {value.type}; {cure}"
+
+
+def _fed(value: Any) -> str:
+    """What to do about an input that no request can have."""
+    how = {
+        "map(": "export the model without its DictVectorizer, with the columns as inputs",
+        "seq(": "let the model take tensors, and make the sequence of them with SequenceConstruct",
+        "optional(": "make it a plain input, with an initializer of its name as the value of requests without it",
+    }
+    return next((each for kind, each in how.items() if value.type.startswith(kind)), "let the model begin with Cast")
 
 
 def _dimension(dim: object) -> int | str:

@@ -403,13 +403,71 @@ def test_an_operator_that_the_library_lacks_is_named(load: Loader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "shown"),
-    [("seq(float[n])", "seq(tensor(float))"), ("optional(float[n])", "optional(tensor(float))")],
+    ("declared", "shown", "cure"),
+    [
+        (
+            "seq(float[n])",
+            "seq(tensor(float))",
+            "let the model take tensors, and make the sequence of them with SequenceConstruct",
+        ),
+        (
+            "optional(float[n])",
+            "optional(tensor(float))",
+            "make it a plain input, with an initializer of its name as the value of requests without it",
+        ),
+    ],
 )
-def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, declared: str, shown: str) -> None:
+def test_an_input_that_is_no_tensor_is_refused_with_what_to_do(load: Loader, declared: str, shown: str, cure: str) -> None:
     with pytest.raises(ModelRefused) as caught:
         load(f"odd ({declared} x) => ({declared} y) {{ y = Identity(x) }}")
-    assert str(caught.value) == f"{load.folder / '0.onnx'}: 'x' has type {shown}, which the protocol does not have"
+    why = f"input 'x' has type {shown}, and requests have tensors only; {cure}"
+    assert str(caught.value) == f"{load.folder / '0.onnx'}: {why}"
+
+
+ZIPMAP = """zipped (float[n, 2] x) => (int64[n] label, seq(map(int64, float)) probability) {
+  label = ArgMax<axis = 1, keepdims = 0>(x)
+  probability = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1]>(x)
+}"""
+"""What skl2onnx makes of a classifier by default."""
+
+
+@pytest.mark.parametrize(
+    ("source", "left_out", "cure"),
+    [
+        (ZIPMAP, "'probability'", 'export the classifier with options={"zipmap": False} to have it as a tensor'),
+        (
+            """listed (float[n, 2] x) => (int64[n] label, seq(float[m]) rows)
+            { label = ArgMax<axis = 1, keepdims = 0>(x) rows = SplitToSequence<keepdims = 0>(x) }""",
+            "'rows'",
+            "let the model end with SequenceAt or ConcatFromSequence to have it as a tensor",
+        ),
+        (
+            """perhaps (float[n, 2] x) => (int64[n] label, optional(float[n, 2]) maybe)
+            { label = ArgMax<axis = 1, keepdims = 0>(x) maybe = Optional(x) }""",
+            "'maybe'",
+            "let the model end with OptionalGetElement to have it",
+        ),
+    ],
+)
+def test_outputs_that_are_no_tensors_are_left_out_and_the_others_served(
+    load: Loader, partition: CpuPartition, source: str, left_out: str, cure: str
+) -> None:
+    engine, memory = load(source), Memory(4096)
+    assert [spec.name for spec in engine.signature.outputs] == ["label"]
+    with closing(engine.bind(partition)) as executor:
+        (note,) = cast(list[str], executor.describe()["notes"])
+        assert note.startswith(f"output {left_out} is left out, as answers have tensors only and its type is ")
+        assert note.endswith(f"; {cure}")
+        for rows in (3, 2, 3):
+            data = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) * np.resize([1, -1], (rows, 1)).astype(np.float32)
+            assert run(executor, data, room=memory.room, dtype=np.int64)[0].tolist() == data.argmax(1).tolist()
+
+
+def test_a_model_whose_outputs_are_all_left_out_is_refused(load: Loader) -> None:
+    with pytest.raises(
+        ModelRefused, match=r"it has no output that can be served: output 'y' is left out, .*; let the model end"
+    ):
+        load("rows (float[n, 2] x) => (seq(float[m]) y) { y = SplitToSequence<keepdims = 0>(x) }")
 
 
 @pytest.mark.parametrize(
