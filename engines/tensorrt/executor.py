@@ -421,6 +421,8 @@ class TensorRTExecutor:
         except BaseException:
             self._recover(fit.prepared, stream)
             raise
+        if not staged and any(source != tensor.address for source, tensor in zip(sources, inputs, strict=True)):
+            self._staged += 1  # With staged outputs it counts when it was submitted.
         padded = fit.outputs is not fit.prepared.outputs
         resolved = ResolvedAddresses(fit.prepared, table, outputs, staged, padded)
         self._addresses.put(inputs, room, resolved)

@@ -481,6 +481,21 @@ def test_f37_staging_is_decided_by_the_pointer_of_each_inference(
     assert bench.gpu.log.count("cuGraphInstantiate") == 0
 
 
+def test_an_inference_of_which_any_part_is_staged_counts_once_as_staged(bench: Bench, executor: Any) -> None:
+    settled(executor, bench)
+    ordinary, counts = [Tensor.of(rows(2))], []
+    for inputs, room in (
+        (bench.pinned(rows(2)), bench.room()),
+        (ordinary, bench.room()),
+        (bench.pinned(rows(2)), Room()),
+        (ordinary, Room()),
+        (ordinary, bench.room()),
+    ):
+        executor.enqueue(inputs, room).wait()
+        counts.append(executor.describe()["counts"]["staged"])
+    assert counts == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("context", [0, 0x200], ids=["of its pool", "of a context"])
 def test_f37_memory_of_another_gpu_is_refused_and_not_staged(bench: Bench, executor: Any, home: Stream, context: int) -> None:
     settled(executor, bench)
