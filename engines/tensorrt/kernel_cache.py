@@ -54,8 +54,11 @@ class LibraryCache(Protocol):
 
 
 class CacheKey(NamedTuple):
-    """Identifies a blob: the digest of the engine or of what its kernels depend on, the library with its version, the device's
-    name, and perhaps a tenant's namespace.
+    """Identifies a blob: the digest of the engine or of what its kernels depend on, the library with its version, the device,
+    and perhaps a tenant's namespace.
+
+    The device is a GPU's UUID: TensorRT-RTX 1.6.1 refuses what was compiled on another GPU of the same kind and host ("device
+    properties mismatch", two H100s).
     """
 
     engine: str

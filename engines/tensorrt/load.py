@@ -86,7 +86,7 @@ def _load(
         plan = api.deserialize(file.plan, str(path))
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
-    key = CacheKey(digest, f"{api.library} {api.version}", device.name)
+    key = CacheKey(digest, f"{api.library} {api.version}", device.uuid)
     caches = _shared_caches(api, device, builds) if kernels and "cache_path" in api.features else None
     return _engine(path, device, api, plan, file, settings, streaming, key, builds, caches)
 

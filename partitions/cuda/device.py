@@ -197,9 +197,13 @@ class CudaDevice:
     kind = "cuda"
     unit = "SM"
 
-    def __init__(self, index: int, name: str, groups: Split, priorities: tuple[int, int], clusters: bool = True) -> None:
+    def __init__(
+        self, index: int, name: str, uuid: str, groups: Split, priorities: tuple[int, int], clusters: bool = True
+    ) -> None:
         self.index = index
         self.name = name
+        self.uuid = uuid
+        """Which GPU it is, of all there are; its index depends on the process's environment."""
         self._lowest, self._highest = priorities
         self.granules = groups.sizes
         self._groups = groups
@@ -410,7 +414,7 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             smallest = device.resources.sm.min_partition_size
             clusters = granule_sms is None or granule_sms >= smallest
             priorities = handle_return(driver.cuCtxGetStreamPriorityRange())  # The lowest, then the highest.
-            return CudaDevice(index, device.name, split(device, granule_sms), priorities, clusters)
+            return CudaDevice(index, device.name, device.uuid, split(device, granule_sms), priorities, clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
 

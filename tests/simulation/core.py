@@ -37,6 +37,10 @@ class Device:
         return self._gpu.name
 
     @property
+    def uuid(self) -> str:
+        return self._gpu.uuid
+
+    @property
     def arch(self) -> str:
         return self._gpu.arch
 

@@ -70,6 +70,8 @@ class Gpu:
 
     name = "Simulated H100"
     index = INDEX
+    uuid = "GPU-5ea1"
+    """TensorRT takes kernels of this very GPU only, as it does of two H100s of one host."""
     arch = "90"
 
     def __init__(

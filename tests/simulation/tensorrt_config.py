@@ -73,18 +73,18 @@ class IRuntimeCache:
         if self._engine() is None:
             raise Misuse("a cache of kernels was saved after the engine was freed that it was made of")
         with self._exclusive():
-            return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
+            return json.dumps([self._gpu.uuid, sorted(self._kernels)]).encode() if self._kernels else b""
 
     def deserialize(self, blob: bytes) -> bool:
         self._gpu.enter("IRuntimeCache.deserialize", current=True)
         try:
-            name, kernels = json.loads(bytes(blob))
+            uuid, kernels = json.loads(bytes(blob))
         except ValueError:
             return False
         with self._exclusive():
-            if name == self._gpu.name:
+            if uuid == self._gpu.uuid:
                 self._kernels |= set(kernels)
-        return bool(name == self._gpu.name)
+        return bool(uuid == self._gpu.uuid)
 
     def _compile(self, kernel: str) -> None:
         """Called by every use of a kernel: the first one loads it, and compiles it unless that was done. A test can hold a

@@ -143,7 +143,7 @@ class Builds:
                 _kill(child)
 
     def _result_of(self, order: BuildOrder) -> Path:
-        future, is_first = self._join(pickle.dumps((order.request, _stamp(order.path))))
+        future, is_first = self._join(pickle.dumps((order.request, order.gpu, _stamp(order.path))))
         if is_first:
             self._run_and_publish(future, order)
         try:

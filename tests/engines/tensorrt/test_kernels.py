@@ -160,26 +160,28 @@ def test_another_plan_under_the_same_name_has_its_own_kernels(bench: Bench) -> N
     assert used(bench, path) == []
 
 
-def test_kernels_for_two_gpus_are_both_kept(bench: Bench) -> None:
-    path = bench.plan()
-    name = bench.gpu.name
-    used(bench, path)
-    bench.device.name = bench.gpu.name = "Another GPU"
+def test_two_gpus_of_one_kind_keep_their_kernels_beside_each_other(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """As the device processes of one server do, which have one folder."""
+    path, first = bench.plan(), bench.gpu.uuid
     assert len(used(bench, path)) == 2
-    bench.device.name = bench.gpu.name = name
+    bench.device.uuid = bench.gpu.uuid = "GPU-2"
+    assert len(used(bench, path)) == 2
+    bench.device.uuid = bench.gpu.uuid = first
     assert used(bench, path) == []
+    bench.device.uuid = bench.gpu.uuid = "GPU-2"
+    assert used(bench, path) == []
+    assert caplog.messages == []
 
 
 def test_a_cache_that_the_library_refuses_is_replaced_with_a_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """F51."""
-    path, name = bench.plan(), bench.gpu.name
+    path = bench.plan()
     used(bench, path)
-    bench.gpu.name = "With another driver"
+    bench.gpu.uuid = "with another driver"
     assert len(used(bench, path)) == 2
     assert len(caplog.messages) == 1
     assert "do not fit this library, driver and GPU; starting empty" in caplog.messages[0]
     assert used(bench, path) == []
-    bench.gpu.name = name
 
 
 def test_a_damaged_file_is_a_warning_and_replaced(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

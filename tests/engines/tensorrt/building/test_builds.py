@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from engines import RuntimeSettings
 from engines.errors import Cancelled, ModelRefused
 from engines.model_files import known_plans
 from engines.model_files.cache_folder import CacheFolder
 from engines.tensorrt.api import TensorRT, find_tensorrt
 from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from engines.tensorrt.building.builds import Builds
+from engines.tensorrt.building.kernels import KernelsRequest
 from tests.end_to_end.wire import until
 
 from ...small import ADD, BATCHES, model
@@ -218,6 +220,17 @@ def test_concurrent_requests_for_a_build_that_fails_share_its_error(tmp_path: Pa
     assert all(isinstance(error, ModelRefused) for error in errors)
 
 
+def test_kernels_are_compiled_for_each_gpu_that_needs_them(tmp_path: Path) -> None:
+    """Two GPUs refuse each other's, so the second one must not wait for the first one's and then find none."""
+    by, before = Builds(command=(sys.executable, "-c", "import time; time.sleep(600)")), children()
+    request = KernelsRequest(tmp_path / "m.plan", RuntimeSettings(), 1, 8)
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(by.compile_kernels, request, gpu) for gpu in (0, 1, 1)]
+        until(lambda: len(children() - before) == 2)
+        by.close()
+        assert all(isinstance(asked.exception(), Cancelled) for asked in asking)
+
+
 def test_closing_ends_builds_and_refuses_new_ones(tmp_path: Path, endless: Path, source: Path) -> None:
     by, before = builds(tmp_path), children()
     with ThreadPoolExecutor(2) as pool:
@@ -236,6 +249,7 @@ SERVES = """
 import sys
 from pathlib import Path
 from engines.tensorrt.building.builds import Builds
+from engines.tensorrt.building.kernels import KernelsRequest
 from engines.tensorrt.building.builder import BuildOptions
 Builds().plan(Path(sys.argv[1]), BuildOptions(), "tensorrt_rtx", "1.6.1.120")
 """
