@@ -17,6 +17,7 @@ commands:
   init [FOLDER]        write a configuration of two tenants, and two small models, to start from
   check FILE           load what a configuration names, print what would be served, and everything wrong with it
   curve MODEL          measure a model on shares of the device, and find the smallest that keeps a target
+  verify MODEL         compare a model's answers with a reference, for many shapes of its inputs
   prove                find out in a minute whether the tenants of a configuration are isolated on this machine
   top [URL]            show what each tenant of a running server has and uses, live
   build MODEL.onnx     build an engine file for a GPU ahead of time
@@ -38,7 +39,7 @@ then your own:
 
 OUTPUT_LOST = 120
 """Python's own exit status for output that could not be written."""
-COMMANDS = ("serve", "init", "check", "curve", "prove", "top", "build", "inspect")
+COMMANDS = ("serve", "init", "check", "curve", "verify", "prove", "top", "build", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,6 +114,13 @@ def _run(command: str, words: list[str]) -> int:
         from .curve import command as curve  # Not before the words are known to be right: this imports the server.
 
         return curve.run(asked, " ".join([program, *words]))
+    if command == "verify":
+        from .verify.options import parse as parse_verify
+
+        shapes = parse_verify(words, program)
+        from .verify import command as verify  # As for curve.
+
+        return verify.run(shapes)
     if command == "top":
         from .top import command as top
 

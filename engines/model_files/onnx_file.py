@@ -20,6 +20,11 @@ _MOST_SIZES = 256
 _TENSOR_DATA = frozenset({4, 5, 6, 7, 9, 10, 11, 13})
 """TensorProto: float_data, int32_data, string_data, int64_data, raw_data, double_data, uint64_data, external_data."""
 
+_COARSE = MappingProxyType({10: "FP16", 16: "BF16"})
+_QUANTISED = frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"})
+_PASSING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+"""Nodes whose output has the values of their first input."""
+
 Message = Mapping[int, list[int | memoryview]]
 
 
@@ -104,6 +109,38 @@ def initializer(data: bytes | memoryview, name: str) -> memoryview | None:
     return None
 
 
+def precisions(data: bytes | memoryview) -> frozenset[str]:
+    """Which datatypes coarser than FP32 a model computes with: FP16, BF16, and INT8 where it is quantised."""
+    with suppress(ValueError, IndexError, RecursionError):
+        found = set()
+        for graph in _messages(_message(memoryview(data)), 7):
+            kinds = {kind for tensor in _messages(graph, 5) for kind in tensor.get(2, ())}
+            found |= {name for kind, name in _COARSE.items() if kind in kinds}
+            if any("QuantizeLinear" in _text(node, 4) or _text(node, 4) in _QUANTISED for node in _messages(graph, 1)):
+                found.add("INT8")
+        return frozenset(found)
+    return frozenset()
+
+
+def index_bounds(data: bytes | memoryview) -> dict[str, int]:
+    """For inputs that index the rows of a table (`Gather` from a weight, as embeddings do): how many rows that has at least."""
+    bounds: dict[str, int] = {}
+    with suppress(ValueError, IndexError, RecursionError):
+        for graph in _messages(_message(memoryview(data)), 7):
+            rows = {_text(tensor, 8): tensor.get(1, [0])[0] for tensor in _messages(graph, 5)}
+            origin = {_text(value, 1): _text(value, 1) for value in _messages(graph, 11) if _text(value, 1) not in rows}
+            for node in _messages(graph, 1):
+                taken, given = _texts(node, 1), _texts(node, 2)
+                if _text(node, 4) in _PASSING and taken and given and taken[0] in origin:
+                    origin[given[0]] = origin[taken[0]]
+                axis = [attribute.get(3, [0])[0] for attribute in _messages(node, 5) if _text(attribute, 1) == "axis"]
+                if _text(node, 4) == "Gather" and axis in ([], [0]) and len(taken) == 2 and taken[1] in origin:
+                    size, name = rows.get(taken[0], 0), origin[taken[1]]
+                    if isinstance(size, int) and size:
+                        bounds[name] = min(size, bounds.get(name, size))
+    return bounds
+
+
 def _is_structure(tensor: Message) -> bool:
     """Whether a TensorProto's data are no weights. Its dims are field 1, its data_type is field 2."""
     if tensor.get(2) not in ([_INT32], [_INT64], [_BOOL]):
@@ -153,6 +190,10 @@ def _messages(message: Message, number: int) -> Iterator[Message]:
 
 def _text(message: Message, number: int) -> str:
     return next((bytes(v).decode(errors="replace") for v in message.get(number, ()) if isinstance(v, memoryview)), "")
+
+
+def _texts(message: Message, number: int) -> list[str]:
+    return [bytes(v).decode(errors="replace") for v in message.get(number, ()) if isinstance(v, memoryview)]
 
 
 def _message(data: memoryview) -> Message:

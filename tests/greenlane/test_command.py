@@ -108,7 +108,10 @@ def test_a_reader_that_has_left_ends_a_command_without_a_traceback(tmp_path: Pat
     ("word", "said"),
     [
         ("sevre", "'sevre' is not a command; did you mean 'serve'? (greenlane --help)"),
-        ("x", "'x' is not a command; expected one of serve, init, check, curve, prove, top, build, inspect (greenlane --help)"),
+        (
+            "x",
+            f"'x' is not a command; expected one of {', '.join(COMMANDS)} (greenlane --help)",
+        ),
     ],
 )
 def test_unknown_commands_are_refused_with_the_nearest(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

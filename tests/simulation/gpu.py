@@ -127,6 +127,9 @@ class Gpu:
         """Tensors of which TensorRT says that it lacks something to know their shape."""
         self.compiled: list[str] = []
         """Kernels that TensorRT compiled, as they were not in its cache."""
+        self.wrong_for: Callable[[tuple[tuple[int, ...], ...]], bool] = lambda shapes: False
+        """For which input shapes TensorRT answers wrongly: finite numbers of the right size, the same each time, not reported.
+        So TensorRT-RTX 1.6.1 does on an H100 for some numbers of rows of a matrix product (2026-11-26)."""
         self.takes_caches = True
         """Whether TensorRT takes a cache of kernels that it is given."""
         self.verdict = ("VALID", 0)

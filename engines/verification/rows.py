@@ -1,0 +1,70 @@
+"""Whether the rows of a batch depend on each other: found by running two random rows alone and together."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base import Executor, Tensor
+from ..errors import EngineError
+from ..signature import Shape, Signature
+from .rule import compare, is_usable
+from .samples import ATTEMPTS, draw
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Run = Callable[[Sequence[Array]], list[Array]]
+
+LONGEST = 5.0
+"""Seconds that one run may take, or rows are not looked at: a load is not to take much longer for it."""
+
+
+def run_on(executor: Executor, inputs: Sequence[Array]) -> list[Array]:
+    """Run one inference, or the first part of an answer, and return copies of its outputs. Blocks. Raises EngineError."""
+    outputs = executor.enqueue([Tensor.of(each) for each in inputs]).wait()
+    specs = executor.engine.signature.outputs
+    return [tensor.array(spec.datatype) for spec, tensor in zip(specs, outputs, strict=True)]
+
+
+def dependence(
+    run: Run, signature: Signature, shapes: Sequence[Shape], precision: str, bounds: Mapping[str, int], seed: int = 0
+) -> tuple[str, str]:
+    """How rows depend on each other, "" if they do not; and why that is not known, "" if it is.
+
+    `shapes` are those of one row. Blocks for four runs, or five. No error is raised.
+    """
+    unknown = ""
+    for attempt in range(ATTEMPTS):
+        try:
+            inputs = draw(signature.inputs, [(2, *shape[1:]) for shape in shapes], bounds, seed, attempt)
+            return _dependence(run, signature, inputs, precision)
+        except (EngineError, _Unknown) as error:
+            unknown = str(error)
+    return "", unknown
+
+
+class _Unknown(Exception):
+    """These inputs decide nothing; the text says why."""
+
+
+def _dependence(run: Run, signature: Signature, inputs: Sequence[Array], precision: str) -> tuple[str, str]:
+    rows: list[list[Array]] = [[each[row : row + 1] for each in inputs] for row in range(2)]
+    began = time.monotonic()
+    first = run(rows[0])
+    if (took := time.monotonic() - began) > LONGEST:
+        return "", f"one run took {took:.1f} s"
+    second, together = run(rows[1]), run(inputs)
+    if not is_usable(signature.outputs, together):
+        raise _Unknown("its answers to random inputs are not finite, or all 0")
+    if odd := [spec.name for spec, each in zip(signature.outputs, together, strict=True) if each.shape[:1] != (2,)]:
+        return f"output {odd[0]!r} of two rows has not two", ""
+    if any(one.shape[1:] != each.shape[1:] for one, each in zip(first, together, strict=True)):
+        return "the shape of a row's answer depends on the rows beside it", ""
+    alone = [np.concatenate(each) for each in zip(first, second, strict=True)]
+    found = compare(signature.outputs, together, alone, precision)
+    if found.agrees:
+        return "", ""
+    if not compare(signature.outputs, first, run(rows[0]), precision).agrees:
+        raise _Unknown("its answers to the same inputs differ from run to run")
+    text = f"output {found.output!r} of a row beside another is off by {found.error:.2g} from that of the row alone"
+    return f"{text} (tolerance {found.tolerance:.2g})", ""

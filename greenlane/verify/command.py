@@ -1,0 +1,251 @@
+"""`greenlane verify`: compares, and shows what was found."""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from signal import SIGINT
+from typing import Any
+
+from engines import Engine, EngineError, Executor, ModelRefused, Signature, load_engine
+from engines.model_files.artifact import read_plan
+from engines.model_files.onnx_file import index_bounds, source_digest, weight_files
+from engines.model_files.profiles import shape_text
+from engines.onnxruntime.reference import Reference, Sample
+from engines.signature import Shape
+from engines.verification.rows import dependence, run_on
+from engines.verification.rule import Comparison, coarsest, compare, tolerance
+from partitions import Device, PartitionError
+from server.app import configuration, open_configured
+from server.config.schema import Config, ModelsConfig
+from server.config.section import ConfigError
+from server.config.tables import nearest
+from server.device.cache_paths import open_builds
+from server.device.model_loader import open_model_loader
+from server.repository.model_settings import default_settings
+
+from .grid import ROWS, ends, grid, named
+from .options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was found for one set of shapes: the error, None where nothing was compared, for the reason `why`."""
+
+    shapes: tuple[Shape, ...]
+    error: float | None
+    tolerance: float
+    verdict: str
+    why: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is compared: an executor, and the ONNX file it computes."""
+
+    name: str
+    device: Device
+    executor: Executor
+    onnx: Path
+    signature: Signature
+    """The engine's, with the largest batch that is configured."""
+
+
+def run(options: Options) -> int:
+    """Compare, print, and return the exit status, as the command's help says."""
+    said = sys.stderr if options.json == "-" else sys.stdout  # Standard output is the JSON document's alone.
+    try:
+        with redirect_stdout(said):
+            status, document = _run(replace(options, config=options.config or os.environ.get("GREENLANE_CONFIG")))
+    except (ConfigError, EngineError, OSError, PartitionError) as error:
+        print(f"greenlane: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + SIGINT
+    if options.json:
+        content = json.dumps(document, indent=2)
+        if options.json == "-":
+            print(content)
+        else:
+            Path(options.json).write_text(content + "\n", encoding="utf-8")
+    return status
+
+
+def _run(options: Options) -> tuple[int, dict[str, Any]]:
+    began = time.monotonic()
+    with _opened(options) as subject:
+        signature = subject.signature
+        on_gpu = subject.device.kind == "cuda"
+        reference = Reference(subject.onnx, signature, len(os.sched_getaffinity(0)), optimised=on_gpu)
+        precision = coarsest(reference.precisions, rounds=on_gpu)
+        if options.shapes:
+            wanted = [named(signature, each) for each in options.shapes]
+        else:
+            wanted = grid(signature, *ends(signature, options.least, options.most), options.count, options.seed)
+        print(f"{subject.name} on {subject.device.describe()}, {precision}: tolerance {tolerance(precision):.2g}", flush=True)
+        rows: list[Row] = []
+        for shapes, sample in zip(wanted, _ahead(reference, wanted, options.seed), strict=False):
+            rows.append(_compare(subject.executor, reference, shapes, sample, precision, options.seed))
+            print(_line(rows[-1]), flush=True)
+            if options.seconds and time.monotonic() - began > options.seconds and len(rows) < len(wanted):
+                print(f"stopped after {options.seconds:g} s: {len(wanted) - len(rows)} shapes were not compared")
+                break
+        depends, unknown = _rows(subject, wanted, precision, options.seed)
+        for text in _conclusions(rows, depends, unknown):
+            print(text)
+    wrong = [row for row in rows if row.verdict == "wrong"]
+    status = 1 if wrong or depends else 0 if any(row.verdict == "right" for row in rows) else 2
+    return status, {
+        "model": subject.name,
+        "device": subject.device.describe(),
+        "precision": precision,
+        "tolerance": tolerance(precision),
+        "asked": len(wanted),
+        "compared": sum(row.error is not None for row in rows),
+        "wrong": len(wrong),
+        "worst_right": max((row.error for row in rows if row.verdict == "right" and row.error is not None), default=None),
+        "rows_depend": depends or None,
+        "rows_unknown": unknown or None,
+        "seconds": round(time.monotonic() - began, 1),
+        "shapes": [
+            {
+                "shapes": [list(shape) for shape in row.shapes],
+                "error": row.error if row.error is None or row.error < float("inf") else "inf",
+                "verdict": row.verdict,
+                "why": row.why,
+                "seconds": round(row.seconds, 3),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _ahead(reference: Reference, wanted: Sequence[tuple[Shape, ...]], seed: int) -> Iterator[Future[Sample]]:
+    """The reference's answers, each computed while the engine prepares itself for the shapes before."""
+    with ThreadPoolExecutor(1, "reference") as pool:
+        waiting: deque[Future[Sample]] = deque()
+        try:
+            for shapes in wanted:
+                waiting.append(pool.submit(reference.sample, shapes, seed))
+                if len(waiting) > 1:
+                    yield waiting.popleft()
+            yield from waiting
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compare(
+    executor: Executor, reference: Reference, shapes: tuple[Shape, ...], asked: Future[Sample], precision: str, seed: int
+) -> Row:
+    began, limit = time.monotonic(), tolerance(precision)
+
+    def row(error: float | None, verdict: str, why: str = "") -> Row:
+        return Row(shapes, error, limit, verdict, why, time.monotonic() - began)
+
+    try:
+        sample = asked.result()
+        found = compare(executor.engine.signature.outputs, sample.outputs, run_on(executor, sample.inputs), precision)
+        if found.agrees:
+            return row(found.error, "right")
+        return _disagreeing(reference, found, row, reference.sensitivity(sample, seed))
+    except EngineError as error:
+        return row(None, "unverified", str(error))
+
+
+def _disagreeing(reference: Reference, found: Comparison, row: Callable[..., Row], sensitivity: float) -> Row:
+    if sensitivity > found.tolerance / 4:
+        return row(found.error, "unverified", f"rounding the inputs alone changes the reference by {sensitivity:.2g}")
+    return row(found.error, "wrong", f"output {found.output}")
+
+
+def _rows(subject: Subject, wanted: Sequence[tuple[Shape, ...]], precision: str, seed: int) -> tuple[str, str]:
+    """As `dependence`, with the first shapes whose inputs all have a first dimension that varies."""
+    signature = subject.signature
+    if not all(spec.dims and isinstance(spec.dims[0], str) for spec in (*signature.inputs, *signature.outputs)) or not wanted:
+        return "", "there are no rows"
+    bounds = index_bounds(subject.onnx.read_bytes())
+    usual = wanted[len(wanted) // 2]
+    return dependence(lambda inputs: run_on(subject.executor, inputs), signature, usual, precision, bounds, seed)
+
+
+def _line(row: Row) -> str:
+    shapes = " ".join(map(shape_text, row.shapes))
+    error = "-" if row.error is None else f"{row.error:.1e}"
+    return f"{shapes:<24} {error:>8}  {row.verdict}{row.why and f': {row.why}'}"
+
+
+def _conclusions(rows: Sequence[Row], depends: str, unknown: str) -> Iterator[str]:
+    counts = {word: sum(row.verdict == word for row in rows) for word in ("right", "wrong", "unverified")}
+    yield f"{len(rows)} shapes: " + ", ".join(f"{number} {word}" for word, number in counts.items())
+    if depends:
+        yield f"rows depend on each other: {depends}; requests must not be joined"
+    elif unknown:
+        yield f"whether rows depend on each other is not known: {unknown}"
+    else:
+        yield "rows do not depend on each other: they may be joined"
+
+
+@contextmanager
+def _opened(options: Options) -> Iterator[Subject]:
+    """The executor to compare, on the whole device. Raises ConfigError, PartitionError, ModelRefused."""
+    path = Path(options.model)
+    if path.suffix in (".onnx", ".plan") and not path.is_file():
+        raise ModelRefused(f"{path}: there is no such file; expected a file, or a model's name in the repository")
+    with ExitStack() as stack:
+        if path.is_file():
+            config = _config(options, path, stack)
+            device = stack.enter_context(closing(open_configured(config.device)))
+            settings = default_settings(config.device)
+            if options.least and device.kind == "cuda" and path.suffix == ".onnx":
+                ranges = tuple((name, (options.least[name], options.most[name], options.most[name])) for name in options.least)
+                settings = settings.merge(build_profiles=(ranges,))
+            engine: Engine = load_engine(path, device, settings, ROWS, open_builds(config.models))
+            stack.callback(engine.close)
+            partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
+            executor, source, rows = engine.bind(partition), path, 0
+            stack.callback(executor.close)
+        else:
+            config = stack.enter_context(configuration(options.config))
+            device = stack.enter_context(closing(open_configured(config.device)))
+            loader = stack.enter_context(closing(open_model_loader(config, device, builds=open_builds(config.models))))
+            if options.model not in (known := loader.names()):
+                hint = nearest(options.model, known) if known else "it is empty"
+                raise ModelRefused(f"there is no model {options.model!r} in the repository of {config.source}; {hint}")
+            partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
+            loaded = loader.attempt(options.model, partition)
+            for each in loaded.executors.values():
+                stack.callback(each.close)
+            if not loaded.served:
+                raise ModelRefused(f"model {loaded.name} cannot be served: {loaded.why()}")
+            served = max(loaded.served, key=lambda each: int(each.version))
+            executor, source = loaded.executors[served.key], loaded.sources[served.key].file.path
+            rows = served.signature.max_batch
+        partition.attach()
+        signature = replace(executor.engine.signature, max_batch=rows)
+        yield Subject(options.model, device, executor, _onnx_of(source), signature)
+
+
+def _onnx_of(path: Path) -> Path:
+    """The ONNX file that a model's file is, or was built from. Raises ModelRefused."""
+    if path.suffix == ".onnx":
+        return path
+    beside, artifact = path.with_suffix(".onnx"), read_plan(path).artifact
+    if not beside.is_file():
+        raise ModelRefused(f"{path}: there is no {beside.name} beside it, which is what its answers are compared with")
+    data = beside.read_bytes()
+    if artifact and artifact.source != source_digest(data, weight_files(data, beside.parent)):
+        raise ModelRefused(f"{path}: it was built from another file than {beside.name} beside it")
+    return beside
+
+
+def _config(options: Options, path: Path, stack: ExitStack) -> Config:
+    if options.config:
+        return stack.enter_context(configuration(options.config))
+    return Config(models=ModelsConfig(repository=path.absolute().parent), tenants={}, source="the command line")

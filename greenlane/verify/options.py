@@ -1,0 +1,104 @@
+"""The command line of `greenlane verify`, read without importing the server."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from greenlane.options import checked, count, positive, whole
+
+_EXAMPLES = """\
+examples:
+  {program} model.onnx
+      every number of rows from 1 to 8, as the server would run the file on the device of this machine
+  {program} model.onnx --from x:1x16x512 --to x:8x256x512
+      100 of the shapes between these two, chosen at random but with both ends, the same each time
+  {program} encoder --config greenlane.toml --shape x:2x53x512 --shape x:3x53x512
+      a model of the repository with the settings that it is served with, and these shapes only
+
+The engine's answer to random inputs is compared with ONNX Runtime's on the CPU, which reads the ONNX file that the engine was
+built from. On CPU cores the session that serves is compared with one without optimisations. An error is |answer - reference| /
+|reference|, of the row that is off most; the tolerance is what rounding by the datatype explains (docs/operations/verify.md).
+Two rows are also run alone and together, as the server joins them.
+
+exit status: 0 all agree; 1 some shape disagrees, or rows depend on each other; 2 nothing can be compared, or the configuration
+or the model cannot be used; 64 the command line is wrong; 130 interrupted
+"""
+
+WRONG_COMMAND_LINE = 64
+"""The exit status (EX_USAGE of sysexits.h)."""
+
+NamedShapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is to be compared, and where it is written to. `shapes` are sets of shapes, by the names of inputs."""
+
+    model: str
+    config: str | None
+    least: NamedShapes
+    most: NamedShapes
+    shapes: tuple[NamedShapes, ...]
+    count: int
+    seconds: float | None
+    seed: int
+    json: str | None
+
+
+def parse(arguments: Sequence[str], program: str = "greenlane verify") -> Options:
+    """Read what follows `greenlane verify`. Raises SystemExit."""
+    parser = _parser(program)
+    words = parser.parse_args(arguments)
+    if bool(words.least) != bool(words.most):
+        parser.error("give both --from and --to: the smallest and the largest shape of each input whose sizes vary")
+    return Options(
+        words.model, words.config, dict(words.least), dict(words.most), tuple(words.shape), words.count, words.seconds,
+        words.seed, words.json,
+    )  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with WRONG_COMMAND_LINE where the command line is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_COMMAND_LINE, f"{self.prog}: error: {message}\n")
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=program,
+        description="Compare an engine's answers with a reference, for many shapes of its inputs.",
+        epilog=_EXAMPLES.replace("{program}", program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="name in the repository, or a .onnx or .plan file")
+    config = "TOML configuration; default: $GREENLANE_CONFIG, or else the demo"
+    parser.add_argument("--config", metavar="FILE", help=config)
+    for option, dest, what in (("--from", "least", "smallest"), ("--to", "most", "largest")):
+        text = f"{what} shape of an input whose sizes vary, repeatable; a file is built for shapes between"
+        parser.add_argument(
+            option, dest=dest, type=checked(_named), action="append", default=[], metavar="INPUT:1x9", help=text
+        )
+    shape = "compare these shapes only, repeatable; inputs separated by commas, as in x:2x9,y:2x3"
+    parser.add_argument("--shape", type=checked(_several), action="append", default=[], metavar="INPUT:2x9", help=shape)
+    parser.add_argument("--count", type=count, default=100, metavar="N", help="shapes to compare at most; default: 100")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="stop after this time, and say what was not compared")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of inputs and of the choice; default: 0")
+    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - prints them in place of the text")
+    return parser
+
+
+def _named(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, sizes = text.rpartition(":")
+    if not (colon and name) or not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", sizes, re.ASCII):
+        raise ValueError(f"{text!r} is no shape; expected INPUT:1x3x224x224")
+    return name, tuple(map(int, sizes.split("x")))
+
+
+def _several(text: str) -> NamedShapes:
+    return dict(_named(part) for part in text.split(","))

@@ -1,0 +1,88 @@
+"""Rows that depend on each other are found by running two alone and together."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import load_engine
+from engines.verification import rows
+from engines.verification.rows import dependence, run_on
+from engines.verification.samples import draw
+from partitions.cpu import CpuPartition
+from tests.models import save
+
+SEPARATE = "separate (float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis = 1>(x) }"
+CENTRED = "centred (float[n, 4] x) => (float[n, 4] y) { m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m) }"
+ACROSS = "across (float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis = 0>(x) }"
+FIRST = "first (float[n, 4] x) => (float[1, 4] y) <int64[1] z = {0}> { y = Gather<axis = 0>(x, z) }"
+SLIGHTLY = """slightly (float[n, 4] x) => (float[n, 4] y) <float[1] c = {0.01}>
+{ m = ReduceSum<keepdims = 1>(x) s = Mul(m, c) y = Add(x, s) }"""
+NEVER = "never (float[n, 4] x) => (float[n, 4] y) { z = Sub(x, x) y = Div(z, z) }"
+NOISY = "noisy (float[n, 4] x) => (float[n, 4] y) { r = RandomNormalLike(x) y = Add(x, r) }"
+TABLE = """table (int64[n, 3] ids) => (float[n, 3, 2] y) <float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}>
+{ y = Gather<axis = 0>(t, ids) }"""
+
+
+def found(source: str, folder: Path, partition: CpuPartition) -> tuple[str, str]:
+    engine = load_engine(save(folder / "model.onnx", source))
+    executor = engine.bind(partition)
+    shapes = [tuple(1 if axis == 0 else size for axis, size in enumerate(spec.shape)) for spec in engine.signature.inputs]
+    return dependence(lambda inputs: run_on(executor, inputs), engine.signature, shapes, "FP32", {})
+
+
+@pytest.mark.parametrize("source", [SEPARATE, TABLE])
+def test_rows_that_are_separate_are_found_to_be(source: str, tmp_path: Path, partition: CpuPartition) -> None:
+    assert found(source, tmp_path, partition) == ("", "")
+
+
+@pytest.mark.parametrize("source", [CENTRED, ACROSS, SLIGHTLY])
+def test_rows_that_depend_on_each_other_are_found_with_the_output_and_its_error(
+    source: str, tmp_path: Path, partition: CpuPartition
+) -> None:
+    depends, unknown = found(source, tmp_path, partition)
+    assert depends.startswith("output 'y' of a row beside another is off by ")
+    assert not unknown
+
+
+def test_an_output_without_rows_is_found(tmp_path: Path, partition: CpuPartition) -> None:
+    assert found(FIRST, tmp_path, partition) == ("output 'y' of two rows has not two", "")
+
+
+def test_answers_that_are_never_finite_decide_nothing(tmp_path: Path, partition: CpuPartition) -> None:
+    assert found(NEVER, tmp_path, partition) == ("", "its answers to random inputs are not finite, or all 0")
+
+
+def test_answers_that_differ_from_run_to_run_decide_nothing(tmp_path: Path, partition: CpuPartition) -> None:
+    assert found(NOISY, tmp_path, partition) == ("", "its answers to the same inputs differ from run to run")
+
+
+def test_a_model_that_takes_too_long_is_run_once(
+    tmp_path: Path, partition: CpuPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LONGEST", 0.0)
+    depends, unknown = found(SEPARATE, tmp_path, partition)
+    assert not depends
+    assert unknown.startswith("one run took ")
+
+
+def test_a_model_that_refuses_the_first_inputs_is_tried_with_others(tmp_path: Path, partition: CpuPartition) -> None:
+    few = TABLE.replace("float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}", "float[2, 2] t = {1, 2, 3, 4}")
+    engine = load_engine(save(tmp_path / "model.onnx", few))
+    executor = engine.bind(partition)
+    assert dependence(lambda inputs: run_on(executor, inputs), engine.signature, [(1, 3)], "FP32", {"ids": 1000}) == ("", "")
+
+
+def test_drawn_integers_are_rows_of_the_table_and_masks_are_ones(tmp_path: Path) -> None:
+    ids = load_engine(save(tmp_path / "model.onnx", TABLE)).signature.inputs
+    assert draw(ids, [(2, 300)], {"ids": 5})[0].max() == 4
+    assert draw(ids, [(2, 300)], {})[0].max() == 1
+    assert np.array_equal(draw(ids, [(2, 30)], {}, 4)[0], draw(ids, [(2, 30)], {}, 4)[0])
+    source = "masked (int64[n, 3] mask) => (int64[n, 3] y) { y = Neg(mask) }"
+    assert draw(load_engine(save(tmp_path / "m.onnx", source)).signature.inputs, [(2, 3)], {})[0].min() == 1
+
+
+def test_texts_decide_nothing(tmp_path: Path, partition: CpuPartition) -> None:
+    depends, unknown = found("texts (string[n, 2] x) => (string[n, 2] y) { y = Identity(x) }", tmp_path, partition)
+    assert not depends
+    assert "BYTES" in unknown
