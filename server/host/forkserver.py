@@ -13,17 +13,20 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection, forkserver, process, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from typing import Any, cast
 
+from . import orphans
 from .signals import blocked_in_children
 
 _DESCRIPTORS = "/proc/self/fd/"
 _starting = Lock()
 """Held while it is started: there is one for the whole process, as in multiprocessing."""
+forking = Lock()
+"""Held while a process is forked of which this one does not know the number yet."""
 
 
 def context() -> ForkServerContext:
@@ -70,11 +73,33 @@ def pid() -> int | None:
     return found
 
 
+def kept_alive_by() -> list[int]:
+    """The descriptors of this process that keep the forkserver running, of which each process that it forks has one."""
+    found: int | None = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+    return [] if found is None else [found]
+
+
 def kill() -> None:
     """Kill it, if there is one. Any thread."""
     if (number := pid()) is not None:
         with suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
+
+
+def kill_all() -> None:
+    """Kill it and all processes below it, if there is one. Any thread."""
+    if (number := pid()) is not None:
+        for each in (number, *orphans.below(number)):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+
+def end_orphans() -> None:
+    """End what is below it, but was not forked from it by this process: what processes left that have ended. Blocks."""
+    if (number := pid()) is not None:
+        with forking:
+            started = [each.pid for each in process._children]  # type: ignore[attr-defined]  # `active_children` asks each for its status.
+            orphans.end_below(number, [each for each in started if each])
 
 
 def _is_running() -> bool:

@@ -1,8 +1,11 @@
 """Functions of a model over a real socket: what clients see, send and get, and what a function can do wrong."""
 
+import os
+import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import configure, running, running_device, running_devices
+from .processes import SOON, configure, running, running_device, running_devices
 from .test_several_devices import devices
 from .wire import until
 
@@ -296,3 +299,95 @@ def test_a_module_that_cannot_be_run_leaves_what_is_served_in_every_form(tmp_pat
         module.write_text("def preprocess(inputs):\n    return {'x': inputs['x'] * 50}\n")
         until(lambda: answers() == {100.0})
         assert entry() == {"name": "ten", "version": "1", "state": "READY"}
+
+
+FORKS = """
+import os, signal, subprocess, sys
+import numpy as np
+OUTPUTS = [{"name": "pid", "datatype": "INT64", "shape": [-1, 4]}]
+
+def sleep():
+    signal.pause()
+
+def twice(report):
+    if not os.fork():
+        os.setsid()
+        os.write(report, str(os.getpid()).encode())
+        sleep()
+
+def left():
+    \"\"\"A fork, a program of its own session, and a fork of a fork that has ended.\"\"\"
+    if not (fork := os.fork()):
+        sleep()
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
+    report, written = os.pipe()
+    if not (between := os.fork()):
+        twice(written)
+        os._exit(0)
+    os.waitpid(between, 0)
+    return [fork, program.pid, int(os.read(report, 99))]
+
+def postprocess(outputs):
+    return {"pid": np.array([[os.getpid(), *left()]])}
+"""
+
+
+@pytest.mark.parametrize("end", ["SIGKILL of the process", "SIGTERM", "SIGKILL of the server"])
+def test_what_a_function_forks_ends_with_its_process_and_holds_no_port(tmp_path: Path, end: str) -> None:
+    root, own, grpc = tmp_path / "models", free_port(), free_port()
+    repository.write(root, "forks", SUM.replace("n, m", "n, 1"), config="max_batch_size: 8")
+    (root / "forks" / "model.py").write_text(FORKS)
+    tenants = f'[tenants.acme]\ngranules = 1\nmodels = ["*"]\nport = {own}\ngrpc_port = {grpc}\n'
+    path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"')
+    path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
+
+    def leave() -> list[int]:
+        """The numbers of the processes that a request has left."""
+        with httpx.Client(timeout=20) as http:
+            body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+            answer = http.post(f"http://127.0.0.1:{own}/v2/models/forks/infer", json=body)
+            assert answer.status_code == 200, answer.text
+            tenant, *found = answer.json()["outputs"][0]["data"]
+            assert (tenant, len(found)) == (server.pid("acme"), 3)
+            return found
+
+    def gone(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    with running(path) as server:
+        until(lambda: httpx.get(f"{server.url}/v2/models/forks/ready").status_code == 200)
+        with socket.create_connection(("127.0.0.1", own), 20) as kept:
+            kept.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+            assert kept.recv(1 << 16)
+            left = leave()
+            kept.sendall(b"GET /v2 HTTP/1.0\r\n\r\n")
+            while kept.recv(1 << 16):  # Until its end, which no fork keeps from this client.
+                pass
+        if end == "SIGKILL of the process":
+            before = server.pid("acme")
+            os.kill(before, signal.SIGKILL)
+            until(lambda: all(map(gone, left)))
+            until(lambda: server.pid("acme") != before)
+            until(lambda: httpx.get(f"{server.url}/v2/models/forks/ready").status_code == 200)
+            left = leave()
+        if end == "SIGKILL of the server":
+            server.popen.kill()
+        else:
+            server.signal()
+            assert server.wait(SOON) == 0
+        until(lambda: all(map(gone, left)))
+    for port in (own, grpc):
+        until(lambda port=port: can_listen(port))
+
+
+def can_listen(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            tried.listen()
+            return True
+    return False

@@ -88,6 +88,7 @@ class Channel:
         self._numbers = count(1)
         self._calls: dict[int, _PendingCall] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
+        self._socket: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -97,6 +98,7 @@ class Channel:
 
     async def open(self, end: socket.socket) -> None:
         """Use this socket, which belongs to the channel from here on."""
+        self._socket = end
         reader, self._writer = await asyncio.open_connection(sock=end)
         self._running = asyncio.create_task(self._run(reader))
 
@@ -130,6 +132,12 @@ class Channel:
         if self._running:
             self._running.cancel()
         self._end()
+
+    def finish(self) -> None:
+        """Handle what the other process has sent, then close the socket: it has ended, and sends nothing more."""
+        if self._socket:
+            with suppress(OSError):  # It is closed already.
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def distrust(self) -> None:
         """Close the socket, as what the other process did elsewhere shows that it is not what it should be."""

@@ -128,8 +128,13 @@ class Forkserver:
 
     @staticmethod
     def kill() -> None:
-        """Kill it, if there is one. Any thread."""
-        early.kill()
+        """Kill it, if there is one, and all that is below it. Any thread."""
+        early.kill_all()
+
+    @staticmethod
+    def end_orphans() -> None:
+        """End what processes have started that have ended themselves. Blocks. Any thread."""
+        early.end_orphans()
 
     def check(self, now: float) -> None:
         """Kill it if it has been stopped for too long at this time, in seconds."""
@@ -140,10 +145,10 @@ class Forkserver:
             self._stopped_at = now
         elif now - self._stopped_at > MAX_STOPPED:
             log.error("the forkserver has been stopped for %.1f s; killing it", now - self._stopped_at)
-            self.kill()
+            early.kill()
 
 
 def _start(process: BaseProcess) -> None:
     early.start()  # The forkserver may have ended.
-    with blocked_in_children():
+    with early.forking, blocked_in_children():
         process.start()

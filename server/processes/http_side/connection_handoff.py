@@ -51,6 +51,8 @@ class ConnectionHandoff:
         pace: TokenBucket | None = None,
     ) -> None:
         self.server: Server
+        self.ports: set[int] = set()
+        """The ports by which connections have come."""
         self._end = end
         self._name = name
         self._own_port = own_port
@@ -111,6 +113,8 @@ class ConnectionHandoff:
         """Take one connection; False once the dispatcher is gone. Raises BlockingIOError if there is none now."""
         received = handoff.receive(self._end)
         if received:
+            with suppress(OSError):
+                self.ports.add(received.connection.getsockname()[1])
             self._spawn(self._serve(received))
         return received is not None
 

@@ -17,7 +17,7 @@ from ...api import cors, framework
 from ...api.in_process import ask
 from ...api.routers import ROUTERS
 from ...config.schema import Config
-from ...host import logs
+from ...host import forkserver, logs
 from ...host.malloc import QUIET, Tidy, keep_large_blocks
 from ...http.connection import HttpConnection, forget_heads
 from ...http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
@@ -38,6 +38,7 @@ from ..children.process_arguments import ProcessArguments
 from ..children.process_setup import set_up
 from . import proxy
 from .connection_handoff import ConnectionHandoff
+from .forks import let_go_in_forks
 from .paced import Paced
 from .tenant_side import TenantSide
 from .uvicorn_server import Server
@@ -118,6 +119,8 @@ class HttpProcess:
             if self._side.occupancy:
                 self._service.totals = self._totals
             self._spawn(self._trim_memory(tenant))
+        if arguments.config.models.python:
+            self._let_go_in_forks()
         await self._channel.open(arguments.channel)
         self._server.config.load()  # `serve` would do so, but connections may arrive before that.
         self._handoff.open(self._server)
@@ -139,6 +142,14 @@ class HttpProcess:
         own, occupancy = config.tenants[tenant.name], self._side.occupancy
         limit(tenant, own, config.server.max_body, occupancy)
         connections(self._server.server_state).allow(own.max_connections, partial(too_many_connections, tenant), occupancy)
+
+    def _let_go_in_forks(self) -> None:
+        """Have what functions fork hold no connection and no port of this process, nor the forkserver's life."""
+        arguments = self._arguments
+        tenant = arguments.config.tenants.get(arguments.name)
+        self._handoff.ports.update(each for each in (tenant and tenant.port, tenant and tenant.grpc_port) if each)
+        ends = arguments.handoff, arguments.channel, arguments.descriptors, arguments.to_lead
+        let_go_in_forks(self._handoff.ports, [*(each.fileno() for each in ends if each), *forkserver.kept_alive_by()])
 
     def _trace(self) -> "Spans | None":
         """Send spans of the tenant's requests, if that is configured. The thread that does belongs to this process."""

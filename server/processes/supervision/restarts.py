@@ -39,6 +39,7 @@ class Restarts:
         """Wait until this process has ended, and then for as long as `backoff` says."""
         assert process
         await asyncio.to_thread(spawn.join, process, EXIT_TIMEOUT)
+        await asyncio.to_thread(spawn.Forkserver.end_orphans)
         self.counts[label] = self.counts.get(label, 0) + 1
         delay = backoff.delay(time.monotonic())
         log.error("%s ended (%s); starting another%s", label, spawn.exit_reason(process), f" in {delay:g} s" if delay else "")

@@ -172,6 +172,7 @@ class SupervisedHttp:
             if one.process:
                 await asyncio.to_thread(spawn.join, one.process, EXIT_TIMEOUT)
             self._dispatcher.withdraw(one)
+        await asyncio.to_thread(spawn.Forkserver.end_orphans)
         if helpers := self._helpers.pop(name, None):
             await helpers.end()
             helpers.close()
@@ -284,6 +285,7 @@ class SupervisedHttp:
             their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
+        _close_with(each.process, each.channel)
         if used is not (config or self._current.config):  # It has changed meanwhile.
             each.channel.notify(messages.Reconfigure.of(self._current.config))
         self._current.send_log_level(each.channel)
@@ -364,3 +366,14 @@ class SupervisedHttp:
 
     async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
         return await answer(self._application, request)
+
+
+def _close_with(process: BaseProcess, channel: Channel) -> None:
+    """Close the channel when its process ends, though others that it has started may have the other end open as well."""
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(process.sentinel)
+        channel.finish()
+
+    loop.add_reader(process.sentinel, ended)

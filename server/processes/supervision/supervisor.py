@@ -154,6 +154,7 @@ class Supervisor:
         self._devices.disconnect()
         self._kill_http()
         _kill(self._devices.processes())
+        spawn.Forkserver.end_orphans()
 
     def kill_from_any_thread(self) -> None:
         """Send SIGKILL to every process that is left, and to the forkserver, and wait for none. Any thread."""

@@ -192,6 +192,27 @@ async def test_calls_fail_when_the_other_process_ends() -> None:
         assert "closed" in repr(channel)
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_channel_that_is_finished_handles_what_was_sent_though_the_other_end_stays_open(run: Callable[..., None]) -> None:
+    async def finish() -> None:
+        found: list[int] = []
+        ours, theirs = socket.socketpair()
+        kept = theirs.dup()
+        channel, other = Channel("two", {Note: lambda note: found.append(note.value)}), Channel("one", {})
+        await other.open(theirs)
+        await channel.open(ours)
+        for value in range(3):
+            other.notify(Note(value))
+        channel.finish()
+        await asyncio.wait_for(channel.closed.wait(), 10)
+        assert found == [0, 1, 2]
+        channel.finish()
+        kept.close()
+        other.close()
+
+    run(finish())
+
+
 async def test_a_call_before_the_channel_is_open_fails() -> None:
     channel = Channel("two", {})
     with pytest.raises(Unavailable):
