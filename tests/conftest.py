@@ -1,6 +1,7 @@
 """What every test may rely on: the CPU as a device, one partition of it, and no deadline for generated examples."""
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,12 @@ from partitions.cpu import CpuDevice, CpuPartition, open_cpu
 from .workers import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 pytest.register_assert_rewrite("tests.contract")
+
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    # In the background of a shell and under nohup these are ignored, and so they would be in all programs that tests start
+    # and send them to. A program gets the default action of what its parent has a handler for.
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 settings.register_profile("unhurried", deadline=None)  # A busy machine is no reason to fail.
 settings.load_profile("unhurried")

@@ -24,6 +24,46 @@ def test_ends_its_process_once():
         ended.touch()
         os._exit(1)
 """
+END_TOGETHER = """
+import os
+import time
+from pathlib import Path
+
+def test_ends_its_process_when_the_other_one_does():
+    mine = Path(__file__).with_suffix(".began")
+    if not mine.exists():
+        mine.touch()
+        while len(list(mine.parent.glob("*.began"))) < 2:
+            time.sleep(0.01)
+        os._exit(1)
+"""
+ONE_COLLECTS_LATE = """
+import os
+import time
+from pathlib import Path
+
+NAME = os.environ.get("PYTEST_XDIST_WORKER")  # The processes in place of those that ended are gw3 and gw4.
+STARTED, RAN = (Path(__file__).with_name(name) for name in ("gw4 started", "gw3 ran"))
+
+def wait_for(path):
+    ends = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < ends:
+        time.sleep(0.01)
+
+def pytest_collection():
+    if NAME == "gw4":
+        STARTED.touch()
+        wait_for(RAN)
+    if NAME == "gw3":
+        wait_for(STARTED)
+        time.sleep(0.5)
+
+def pytest_runtest_setup():
+    if NAME == "gw3":
+        RAN.touch()
+    if NAME == "gw2":
+        wait_for(RAN)
+"""
 
 
 def run_split(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -58,6 +98,16 @@ def test_all_tests_run_when_a_process_ends_that_has_done_many_files(tmp_path: Pa
     assert ran.returncode == 1
     assert "crashed while running" in ran.stdout
     assert f"1 failed, {2 * FILES} passed" in ran.stdout
+
+
+def test_all_tests_run_when_two_processes_end_at_the_same_time(tmp_path: Path) -> None:
+    for number in range(FILES):
+        text = PASSES * 2 if number > 1 else PASSES + END_TOGETHER
+        (tmp_path / f"test_{number:02}.py").write_text(text.replace("passes", "first", 1))
+    (tmp_path / "conftest.py").write_text(ONE_COLLECTS_LATE)
+    ran = run_split(tmp_path, "--numprocesses=3", "--no-loadscope-reorder", "--max-worker-restart=2")
+    assert "INTERNALERROR" not in ran.stdout
+    assert f"2 failed, {2 * FILES} passed" in ran.stdout
 
 
 def test_all_tests_run_when_the_only_process_ends_in_the_last_test_of_a_file(tmp_path: Path) -> None:

@@ -41,7 +41,12 @@ class Scheduling(LoadFileScheduling):
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: Any) -> None:
-        """A process runs a test only when it has another or is told to end; pytest-xdist 3.8 may give a new one just one."""
+        """A process runs a test only when it has another or is asked to end; pytest-xdist 3.8 may give a new one just one.
+
+        Where two are replaced at a time it would also give tests to one that has collected none yet, and end by a KeyError.
+        """
+        if node not in self.registered_collections:
+            return
         super()._reschedule(node)
         if self._pending_of(self.assigned_work[node]) == 1:
             super()._reschedule(node)
