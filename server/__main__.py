@@ -1,6 +1,6 @@
 """`python -m server`: serve a configuration, or check one."""
 
-from .command_line import Options, parse
+from .command_line import Options, configuration_file, parse
 from .host import forkserver, signals
 
 if __name__ == "__main__":
@@ -10,7 +10,6 @@ if __name__ == "__main__":
         forkserver.start_early(options.config)
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
@@ -26,7 +25,7 @@ import uvloop
 
 from partitions import PartitionError
 
-from .app import Application, configuration, log_compilation, on_host_cores, open_configured
+from .app import Application, configuration, log_compilation, log_configuration, on_host_cores, open_configured
 from .check import check
 from .config.file import load
 from .config.schema import Config
@@ -70,7 +69,7 @@ def run(options: Options, adjust: Callable[[Config], Config] | None = None) -> i
 
 def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
     with ExitStack() as stack:
-        path = options.config or os.environ.get("GREENLANE_CONFIG")
+        path = configuration_file(options.config)
         config = _override(stack.enter_context(configuration(path)), options)
         config = adjust(config) if adjust else config
 
@@ -79,6 +78,7 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             return adjust(again) if adjust else again
 
         logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
+        log_configuration(config)
         if config.server.fronts == "inline":
             device = open_configured(config.device)
             config.fit(device.unit, device.granules)

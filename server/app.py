@@ -1,6 +1,6 @@
 """The server in one process, as an ASGI application; the composition root of both sides.
 
-`uvicorn server.app:app` serves the configuration that GREENLANE_CONFIG names, or the demo. Inference requests go to `Infer`,
+`uvicorn server.app:app` serves what `configuration_file` finds. Inference requests go to `Infer`,
 all others to FastAPI.
 """
 
@@ -30,6 +30,7 @@ from .api import cors, docs, framework
 from .api.audited import audited
 from .api.in_process import ask
 from .api.routers import ROUTERS
+from .command_line import BESIDE, configuration_file
 from .config.file import load
 from .config.schema import Config, DeviceConfig
 from .config.section import ConfigError
@@ -195,6 +196,7 @@ class Application:
         config = await asyncio.to_thread(source.__enter__)
         try:
             logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
+            log_configuration(config)
             async with Watchdog(config.server):
                 self._prepare(config)
                 device = self._opener(config.device)
@@ -300,6 +302,16 @@ def log_compilation() -> None:
     log.info("hot path: %s", "interpreted Python" if interpreted else "compiled to machine code")
 
 
+def log_configuration(config: Config) -> None:
+    """Log which configuration is served, as it may be one that no option has named."""
+    if config.source != demo.SOURCE:
+        log.info("the configuration is %s", config.source)
+        return
+    log.info("the demo, as no configuration was named by --config or GREENLANE_CONFIG, and this folder has no %s", BESIDE)
+    if len(config.tenants) == 1:
+        log.warning("this machine has one core to share out, so the demo has one tenant, acme, instead of two")
+
+
 def configuration(path: str | None) -> AbstractContextManager[Config]:
     """The configuration in a file, with its models if they are elsewhere, or the demo's. Blocks. Raises ConfigError."""
     if not path:
@@ -353,8 +365,8 @@ def _drain_on_sigterm(drain: Callable[[], Awaitable[None]], reloader: Callable[[
 
 
 def _read_again() -> Config:
-    path = os.environ.get("GREENLANE_CONFIG")
+    path = configuration_file(None)
     return load(Path(path)) if path else without_file()
 
 
-app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=single_process.prepare, read=_read_again)
+app = Application(lambda: configuration(configuration_file(None)), prepare=single_process.prepare, read=_read_again)

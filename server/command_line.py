@@ -8,17 +8,33 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
+
+BESIDE = "greenlane.toml"
+"""The configuration that is served where no other is named, if the current folder has it."""
 
 _DESCRIPTION = "Serve models to tenants, each on its own share of a device. Without a configuration: a demo."
 _EXAMPLES = """\
 examples:
-  {program}                            the demo, on http://127.0.0.1:8000
+  {program}                            greenlane.toml of this folder, or else the demo, on http://127.0.0.1:8000
   {program} --config greenlane.toml    your models and tenants
   {program} --port 0                   on a free port, which the log names
 
 exit status: 0 stopped by a signal after draining; 1 not started, such as for a port in use; 2 the command line or the
 configuration is wrong; 70 the GPU failed, and only a new process can open it again
 """
+
+
+DEFAULT_CONFIGURATION = f"$GREENLANE_CONFIG, else {BESIDE} of this folder, else the demo"
+"""`configuration_file` as the help of commands says it."""
+
+
+def configuration_file(named: str | None) -> str | None:
+    """The configuration to serve: the one named, or that of GREENLANE_CONFIG, or greenlane.toml of the current folder.
+
+    None is the demo.
+    """
+    return named or os.environ.get("GREENLANE_CONFIG") or (BESIDE if Path(BESIDE).is_file() else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +98,7 @@ def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentPar
 
 
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="TOML configuration; default: $GREENLANE_CONFIG, or else the demo")
+    parser.add_argument("--config", metavar="FILE", help=f"TOML configuration; default: {DEFAULT_CONFIGURATION}")
     parser.add_argument("--host", type=_address, help="address to listen on, instead of server.host")
     parser.add_argument("--port", type=_port, help="port to listen on, instead of server.port; 0 for a free one")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")

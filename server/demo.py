@@ -6,7 +6,6 @@ checkerboard in both straight directions alike. Noise adds the same to every ave
 dividing by the sum makes contrast and brightness irrelevant. An image without pixels counts as one black pixel.
 """
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from .config.section import ConfigError
 from .config.server import ServerConfig
 from .config.tenant import TenantConfig
 
-log = logging.getLogger("greenlane.demo")
+SOURCE = "demo"
+"""The name of its configuration in messages."""
 
 LABELS = ("horizontal", "vertical", "diagonal", "checkerboard")
 """The classes of `stripes`, in the order of its probabilities."""
@@ -61,13 +61,8 @@ def build(root: Path) -> None:
 def configuration() -> Iterator[Config]:
     """The demo's configuration, of two tenants, or one on a machine of one core. Its repository is removed at the end."""
     granules = len(open_device("cpu").granules)
-    beside = Path("greenlane.toml")
-    unread = f"; {beside} in this folder is not read" if beside.is_file() else ""
-    log.info("the demo, as no configuration was named by --config or GREENLANE_CONFIG%s", unread)
     with tempfile.TemporaryDirectory(prefix="greenlane-demo-") as folder:
         build(Path(folder))
-        if granules == 1:
-            log.warning("this machine has one core to share out, so the demo has one tenant, acme, instead of two")
         yield config(Path(folder), granules)
 
 
@@ -81,7 +76,7 @@ def config(root: Path, granules: int) -> Config:
         device=DeviceConfig(backend="cpu"),
         models=ModelsConfig(repository=root),
         tenants={tenant.name: tenant for tenant in tenants},
-        source="demo",
+        source=SOURCE,
     )
 
 

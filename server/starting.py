@@ -8,33 +8,46 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from partitions import open_device
+
 from . import demo
 from .config.section import ConfigError
 
-CONFIGURATION = """\
+_BEGIN = """\
 [server]
 default_tenant = "acme"       # for requests that name none
 [models]
 repository = "models"         # Triton's layout: models/NAME/1/model.onnx
 [tenants.acme]
-cores = 1
+cores = {cores}
 models = ["*"]
-[tenants.globex]              # its requests send X-Tenant: globex
-cores = 1
-models = ["identity"]
 """
+_SECOND = """\
+[tenants.globex]              # its requests send X-Tenant: globex
+cores = {cores}
+models = ["{models}"]
+"""
+
+
+def configuration(cores: int, models: str = "identity") -> str:
+    """A file that shares out so many cores to two tenants, or one core to one. `models` are the second tenant's."""
+    begin = _BEGIN.format(cores=max(1, cores - cores // 2))
+    return begin + _SECOND.format(cores=cores // 2, models=models) if cores > 1 else begin
 
 
 def main(arguments: Sequence[str], program: str) -> int:
     """Run a command line, and return the exit status. Blocks."""
-    about = "Write a configuration of two tenants on two cores, and the demo's models, into a folder to start from."
+    about = (
+        "Write a configuration that shares out this machine's cores to two tenants, and the demo's models, into a folder to "
+        "start from. A folder of models that is there already is kept, and served."
+    )
     status = "exit status: 0 written; 1 there is something already, or it cannot be written; 2 the command line is wrong"
     parser = argparse.ArgumentParser(prog=program, description=about, epilog=status)
     parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="where; by default the current folder")
     folder = Path(parser.parse_args(arguments).folder)
     file = folder / "greenlane.toml"
     try:
-        write(folder)
+        kept = write(folder)
     except FileExistsError as error:
         print(f"{program}: {error.filename} exists already, and stays as it is; name another folder", file=sys.stderr)
         return 1
@@ -44,8 +57,9 @@ def main(arguments: Sequence[str], program: str) -> int:
     except ConfigError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
-    command = _command()
-    print(f"wrote {file} and {folder / 'models'}; next: {command} check {file}, {command} --config {file}")
+    command, models = _command(), folder / "models"
+    wrote = f"wrote {file} for the models in {models}" if kept else f"wrote {file} and {models}"
+    print(f"{wrote}; next: {command} check {file}, {command} --config {file}")
     return 0
 
 
@@ -55,11 +69,18 @@ def _command() -> str:
     return "greenlane" if called.name != "greenlane" or shutil.which("greenlane") else str(called)
 
 
-def write(folder: Path) -> None:
-    """Write both into this folder. Raises FileExistsError where one is there, OSError, and ConfigError as `demo.build` does."""
+def write(folder: Path) -> bool:
+    """Write the configuration into this folder, and the demo's models unless it has a folder `models`. Whether it has.
+
+    Raises FileExistsError where a file would be replaced, OSError, and ConfigError as `demo.build` does.
+    """
     file, models = folder / "greenlane.toml", folder / "models"
-    for path in (file, models):
+    kept = models.is_dir()
+    for path in (file,) if kept else (file, models):
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    demo.build(models)
-    file.write_text(CONFIGURATION, encoding="utf-8")
+    if not kept:
+        demo.build(models)
+    text = configuration(len(open_device("cpu").granules), "*" if kept else "identity")
+    file.write_text(text, encoding="utf-8")
+    return kept

@@ -17,6 +17,7 @@ from greenlane.load.machine import describe
 from greenlane.load.others import Others
 from greenlane.report.pictures import NoPictures, require
 from partitions import PartitionError
+from server.command_line import configuration_file
 from server.config.section import ConfigError
 
 from . import subject, text
@@ -28,7 +29,7 @@ from .points import Point, Target
 
 def run(options: Options, command: str) -> int:
     """Measure, print, and return the exit status, as the command's help says; `command` is the command line."""
-    options = replace(options, config=options.config or os.environ.get("GREENLANE_CONFIG"))
+    options = replace(options, config=configuration_file(options.config))
     said = sys.stderr if options.json == "-" else sys.stdout  # Standard output is the JSON document's alone.
     try:
         with redirect_stdout(said), _interrupts() as interrupted:

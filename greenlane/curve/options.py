@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from greenlane.options import checked, count, positive, whole
+from server.command_line import DEFAULT_CONFIGURATION
 
 _EXAMPLES = """\
 examples:
@@ -111,7 +112,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="name in the repository, or a .onnx or .plan file")
     parser.add_argument("--all", action="store_true", help="plan the shares of all tenants of the configuration")
-    config = "TOML configuration; default: $GREENLANE_CONFIG, or else the demo"
+    config = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
     parser.add_argument("--config", metavar="FILE", help=config)
     shares = "in cores or SMs, or in granules as in 1g,2g; default: 1, 2, 4, ... granules and the whole device"
     parser.add_argument("--shares", type=checked(_shares), metavar="1,2,4", help=shares)

@@ -15,6 +15,7 @@ from greenlane.load.others import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun, run
 from greenlane.load.rules import Ruling
 from greenlane.load.schedule import poisson
+from server.command_line import configuration_file
 from server.config import file
 from server.config.section import ConfigError
 
@@ -81,7 +82,7 @@ def lending(options: Options, source: str, command: str, say: Callable[[str], No
 
 def _pairs(options: Options) -> list[Pair]:
     """Every lender with every borrower of its device, from the file, before any server is started. Raises CannotProve."""
-    if not (path := options.config or os.environ.get("GREENLANE_CONFIG")):
+    if not (path := configuration_file(options.config)):
         raise CannotProve("expected --config FILE: the demo lends nothing")
     try:
         config = file.load(Path(path))

@@ -205,8 +205,11 @@ def _assembled(valid: Mapping[KeyPath, Any], source: str) -> Config:
         {path[1]: each for path, each in valid.items() if path[0] == section and len(path) == 2}
         for section in ("models", "devices", "tenants")
     )
+    server = valid["server",]
+    if server.default_tenant is None and [bool(each.keys_sha256) for each in tenants.values()] == [False]:
+        server = server.model_copy(update={"default_tenant": next(iter(tenants))})
     return Config(
-        server=valid["server",],
+        server=server,
         device=next(iter(devices.values()), valid["device",]),
         devices=devices,
         models=valid["models",].model_copy(update={"options": MappingProxyType(options)}),

@@ -112,8 +112,9 @@ _HEAD = """\
 
 <!-- Written by `python -m server.config.reference` from the models in server/config: change those, not this. -->
 
-Greenlane reads one TOML file: `greenlane --config FILE`, or the file that `GREENLANE_CONFIG` names. Without one it serves
-the demo. `greenlane check FILE` prints what a file would serve and everything that is wrong with it, all at once.
+Greenlane reads one TOML file: `greenlane --config FILE`, or the file that `GREENLANE_CONFIG` names, or greenlane.toml of the
+folder in which it is started. Without one it serves the demo. `greenlane check FILE` prints what a file would serve and
+everything that is wrong with it, all at once.
 [deploy/greenlane.toml](../deploy/greenlane.toml) is an example with every key. For completion and checks in an editor (taplo,
 VS Code's Even Better TOML) put `#:schema` and the path of [greenlane.schema.json](../deploy/greenlane.schema.json) into the
 file's first line. Only `models.repository`, and for each tenant `models` and a share of the device, have to be there.

@@ -57,7 +57,10 @@ class ServerConfig(Section, frozen=True):
         "name always work.",
     )
     default_tenant: Text | None = Field(
-        default=None, examples=["acme"], description="Tenant of requests that name none. Without it they are refused with 401."
+        default=None,
+        examples=["acme"],
+        description="Tenant of requests that name none. Without this key it is the only tenant, where there is just one and it "
+        "has no keys; else such requests are refused with 401.",
     )
     fronts: Literal["per-tenant", "inline"] = Field(
         default="per-tenant",

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from typing import Any, cast
 
+from ..command_line import configuration_file
 from . import orphans
 from .signals import blocked_in_children
 
@@ -51,7 +52,7 @@ def start_early(config: str | None) -> None:
     SIGHUP is ignored meanwhile, and so in all processes that are forked: they end with this one, not with the terminal.
     Raises SystemExit with a sentence where it cannot be started.
     """
-    path = config or os.environ.get("GREENLANE_CONFIG")
+    path = configuration_file(config)
     with suppress(OSError):  # Whoever reads it next says what is wrong.
         if path and b"inline" in Path(path).read_bytes():
             return

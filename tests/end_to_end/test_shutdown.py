@@ -242,12 +242,26 @@ def test_a_port_in_use_ends_the_startup_of_a_single_process(config: Path) -> Non
     assert f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; " in ended.stderr
 
 
-def test_the_demo_starts_without_a_configuration() -> None:
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        (
+            False,
+            ["the demo, as no configuration was named by ", "ready: acme is served identity 1 and stripes 1"],
+        ),
+        (True, ["the configuration is greenlane.toml", "ready: acme is served identity 1"]),
+    ],
+)
+def test_without_an_option_greenlane_toml_of_the_folder_is_served_or_else_the_demo(
+    beside: bool, said: list[str], config: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "GREENLANE_CONFIG"}
     words = [sys.executable, "-m", "server", "--port", "0"]
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as popen:
+    folder = config.parent if beside else tmp_path_factory.mktemp("empty")
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, cwd=folder) as popen:
         process = Process(popen, 0)
-        process.read_until("ready: acme is served identity 1 and stripes 1")
+        for each in said:
+            process.read_until(each)
         popen.send_signal(signal.SIGINT)
         assert popen.wait(30) == 0
 

@@ -12,6 +12,7 @@ import pytest
 from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server import demo
+from server.app import log_configuration
 from server.config.section import ConfigError
 from server.repository.model_config import apply
 from server.repository.model_repository import Repository
@@ -153,21 +154,12 @@ def test_the_demo_s_repository_is_removed_at_the_end():
     assert not config.models.repository.exists()
 
 
-def test_the_log_says_that_it_is_the_demo_and_that_a_configuration_beside_it_is_not_read(caplog, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = "the demo, as no configuration was named by --config or GREENLANE_CONFIG"
-    with caplog.at_level("INFO"), demo.configuration():
-        assert caplog.messages == [said]
-    (tmp_path / "greenlane.toml").touch()
-    with caplog.at_level("INFO"), demo.configuration():
-        assert caplog.messages[1:] == [f"{said}; greenlane.toml in this folder is not read"]
-
-
 def test_on_one_core_the_demo_has_one_tenant_and_the_log_says_so(caplog):
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [min(cores)])
     try:
         with caplog.at_level("WARNING"), demo.configuration() as config:
+            log_configuration(config)
             assert list(config.tenants) == ["acme"]
     finally:
         os.sched_setaffinity(0, cores)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.__main__ import main
+from server.command_line import configuration_file
 from tests.end_to_end import repository
 
 CONFIG = """
@@ -43,6 +44,21 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "models" / "rows" / "two").mkdir()
     (tmp_path / "greenlane.toml").write_text(CONFIG.format(digest="a" * 64))
     return tmp_path
+
+
+def test_a_named_configuration_comes_first_then_the_environments_then_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GREENLANE_CONFIG", raising=False)
+    assert configuration_file(None) is None
+    (tmp_path / "greenlane.toml").mkdir()
+    assert configuration_file(None) is None
+    (tmp_path / "greenlane.toml").rmdir()
+    (tmp_path / "greenlane.toml").touch()
+    assert configuration_file(None) == "greenlane.toml"
+    monkeypatch.setenv("GREENLANE_CONFIG", "other.toml")
+    assert [configuration_file(None), configuration_file("c.toml")] == ["other.toml", "c.toml"]
 
 
 def test_check_prints_every_problem_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

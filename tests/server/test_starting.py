@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from greenlane.__main__ import main
+from partitions.cpu import open_cpu
 from server.config.file import load
-from server.starting import CONFIGURATION
+from server.starting import configuration
+from tests.end_to_end import repository
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +21,7 @@ def test_what_is_written_is_a_configuration_with_its_models(tmp_path: Path, caps
     assert main(["init", str(folder)]) == 0
     assert f"next: greenlane check {folder / 'greenlane.toml'}" in capsys.readouterr().out
     config = load(folder / "greenlane.toml")
-    assert [tenant.name for tenant in config.tenants.values()] == ["acme", "globex"]
+    assert list(config.tenants) == ["acme", "globex"][: len(open_cpu().granules)]
     assert sorted(path.parent.parent.name for path in folder.rglob("model.onnx")) == ["identity", "stripes"]
 
 
@@ -31,6 +33,24 @@ def test_the_next_commands_can_be_pasted_where_the_command_is_not_on_the_path(
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "next: .venv/bin/greenlane check " in done.stdout
+
+
+def test_models_that_are_there_are_kept_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository.write(tmp_path / "models", "rows", repository.ROWS)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["init", str(tmp_path)]) == 0
+    assert f"wrote {tmp_path / 'greenlane.toml'} for the models in {tmp_path / 'models'}; next: " in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "greenlane.toml"])
+    config = load(tmp_path / "greenlane.toml")
+    assert {tenant.models for tenant in config.tenants.values()} == {("*",)}
+
+
+@pytest.mark.parametrize(("cores", "shares"), [(1, [1]), (2, [1, 1]), (5, [3, 2]), (64, [32, 32])])
+def test_all_cores_of_the_machine_are_shared_out(cores: int, shares: list[int], tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "greenlane.toml").write_text(configuration(cores))
+    config = load(tmp_path / "greenlane.toml")
+    assert list(config.counts("core", [1] * cores)[0].values()) == shares
 
 
 @pytest.mark.parametrize("there", ["greenlane.toml", "models"])
@@ -51,4 +71,4 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_the_documentation_shows_what_is_written(page: str) -> None:
     shown = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert CONFIGURATION in shown
+    assert configuration(2) in shown

@@ -133,7 +133,7 @@ def test_defaults(folder: Path) -> None:
     assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
     assert config.server.nonfinite_json == "literal"
     assert config.server.max_string_elements == 262_144
-    assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
+    assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, "acme")
     assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
     assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")
     assert config.server.strict_readiness is False
@@ -608,6 +608,23 @@ def test_a_configuration_without_tenants_is_refused(folder: Path) -> None:
     ]
 
 
+KEYS = f'keys_sha256 = ["{"a" * 64}"]'
+
+
+@pytest.mark.parametrize(
+    ("tenants", "default"),
+    [
+        (ACME, "acme"),
+        (ACME + KEYS, None),
+        (ACME + "[tenants.globex]\ngranules = 1\nmodels = ['a']", None),
+        (f"{ACME}{KEYS}\n[tenants.globex]\ngranules = 1\nmodels = ['a']", None),
+    ],
+)
+def test_the_only_tenant_is_the_default_where_it_has_no_keys(folder: Path, tenants: str, default: str | None) -> None:
+    config = load(write(folder, f"[models]\nrepository = 'models'\n[tenants.acme]\n{tenants}"))
+    assert config.server.default_tenant == default
+
+
 def test_a_default_tenant_that_is_not_configured_is_refused_with_the_nearest_one(folder: Path) -> None:
     assert problems(folder, sections(server="default_tenant = 'acmee'")) == [
         "server.default_tenant: 'acmee' is not a configured tenant; did you mean 'acme'?"
@@ -692,7 +709,7 @@ def test_salvage_keeps_what_is_valid(folder: Path) -> None:
     salvaged = salvage(write(folder, text))
     assert salvaged is not None
     config, dropped = salvaged
-    assert (config.server, config.device) == (ServerConfig(host="::1", port=1), DeviceConfig())
+    assert (config.server, config.device) == (ServerConfig(host="::1", port=1, default_tenant="acme"), DeviceConfig())
     assert config.models.options == {"a": ModelOptions()}
     assert config.tenants == {"acme": TenantConfig(name="acme", granules=6, models=("*",))}
     assert dropped >= {("server", "default_tenant"), ("models", "a", "max_batch"), ("tenants", "acme", "queue")}
