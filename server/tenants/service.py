@@ -60,7 +60,7 @@ class Tenant:
         return self.config.name
 
     def callable(self, name: str, version: str | None = None) -> ServedModel:
-        """A model that may be called now, as `Catalog.find`. Raises Unavailable as well while its inferences would be refused."""
+        """A model that may be called now, as `Catalog.find`. Raises Unavailable too while its inferences would be refused."""
         served = self.catalog.find(name, version)
         if why := self.lane.admission.refusing:
             raise Unavailable(why)

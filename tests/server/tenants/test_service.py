@@ -284,16 +284,17 @@ async def test_a_model_is_not_ready_while_its_inferences_are_refused(frontend: L
     await frontend.publish("m", [served("m")], [IndexEntry("m", "2", "UNAVAILABLE", "broken")])
     assert tenant.callable("m").version == "1"
     frontend.suspend("the device process has ended")
-    with pytest.raises(Unavailable, match="^the device process has ended$"):
+    with pytest.raises(Unavailable, match=r"^the device process has ended$"):
         tenant.callable("m")
     with pytest.raises(NotFound):
         tenant.callable("n")
-    refused = [IndexEntry("m", "1", "UNAVAILABLE", "the device process has ended"), IndexEntry("m", "2", "UNAVAILABLE", "broken")]
+    ended = "the device process has ended"
+    refused = [IndexEntry("m", "1", "UNAVAILABLE", ended), IndexEntry("m", "2", "UNAVAILABLE", "broken")]
     assert tenant.index() == (await frontend.report()).index == refused
     frontend.suspend("")
     assert [entry.state for entry in tenant.index()] == ["READY", "UNAVAILABLE"]
     frontend.refuse("the server is stopping")
-    with pytest.raises(Unavailable, match="^the server is stopping$"):
+    with pytest.raises(Unavailable, match=r"^the server is stopping$"):
         tenant.callable("m")
 
 
