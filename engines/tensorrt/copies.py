@@ -7,8 +7,8 @@ the outputs out. They find addresses in a ring of tables that the host writes, o
 the device. So a captured graph needs no change from one launch to the next, though every inference has other memory.
 
 Copies by the copy engines are submitted before and after the graph and not captured in it. A captured copy would keep the host
-addresses of the first inference, and every launch would have to update each node by its handle. Outside it is one call for
-each tensor, and the stream keeps the order.
+addresses of the first inference, and every launch would have to update each node by its handle. Outside it is a call for each
+piece of a tensor, and the stream keeps the order.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryRe
 
 from partitions.cuda.device import CudaDevice
 from partitions.cuda.driver import handle_return, translated
+from partitions.cuda.pages import pieces
 
 from ..memory import view
 from .clock import DeviceClock
@@ -105,6 +106,11 @@ From some 32 MB on, a neighbour's 38 MB cost the same either way (1.5 to 1.7 ms 
 alone. Copies by SMs slow down what neighbours copy meanwhile a little more (69 to 78 us for 600 KB); a whole inference's p99
 did not change (1.02 times alone either way).
 """
+
+ENGINE_PIECE = 1 << 20
+"""Bytes that a copy engine is given in one call, cut where the host's address is a multiple of it, as pinned memory is
+(`partitions.cuda.pages.PIN_PIECE`): a call may not cross from one registration of host memory to the next, even an adjacent one
+(CUDA_ERROR_INVALID_VALUE on an H100, tests/gpu/test_pinning.py)."""
 
 Span = tuple[int, int, int]
 """Source address, target address and number of bytes of one tensor."""
@@ -210,7 +216,7 @@ class SmCopies:
 
 
 class EngineCopies:
-    """Copies by the copy engines, one call for each tensor that has bytes; host memory must be pinned."""
+    """Copies by the copy engines, a call for each piece of a tensor; host memory must be pinned."""
 
     captured = False
 
@@ -231,10 +237,10 @@ class EngineCopies:
         return None
 
     def copy_in(self, stream: Stream, clock: int = 0) -> None:
-        _submit(self._spans[: self._inputs], stream)
+        _submit(self._spans[: self._inputs], stream, inwards=True)
 
     def copy_out(self, stream: Stream, clock: int = 0) -> None:
-        _submit(self._spans[self._inputs :], stream)
+        _submit(self._spans[self._inputs :], stream, inwards=False)
 
     def count(self) -> None:
         """Do nothing: each call carries its addresses."""
@@ -275,7 +281,8 @@ def _tables(ring: Buffer, rows: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
     return np.frombuffer(view(int(ring.handle), RING_LENGTH * rows * 24), np.uint64).reshape(RING_LENGTH, rows, 3)
 
 
-def _submit(spans: Sequence[Span], stream: Stream) -> None:
+def _submit(spans: Sequence[Span], stream: Stream, inwards: bool) -> None:
     for source, target, nbytes in spans:
-        if nbytes:
-            handle_return(driver.cuMemcpyAsync(target, source, nbytes, stream.handle))
+        host = source if inwards else target
+        for at, size in pieces(host, nbytes, ENGINE_PIECE):
+            handle_return(driver.cuMemcpyAsync(target + at - host, source + at - host, size, stream.handle))

@@ -31,7 +31,7 @@ from .free_memory import free_or_pooled
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels
-from .pages import populate
+from .pages import PIN_PIECE, pieces, populate
 from .sm_probe import SmProbe, open_probe
 
 T = TypeVar("T")
@@ -333,10 +333,8 @@ class CudaDevice:
     def pin(self, address: int, nbytes: int) -> Pinned:
         """Page-lock host memory and map it for the device, for all contexts.
 
-        Blocks, and the driver's lock blocks every thread that uses the GPU: 0.1 ms a MiB, and five times that if the pages are
-        not populated before, as is done here (H100, driver 580, 2026-11-22). So pin before serving. All of it is one
-        registration: others report that the copy engines refuse host memory that spans two, even adjacent ones
-        (https://github.com/sgl-project/sglang/pull/36798; tests/gpu/test_pinning.py tries it).
+        Blocks for some 0.1 ms a MiB, or for 0.4 if its pages are not populated before. Tenants may be served meanwhile: pages
+        are populated first, which takes no lock of the driver's, and pinned in pieces (`PIN_PIECE`).
 
         Raises PartitionError for memory that is pinned already, is not the process's, or exceeds its limit.
         """
@@ -351,34 +349,44 @@ class CudaDevice:
             self.driver_memory.changing(),
             ExitStack() as done,
         ):
-            handle_return(driver.cuMemHostRegister(address, nbytes, flags))
-            done.callback(self.unpin, address)
+            for at, size in pieces(address, nbytes, PIN_PIECE):
+                handle_return(driver.cuMemHostRegister(at, size, flags))
+                done.callback(_unregister, at)
             device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
             done.pop_all()
         self._record_pinned(address, nbytes)
         return Pinned(self, address, nbytes, device_address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
-        """Whether all of this memory is within one area that is pinned by `pin`."""
+        """Whether all of this memory was pinned by one `pin`."""
         starts, ends = self._pinned
         place = bisect_right(starts, address) - 1
         return place >= 0 and address + nbytes <= ends[place]
 
     def unpin(self, address: int) -> None:
-        """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for memory that is not pinned."""
-        self._record_pinned(address, None)
+        """Undo a `pin`, piece by piece; `Pinned.close` calls it. Raises PartitionError for memory that is not pinned."""
+        end = self._record_pinned(address, None)
         self.unpin_count += 1
-        with self.current(), translated(f"unpinning the memory at {address:#x}"), self.driver_memory.changing():
-            handle_return(driver.cuMemHostUnregister(address))
+        with (
+            self.current(),
+            translated(f"unpinning the memory at {address:#x}"),
+            self.driver_memory.changing(),
+            ExitStack() as left,
+        ):
+            for at, _ in pieces(address, (end or address + 1) - address, PIN_PIECE):
+                left.callback(_unregister, at)
 
-    def _record_pinned(self, address: int, nbytes: int | None) -> None:
-        """Record that so many bytes are pinned at an address, or with None that they no longer are."""
+    def _record_pinned(self, address: int, nbytes: int | None) -> int | None:
+        """Record that so many bytes are pinned at an address, or with None that they no longer are. Returns the end of what was
+        pinned there before.
+        """
         with self._lock:
             known = dict(zip(*self._pinned, strict=True))
-            known.pop(address, None)
+            before = known.pop(address, None)
             if nbytes is not None:
                 known[address] = address + nbytes
             self._pinned = tuple(sorted(known)), tuple(known[start] for start in sorted(known))
+            return before
 
     def close(self) -> None:
         """Destroy the contexts that were kept, and free the memory of `locate`; every partition must be closed.
@@ -417,6 +425,10 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             return CudaDevice(index, device.name, device.uuid, split(device, granule_sms), priorities, clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
+
+
+def _unregister(address: int) -> None:
+    handle_return(driver.cuMemHostUnregister(address))
 
 
 def _shares(sizes: Sequence[int]) -> str:

@@ -339,7 +339,14 @@ class Gpu:
             self.release(address)
 
     def is_reachable(self, address: int, nbytes: int = 1) -> bool:
-        """Whether the device may use this memory: it was allocated, or is pinned."""
+        """Whether the device may use this memory: it was allocated, or is pinned, perhaps by several calls."""
+        at = address
+        for start, size in sorted(self.pinned.items()):
+            at = start + size if start <= at < start + size else at
+        return at >= address + nbytes or self.is_in_one(address, nbytes)
+
+    def is_in_one(self, address: int, nbytes: int) -> bool:
+        """Whether this memory was allocated, or pinned, by one call."""
         pinned = any(start <= address and address + nbytes <= start + size for start, size in self.pinned.items())
         return pinned or any(region.holds(address, nbytes) for region in list(self.allocated.values()))
 
@@ -364,6 +371,8 @@ class Gpu:
         """A copy by a copy engine. One from or to memory that is not pinned would be staged by the driver, and waited for."""
         if not (self.is_reachable(source, nbytes) and self.is_reachable(target, nbytes)):
             raise Misuse("a copy engine was given memory that is neither pinned nor the device's")
+        if not (self.is_in_one(source, nbytes) and self.is_in_one(target, nbytes)):
+            raise CUDAError("CUDA_ERROR_INVALID_VALUE: across two registrations of host memory")
         self.find_stream(stream).put(Operation(partial(self.copy, source, target, nbytes)))
 
     def read(self, address: int, nbytes: int) -> bytes:

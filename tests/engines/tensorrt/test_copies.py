@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from partitions import DeviceLost, PartitionError
+from partitions.cuda.pages import PIN_PIECE
 from tests.engines.simulated import Bench
 from tests.engines.tensors import UNTOUCHED, Memory
 from tests.simulation import Misuse
@@ -71,6 +72,23 @@ def test_an_input_goes_to_the_device_and_an_output_comes_back(bench: Bench, copi
     lane.close()
 
 
+def test_tensors_across_pieces_that_were_pinned_one_by_one_are_copied(bench: Bench, copies: Any) -> None:
+    """A copy engine refuses a call that crosses from one to the next; the simulation does so too."""
+    nbytes = 9 * bench.copies.ENGINE_PIECE + 5
+    middle = bench.device.make_current().allocate(nbytes, stream=bench.partition.stream)
+    lane = Lane(bench, nbytes, 1)
+    assert len(bench.gpu.pinned) > 5
+    push(bench, copies, lane, int(middle.handle))
+    bench.partition.stream.sync()
+    assert lane.arrived()
+    middle.close()
+    lane.close()
+
+
+def test_calls_of_copy_engines_end_where_pinned_pieces_do(bench: Bench) -> None:
+    assert PIN_PIECE % bench.copies.ENGINE_PIECE == 0
+
+
 def test_every_inference_in_flight_has_a_table_of_its_own_and_the_ring_goes_round(bench: Bench, copier: Any) -> None:
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     length = bench.copies.RING_LENGTH
@@ -115,7 +133,7 @@ def test_the_simulation_detects_a_table_that_is_overwritten_too_early(bench: Ben
         lane.close()
 
 
-def test_copy_engines_get_a_call_for_each_tensor_that_has_bytes(bench: Bench) -> None:
+def test_copy_engines_get_a_call_for_each_small_tensor_that_has_bytes(bench: Bench) -> None:
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     copies, lane = bench.copies.EngineCopies(2), Lane(bench, 32, 1)
     inside, outside = lane.spans(int(middle.handle))

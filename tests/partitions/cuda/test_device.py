@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from partitions import DeviceLost, DeviceUnavailable, Misplaced, Partition, PartitionError, PartitionManager, open_device, probe
+from partitions.cuda.pages import PIN_PIECE
 from tests.simulation import Gpu, Misuse, installed
 
 H100 = (8,) * 15 + (12,)
@@ -295,7 +296,7 @@ def test_memory_is_pinned_once_and_unpinned_from_its_start(device: Any) -> None:
             device.unpin(addressof(memory) + 1024)
 
 
-def test_any_part_of_one_registration_is_recognised_as_pinned(device: Any) -> None:
+def test_any_part_of_what_was_pinned_at_once_is_recognised_as_pinned(device: Any) -> None:
     memory = create_string_buffer(8192)
     start = addressof(memory)
     with ExitStack() as pins:
@@ -308,6 +309,29 @@ def test_any_part_of_one_registration_is_recognised_as_pinned(device: Any) -> No
         assert device.unpin_count == 0
     assert not device.is_pinned(start, 1)
     assert device.unpin_count == 3
+
+
+def test_memory_is_pinned_in_pieces_so_that_launches_get_their_turn_in_between(device: Any, gpu: Gpu) -> None:
+    memory = create_string_buffer(3 * PIN_PIECE)
+    start = addressof(memory)
+    pinned = device.pin(start, len(memory))
+    assert sum(gpu.pinned.values()) == len(memory)
+    assert max(gpu.pinned.values()) == PIN_PIECE
+    assert {at % PIN_PIECE for at in gpu.pinned} == {start % PIN_PIECE, 0}
+    assert device.is_pinned(start, len(memory))
+    gpu.fail("cuMemHostUnregister", 2)
+    with pytest.raises(PartitionError, match="unpinning the memory"):
+        pinned.close()
+    assert len(gpu.pinned) == 1, "the others were unpinned all the same"
+
+
+def test_where_a_piece_cannot_be_pinned_none_stays_pinned(device: Any, gpu: Gpu) -> None:
+    memory = create_string_buffer(3 * PIN_PIECE)
+    gpu.fail("cuMemHostRegister", 3)
+    with pytest.raises(PartitionError, match="OUT_OF_MEMORY"):
+        device.pin(addressof(memory), len(memory))
+    assert gpu.pinned == {}
+    assert not device.is_pinned(addressof(memory), 1)
 
 
 def test_memory_that_is_not_the_process_s_cannot_be_pinned(device: Any, gpu: Gpu) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from partitions.cuda import pages
-from partitions.cuda.pages import PIECE, populate
+from partitions.cuda.pages import PIECE, pieces, populate
 
 SIZE = 3 * PIECE + 5 * mmap.PAGESIZE
 
@@ -26,6 +26,21 @@ def resident(memory: mmap.mmap) -> list[bool]:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.mincore(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), found) == 0
     return [bool(page & 1) for page in found]
+
+
+@pytest.mark.parametrize(
+    ("address", "nbytes", "found"),
+    [
+        (0, 0, []),
+        (3, 4, [(3, 4)]),
+        (3, 5, [(3, 5)]),
+        (3, 6, [(3, 5), (8, 1)]),
+        (8, 8, [(8, 8)]),
+        (8, 17, [(8, 8), (16, 8), (24, 1)]),
+    ],
+)
+def test_pieces_end_at_multiples_of_their_size(address: int, nbytes: int, found: list[tuple[int, int]]) -> None:
+    assert list(pieces(address, nbytes, 8)) == found
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["this kernel", "an old kernel"])
