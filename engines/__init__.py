@@ -92,9 +92,8 @@ def load_engine(
 def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:
     """Which of these settings, fields of RuntimeSettings, the library that serves from this device does not have, and why.
 
-    `instances` is one of them too: how many executors of one engine are to be bound to a partition. What depends on the model,
-    such as how many profiles it has, is not checked. May import TensorRT, so it may block. Raises ModelRefused where that is
-    missing.
+    What depends on the model, such as how many profiles it has, is not checked. May import TensorRT, so it may block. Raises
+    ModelRefused where that is missing.
     """
     if device is not None and device.kind == "cuda":
         api = find_tensorrt()

@@ -96,13 +96,12 @@ _UNSUPPORTED_ON_CPU: Mapping[str, str] = MappingProxyType(
         "profile": "has no optimization profiles",
         "build_profiles": "has no optimization profiles",
         "weight_streaming_budget": "streams no weights",
-        "instances": "runs one inference at a time on a partition's cores",
     }
 )
 """Why a setting has no meaning on ONNX Runtime; it has all those that are not named here."""
 
 _SUPPORTED_ANYWHERE = (
-    *(("graphs", "on"), ("graphs", "off"), ("cuda_graph_strategy", "disabled"), ("instances", 1)),
+    *(("graphs", "on"), ("graphs", "off"), ("cuda_graph_strategy", "disabled")),
     *(("intra_op_threads", 0), ("inter_op_threads", 0), ("execution_mode", "sequential"), ("graph_optimization", "all")),
     *(("memory_arena", True), ("memory_pattern", True)),
 )
@@ -280,9 +279,7 @@ def unsupported_by(library: str, supported: Collection[str], asked: Mapping[str,
 
 
 def unsupported_on_cpu(asked: Mapping[str, object]) -> dict[str, str]:
-    """The same for ONNX Runtime on a CPU. `instances` is a field too: how many executors of an engine a partition
-    is to have.
-    """
+    """The same for ONNX Runtime on a CPU."""
     unsupported = [name for name in asked if name in _UNSUPPORTED_ON_CPU and (name, asked[name]) not in _SUPPORTED_ANYWHERE]
     return {name: f"ONNX Runtime on a CPU {_UNSUPPORTED_ON_CPU[name]}" for name in unsupported}
 

@@ -18,7 +18,6 @@ from .tables import dotted
 from .tenant import TenantConfig
 from .text import Text
 from .values import (
-    MOST_INSTANCES,
     Batches,
     ByName,
     Cores,
@@ -128,14 +127,6 @@ class ModelOptions(Section, frozen=True):
         examples=[[{"x": {"min": [1, 3, 224, 224], "opt": [8, 3, 224, 224], "max": [32, 3, 224, 224]}}]],
         description="Optimization profiles that an ONNX file is built with: shapes by input. Without it batches of 1 to "
         "`max_batch`, or to 8. Refused for a .plan, which is built already.",
-    )
-    instances: int | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_INSTANCES,
-        examples=[1],
-        description="Executors of the model for each tenant, which its inferences use in turn; 1 by default. They share the "
-        "weights; each has execution contexts, CUDA graphs and GPU memory of its own.",
     )
     weight_budget: Size | None = Field(
         default=None,

@@ -28,9 +28,6 @@ MOST_STEPS = 1_000_000
 MOST_WEIGHT = 1_000_000
 """Of a version, so that a typo is an error."""
 
-MOST_INSTANCES = 16
-"""Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
-
 MOST_WIDTHS = 8
 """Shares of a ladder: for each the models' executors take memory."""
 

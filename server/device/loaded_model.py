@@ -97,7 +97,7 @@ def expected(prepared: PreparedModel) -> dict[str, int]:
     An ensemble's engines are those of its steps, and count there.
     """
     engines = [] if prepared.loaded.steps else [version.engine.memory for version in prepared.versions]
-    each = [version.engine.executor_memory for version in prepared.versions for _ in range(version.resolved.instances)]
+    each = [version.engine.executor_memory for version in prepared.versions]
     return added([*engines, *each])
 
 

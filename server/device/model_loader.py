@@ -54,7 +54,6 @@ from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupp
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
 from .engine_pool import EnginePool
-from .instances import bind_instances
 from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp
 
 log = logging.getLogger("greenlane.models")
@@ -223,7 +222,7 @@ class ModelLoader:
         except EngineError as error:
             raise ModelRefused(_without_path(str(error), file)) from error
         try:
-            return bind_instances(engine, partition, resolved.instances)
+            return engine.bind(partition)
         except BaseException as error:
             self._engines.let_go(engine)
             if isinstance(error, DeviceLost):
@@ -319,7 +318,7 @@ class ModelLoader:
         self._check_warm_up(file, resolved.settings, signature)
         outer = file.functions.outer(signature) if file.functions else signature
         functions = file.functions.definition(signature) if file.functions else None
-        executor = bind_instances(engine, partition, resolved.instances)
+        executor = engine.bind(partition)
         how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
         execution = executor.describe()
         notes = [why_not] if why_not else []
@@ -327,7 +326,7 @@ class ModelLoader:
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
         platform = PLATFORM if file.config.steps else engine.platform
         folder = file.filename.partition("/")[0]
-        config = describe(file.name, file.config, outer, platform, folder, how, execution, resolved.instances)
+        config = describe(file.name, file.config, outer, platform, folder, how, execution)
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues

@@ -26,13 +26,12 @@ def describe(
     filename: str = "model.onnx",
     batching: Batching | None = None,
     execution: Mapping[str, object] | None = None,
-    instances: int = 1,
 ) -> Object:
     """The whole configuration of a model that is served.
 
-    `signature` is the one that clients see, `platform` is `<project>_<format>`, `filename` is the model's file in the version's
-    directory, and `instances` is the number of its executors. `execution` is an executor's `describe` from when the model was
-    loaded; its counts are left out, as they change.
+    `signature` is the one that clients see, `platform` is `<project>_<format>`, and `filename` is the model's file in the
+    version's directory. `execution` is an executor's `describe` from when the model was loaded; its counts are left out, as
+    they change.
     """
     stated = as_json(config.message)
     most = signature.max_batch
@@ -46,7 +45,7 @@ def describe(
         "output": list(_tensors(stated["output"], _blank("output"), signature.outputs, most)),
         "optimization": {**as_json(MESSAGE().optimization), **_PINNED, **stated.get("optimization", {})},
         "dynamic_batching": batching and _batching(stated.get("dynamic_batching"), batching),
-        "instance_group": _groups(stated["instance_group"], name, platform, instances),
+        "instance_group": _groups(stated["instance_group"], name, platform),
         "default_model_filename": filename,
         "model_transaction_policy": {"decoupled": True} if signature.in_parts else stated.get("model_transaction_policy"),
         "parameters": {**stated["parameters"], **_execution(execution or {})},
@@ -82,12 +81,12 @@ def _batching(stated: Object | None, batching: Batching) -> Object:
     return {**shown, "preferred_batch_size": sizes, "max_queue_delay_microseconds": round(batching.delay * 1e6)}
 
 
-def _groups(stated: Sequence[Object], name: str, platform: str, instances: int) -> list[Object]:
-    """The instance groups as configured, if they add up to the executors that there are; otherwise one group of all."""
+def _groups(stated: Sequence[Object], name: str, platform: str) -> list[Object]:
+    """The instance group as configured, if it is one of one instance, as there is; otherwise that."""
     kind = "KIND_GPU" if platform.startswith("tensorrt") else "KIND_CPU"
     groups = [{**group, "count": group["count"] or 1, "name": group["name"] or f"{name}_{n}"} for n, group in enumerate(stated)]
-    if sum(group["count"] for group in groups) != instances:
-        groups = [{**as_json(MESSAGE().instance_group.add()), "name": name, "count": instances}]
+    if sum(group["count"] for group in groups) != 1:
+        groups = [{**as_json(MESSAGE().instance_group.add()), "name": name, "count": 1}]
     return [{**group, "kind": kind if group["kind"] == "KIND_AUTO" else group["kind"]} for group in groups]
 
 

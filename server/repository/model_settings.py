@@ -18,12 +18,10 @@ from ..config.file import read
 from ..config.forms import form_of, shown
 from ..config.schema import DeviceConfig, ModelOptions
 from ..config.tables import dotted, nearest
-from ..config.values import MOST_INSTANCES
 
 __all__ = [
     "EXECUTION",
     "FIELDS",
-    "MOST_INSTANCES",
     "PREFIX",
     "ResolvedSettings",
     "StatedSetting",
@@ -49,14 +47,15 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "allocation": "allocation_strategy",
         "profile": "profile",
         "profiles": "build_profiles",
-        "instances": "instances",
         "weight_budget": "weight_streaming_budget",
         "copies": "copies",
         "warm_up": "warm_up",
         "loop": "loop",
     }
 )
-"""Keys of `[models.NAME]` and their fields in RuntimeSettings, except `instances`, which no engine sees."""
+"""Keys of `[models.NAME]` and their fields in RuntimeSettings."""
+
+_ONE_AT_A_TIME = "inferences of a tenant run one after another on its partition, and dynamic_batching joins them"
 
 _VALUES = {("cuda_graphs", "on"): "whole_graph_capture", ("cuda_graphs", "off"): "disabled"}
 
@@ -79,15 +78,14 @@ class StatedSetting(NamedTuple):
 
 
 StatedSettings = Mapping[str, StatedSetting]
-"""Settings of a model, by field of RuntimeSettings, or `instances`."""
+"""Settings of a model, by field of RuntimeSettings; and Triton's number of `instances`, if above 1, which is never honoured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """The settings of a model's engine, and the number of its executors. With problems the model must not be served."""
+    """The settings of a model's engine. With problems the model must not be served."""
 
     settings: RuntimeSettings
-    instances: int = 1
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -99,9 +97,10 @@ def default_settings(device: DeviceConfig) -> RuntimeSettings:
 
 def resolve_settings(stated: StatedSettings, base: RuntimeSettings, unsupported: Unsupported) -> ResolvedSettings:
     """The settings of one model: those stated, and `base` for the rest. Never raises; problems are listed."""
-    lacking = unsupported({field: setting.value for field, setting in stated.items()})
+    lacking = dict(unsupported({field: setting.value for field, setting in stated.items()}))
+    if "instances" in stated:
+        lacking["instances"] = _ONE_AT_A_TIME
     held = {field: setting.value for field, setting in stated.items() if field not in lacking}
-    instances = held.pop("instances", 1)
     problems, warnings = [], []
     for field, why in lacking.items():
         setting = stated[field]
@@ -110,8 +109,7 @@ def resolve_settings(stated: StatedSettings, base: RuntimeSettings, unsupported:
             warnings.append(f"{text}; it is ignored")
         else:
             problems.append(f"{text}; leave it out")
-    settings = base.merge(**held)
-    return ResolvedSettings(settings, instances if isinstance(instances, int) else 1, tuple(problems), tuple(warnings))
+    return ResolvedSettings(base.merge(**held), tuple(problems), tuple(warnings))
 
 
 def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -> dict[str, StatedSetting]:

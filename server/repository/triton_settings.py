@@ -1,8 +1,8 @@
 """Settings of Triton's `config.pbtxt` that say how a model runs and have an equivalent here.
 
-`instance_group` sets the number of executors, `model_warmup` and `optimization.cuda.graph_spec` set which shapes are warmed up,
-and `optimization.cuda.graphs` whether CUDA graphs are used. The tenant's partition decides where a model runs, and requests
-decide their priority: so `kind`, `gpus` and `priority` are ignored, among others.
+`model_warmup` and `optimization.cuda.graph_spec` set which shapes are warmed up, and `optimization.cuda.graphs` whether CUDA
+graphs are used. The tenant's partition decides where a model runs, and requests decide their priority: so `kind`, `gpus` and
+`priority` are ignored, among others, and so is the `count` of `instance_group`, with the reason.
 """
 
 import re
@@ -15,7 +15,7 @@ from engines.signature import Form
 
 from ..config.values import MOST_WARM
 from ..protocol.json_document import short, show
-from .model_settings import MOST_INSTANCES, StatedSetting
+from .model_settings import StatedSetting
 
 _SWITCH: Mapping[str, object] = MappingProxyType({"0": False, "1": True, "false": False, "true": True})
 _PARAMETERS: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
@@ -53,8 +53,8 @@ def from_triton(message: Any, max_batch: int, source: str) -> dict[str, StatedSe
         found["graph_optimization"] = _LEVELS.get(level, "all"), "optimization.graph.level"
     for name in sorted(PARAMETERS.intersection(message.parameters)):
         found[_PARAMETERS[name][0]] = _parameter(name, message.parameters[name].string_value), f"parameters {name}"
-    if message.instance_group:
-        found["instances"] = _instances(message.instance_group), "instance_group.count"
+    if (count := _instances(message.instance_group)) > 1:
+        found["instances"] = count, "instance_group.count"
     if (profile := _profile(message.instance_group)) is not None:
         found["profile"] = profile, "instance_group.profile"
     return {field: StatedSetting(value, value, source, key, is_tritons=True) for field, (value, key) in found.items()}
@@ -73,11 +73,10 @@ def _parameter(name: str, text: str) -> object:
 
 
 def _instances(groups: Any) -> int:
-    """The number of instances of all groups together, as all are on the tenant's partition here."""
+    """The number of instances of all groups together."""
     counts = [group.count or 1 for group in groups]
-    if min(counts) < 1 or sum(counts) > MOST_INSTANCES:
-        came = " + ".join(map(str, counts)) if len(counts) <= MOST_INSTANCES else f"{sum(counts)}, of {len(counts)} groups"
-        raise ValueError(f"instance_group.count is {came}; expected 1 to {MOST_INSTANCES} in all")
+    if (least := min(counts, default=1)) < 1:
+        raise ValueError(f"instance_group.count is {least}; expected 1 or more")
     return sum(counts)
 
 

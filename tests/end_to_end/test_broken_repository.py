@@ -21,8 +21,8 @@ from .wire import request as asked
 
 TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group.kind"
 ONE_INSTANCE = (
-    "tritons/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on "
-    "a partition's cores; it is ignored"
+    "tritons/config.pbtxt: instance_group.count: 2 cannot be honoured: inferences of a tenant run one after another on its "
+    "partition, and dynamic_batching joins them; it is ignored"
 )
 SKIPPED = "{name}: not looked into: one; a version is a number above 0 without leading zeros"
 

@@ -244,7 +244,7 @@ def test_batches_are_padded_only_if_rows_are_independent(signature: Signature, p
     assert not RuntimeSettings().pads(signature)
 
 
-ASKED = {"graphs": "on", "copies": "sm", "warm_up": (1, 4), "instances": 2, **EVERYTHING}
+ASKED = {"graphs": "on", "copies": "sm", "warm_up": (1, 4), **EVERYTHING}
 
 
 def test_missing_features_of_a_library_are_known_before_loading() -> None:
@@ -257,9 +257,9 @@ def test_missing_features_of_a_library_are_known_before_loading() -> None:
 
 def test_onnx_runtime_supports_warm_up_and_no_gpu_settings() -> None:
     found = unsupported(None, ASKED)
-    assert found.keys() == {"copies", "instances", *EVERYTHING} - set(ONNX_RUNTIMES)
+    assert found.keys() == {"copies", *EVERYTHING} - set(ONNX_RUNTIMES)
     assert found["allocation_strategy"] == "ONNX Runtime on a CPU allocates its memory itself"
-    assert unsupported(None, {"graphs": "off", "instances": 1, "cuda_graph_strategy": "disabled", "warm_up": "opt"}) == {}
+    assert unsupported(None, {"graphs": "off", "cuda_graph_strategy": "disabled", "warm_up": "opt"}) == {}
     assert unsupported(None, {"graphs": "required"}) == {"graphs": "ONNX Runtime on a CPU has no CUDA graphs"}
 
 

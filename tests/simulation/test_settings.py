@@ -64,8 +64,12 @@ def test_graphs_native_uses_the_librarys_own(bench: Bench) -> None:
     assert described(load(bench, graphs="off", cuda_graphs="on"))["graphs"] == "native"
 
 
-def test_as_many_executors_as_instances_are_bound(bench: Bench) -> None:
-    assert described(load(bench, "instance_group { count: 2 }"))["instances"] == 2
+def test_one_instance_is_bound_and_more_are_a_warning(bench: Bench) -> None:
+    """All works of a partition are on its one stream, so more executors would bring memory and no concurrency."""
+    loaded = load(bench, "instance_group { count: 2 }")
+    assert [type(executor).__name__ for executor in loaded.executors.values()] == ["TensorRTExecutor"]
+    (warning,) = [message for message in loaded.messages() if "instance_group" in message]
+    assert "instance_group.count: 2 cannot be honoured: inferences of a tenant run one after another" in warning
 
 
 def test_only_configured_warm_up_batches_are_ready(bench: Bench) -> None:

@@ -270,7 +270,7 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
             sections(models="repository = 'models'\nmax = 1"),
             "models.max: unknown key; expected repository or cache or build_timeout or paced_loads or watch or python",
         ),
-        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 16, such as max_batch"),
+        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 15, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
         (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
@@ -842,7 +842,6 @@ cuda_graphs = "on"
 allocation = "on_profile_change"
 profile = 1
 profiles = [{ x = { min = [0, 3], opt = [4, 3], max = [8, 3] }, y = { max = [8] } }, { x = { opt = [16, 3] } }]
-instances = 2
 weight_budget = "1GiB"
 copies = "engine"
 warm_up = [1, 8]
@@ -861,7 +860,6 @@ def test_model_options(folder: Path) -> None:
             (("x", ((0, 3), (4, 3), (8, 3))), ("y", ((8,), (8,), (8,)))),
             (("x", ((16, 3), (16, 3), (16, 3))),),
         ),
-        instances=2,
         weight_budget=2**30,
         copies="engine",
         warm_up=(1, 8),
@@ -877,7 +875,6 @@ strategy = "fast"
 cuda_graphs = "whole"
 allocation = ""
 profile = -1
-instances = 0
 weight_budget = "1 GiB"
 copies = "dma"
 warm_up = [4, 1]
@@ -890,7 +887,6 @@ graph = "on"
         "models.a.cuda_graphs: 'whole' is not 'on' or 'off'",
         "models.a.allocation: '' is not 'static' or 'on_profile_change' or 'user_managed'",
         "models.a.profile: -1 is not a whole number of 0 or more",
-        "models.a.instances: 0 is not a whole number from 1 to 16",
         "models.a.weight_budget: '1 GiB' is not a size: bytes as a whole number, or a text such as '64MiB' or '10MB'",
         "models.a.copies: 'dma' is not 'auto' or 'sm' or 'engine'",
         "models.a.warm_up: [4, 1] is not 'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, "

@@ -294,8 +294,8 @@ def test_tritons_settings_that_cannot_be_honoured_are_a_warning(tmp_path: Path, 
     read = Reader()
     loaded = load(open_model_loader(configured(tmp_path), FakeDevice(), read), "m", partitions[0])
     assert loaded.messages() == (
-        "m/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on a "
-        "partition's cores; it is ignored",
+        "m/config.pbtxt: instance_group.count: 2 cannot be honoured: inferences of a tenant run one after another on its "
+        "partition, and dynamic_batching joins them; it is ignored",
     )
     assert len(read.engines[0].executors) == 1
 
@@ -324,16 +324,6 @@ def test_warm_up_inputs_larger_than_max_body_are_refused(tmp_path: Path, partiti
     (problem,) = load(library(tmp_path, read), "m", partitions[0]).problems
     assert "inputs of 399999996 bytes, but the server takes bodies of up to 67108864" in problem.reason
     assert read.engines[0].executors == []
-
-
-def test_as_many_executors_are_bound_as_instances_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
-    add(tmp_path, "m")
-    read = Reader()
-    options = {"m": ModelOptions(instances=3)}
-    loaded = load(ModelLoader(Repository(tmp_path, options), read), "m", partitions[0])
-    (executor,) = loaded.executors.values()
-    assert len(read.engines[0].executors) == 3
-    assert executor.describe()["instances"] == 3
 
 
 def test_engines_are_shared_by_equal_settings_only(tmp_path: Path, partitions: list[Partition]) -> None:

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.in_turn import BoundTogether
-from server.device.instances import RoundRobinExecutor
 from server.device.taken_memory import model_memory, shared_in, taken, taken_more
 
 KERNELS = {"cache": {"kernels": 40}}
@@ -61,5 +60,4 @@ def test_a_model_of_the_tenant_takes_what_the_others_do_not_have() -> None:
 
 def test_several_executors_as_one_share_what_each_shares() -> None:
     each = [executor(KERNELS), executor({"other": {"kernels": 5}}), executor()]
-    for whole in (BoundTogether(each), RoundRobinExecutor(each)):
-        assert whole.shared_memory == {**KERNELS, "other": {"kernels": 5}}
+    assert BoundTogether(each).shared_memory == {**KERNELS, "other": {"kernels": 5}}

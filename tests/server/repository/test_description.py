@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server.repository.description import describe
@@ -134,17 +136,16 @@ def test_default_batching_is_described() -> None:
 
 
 def test_instance_groups_get_the_names_and_kinds_that_triton_gives_them() -> None:
-    groups = shown('instance_group [ { count: 2 }, { name: "b" kind: KIND_CPU } ]', instances=3)["instance_group"]
-    assert [(group["name"], group["kind"], group["count"]) for group in groups] == [
-        ("m_0", "KIND_CPU", 2),
-        ("b", "KIND_CPU", 1),
-    ]
+    for text, name in (("instance_group { kind: KIND_AUTO }", "m_0"), ('instance_group { name: "b" kind: KIND_CPU }', "b")):
+        (group,) = shown(text)["instance_group"]
+        assert (group["name"], group["kind"], group["count"]) == (name, "KIND_CPU", 1)
     plan = describe("m", ModelConfig(), MODEL, "tensorrt_plan", "model.plan")
     assert (plan["instance_group"][0]["kind"], plan["default_model_filename"]) == ("KIND_GPU", "model.plan")
 
 
-def test_overruled_instance_count_is_one_group() -> None:
-    assert shown("instance_group { count: 2 }", instances=1)["instance_group"] == [GROUP]
+@pytest.mark.parametrize("text", ["instance_group { count: 2 }", "instance_group [ { name: 'a' }, { name: 'b' } ]"])
+def test_one_instance_is_shown_whatever_was_asked_for(text: str) -> None:
+    assert shown(text)["instance_group"] == [GROUP]
 
 
 def test_execution_is_a_parameter_without_counts() -> None:

@@ -22,7 +22,6 @@ EVERY_KEY = ModelOptions(
     allocation="user_managed",
     profile=1,
     profiles=((("x", ((1, 3), (8, 3), (8, 3))),),),
-    instances=3,
     weight_budget=2**30,
     copies="engine",
     warm_up=(1, 4, 32),
@@ -35,7 +34,6 @@ EVERY_TEXT = {
     "greenlane.allocation": "user_managed",
     "greenlane.profile": "1",
     "greenlane.profiles": '[{"x": {"min": [1, 3], "max": [8, 3]}}]',
-    "greenlane.instances": "3",
     "greenlane.weight_budget": "1GiB",
     "greenlane.copies": "engine",
     "greenlane.warm_up": "1, 4,32",
@@ -62,7 +60,7 @@ def honoured(asked: Mapping[str, object]) -> dict[str, str]:
 
 def test_every_key_reaches_the_engines_settings() -> None:
     settled = resolve_settings(from_options(EVERY_KEY, ("models", "m")), RuntimeSettings(), honoured)
-    assert (settled.settings, settled.instances) == (EVERY_SETTING, 3)
+    assert settled.settings == EVERY_SETTING
     assert (settled.problems, settled.warnings) == ((), ())
     assert all(getattr(EVERY_KEY, key) is not None for key in FIELDS)
 
@@ -70,7 +68,7 @@ def test_every_key_reaches_the_engines_settings() -> None:
 def test_every_key_may_be_a_parameter_of_the_model() -> None:
     said, others = from_parameters(EVERY_TEXT, "m/config.pbtxt")
     settled = resolve_settings(said, RuntimeSettings(), honoured)
-    assert (settled.settings, settled.instances, others) == (EVERY_SETTING, 3, [])
+    assert (settled.settings, others) == (EVERY_SETTING, [])
     assert EVERY_TEXT.keys() == {f"greenlane.{key}" for key in FIELDS}
 
 
@@ -95,8 +93,7 @@ def test_execution_parameter_is_accepted_and_ignored() -> None:
         ("graph", "on", "parameters 'greenlane.graph': there is no such setting; did you mean 'graphs'?"),
         ("max_batch", "4", "parameters 'greenlane.max_batch': there is no such setting; expected graphs or "),
         ("graphs", "yes", "parameters 'greenlane.graphs': 'yes' is not 'on' or 'off' or 'required'"),
-        ("instances", "0", "parameters 'greenlane.instances': '0' is not a whole number from 1 to 16"),
-        ("instances", "17", "parameters 'greenlane.instances': '17' is not a whole number from 1 to 16"),
+        ("instances", "2", "parameters 'greenlane.instances': there is no such setting; expected graphs or "),
         ("profile", "-1", "parameters 'greenlane.profile': '-1' is not a whole number of 0 or more"),
         ("weight_budget", "much", "parameters 'greenlane.weight_budget': 'much' is not a size: "),
         ("warm_up", "4, 1", "parameters 'greenlane.warm_up': '4, 1' is not 'opt', 'usual', or a list of batch sizes"),
@@ -112,7 +109,7 @@ def test_a_parameter_that_is_wrong_is_named_with_what_was_expected(name: str, te
 
 
 def test_unsupported_settings_are_refused_and_tritons_warned_of() -> None:
-    lacking = {name: f"the library has no {name}" for name in ("graphs", "cuda_graph_strategy", "instances", "profile")}
+    lacking = {name: f"the library has no {name}" for name in ("graphs", "cuda_graph_strategy", "profile")}
     sayings = {
         **from_options(ModelOptions(cuda_graphs="on", graphs="required", copies="sm"), ("models", "m"), "greenlane.toml"),
         "instances": StatedSetting(2, 2, "m/config.pbtxt", "instance_group.count", is_tritons=True),
@@ -127,6 +124,7 @@ def test_unsupported_settings_are_refused_and_tritons_warned_of() -> None:
         "m/config.pbtxt: parameters greenlane.profile: '3' cannot be honoured: the library has no profile; leave it out",
     )
     assert settled.warnings == (
-        "m/config.pbtxt: instance_group.count: 2 cannot be honoured: the library has no instances; it is ignored",
+        "m/config.pbtxt: instance_group.count: 2 cannot be honoured: inferences of a tenant run one after another on its "
+        "partition, and dynamic_batching joins them; it is ignored",
     )
-    assert (settled.settings, settled.instances) == (RuntimeSettings(copies="sm"), 1)
+    assert settled.settings == RuntimeSettings(copies="sm")

@@ -31,8 +31,9 @@ def said(text: str) -> dict[str, object]:
     [
         ("instance_group [ { count: 2 }, { name: 'more' }, { count: 3 } ]", {"instances": 6}),
         ("instance_group []", {}),
-        ("instance_group { profile: '2' }", {"instances": 1, "profile": 2}),
-        ("instance_group { profile: [ '1', '2' ] }", {"instances": 1}),
+        ("instance_group { count: 1 }", {}),
+        ("instance_group { profile: '2' }", {"profile": 2}),
+        ("instance_group { profile: [ '1', '2' ] }", {}),
         ("optimization { cuda { graphs: true } }", {"graphs": "on"}),
         ("optimization { cuda { graphs: false } }", {"graphs": "off"}),
         ("optimization { cuda {} }", {}),
@@ -107,8 +108,7 @@ def test_ignored_triton_fields_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("instance_group { count: -1 }", "instance_group.count is -1; expected 1 to 16 in all"),
-        ("instance_group [ { count: 9 }, { count: 8 } ]", "instance_group.count is 9 + 8; expected 1 to 16 in all"),
+        ("instance_group { count: -1 }", "instance_group.count is -1; expected 1 or more"),
         (
             "instance_group { profile: 'max' }",
             "instance_group.profile: 'max'; expected the number of an optimization profile, ",
