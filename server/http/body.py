@@ -9,12 +9,12 @@ connections that are answered without ASGI, which have no `receive`, and would n
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, MutableSet
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from ..errors import ClientGone, TooLarge
-from .connection_limits import Activity
+from .connection_limits import Activity, Connections
 from .disconnects import Receive
 
 MAX_DISCARDED = 1 << 20
@@ -90,14 +90,18 @@ class Body:
 
 
 class Linger(asyncio.Protocol):
-    """Drops at most `left` further bytes on a connection whose last answer was written, and then closes it.
+    """Ends a connection whose last answer was written: reads and drops what still comes, and then closes it.
+
+    A close with bytes unread would reset the connection, and the client might lose answers that it has not read. This ends when
+    the client closes its side, or when all answers are sent and nothing has come for a while; at the latest at one of the
+    `LINGER_...` limits.
 
     Belongs to the event loop. `connections` is the set that uvicorn waits for at shutdown, which also shortens the time left.
     """
 
-    def __init__(self, transport: Any, left: float, connections: MutableSet[Any]) -> None:
+    def __init__(self, transport: Any, connections: Connections) -> None:
         self._transport = transport
-        self._left = min(left, LINGER_BYTES)
+        self._left = LINGER_BYTES
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + LINGER_SECONDS
@@ -108,9 +112,10 @@ class Linger(asyncio.Protocol):
 
     def begin(self) -> None:
         """Take the connection over, and half-close it: the client sees the end of the answers."""
-        self._connections.add(self)
+        self._connections.add_ending(self)
         self._transport.set_protocol(self)
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         self._transport.resume_reading()
         self._loop.call_later(LINGER_IDLE_SECONDS, self._check)
 
@@ -119,6 +124,10 @@ class Linger(asyncio.Protocol):
         self._left -= len(data)
         if self._left <= 0:
             close_when_sent(self._transport)
+
+    def eof_received(self) -> bool:
+        """Whether to keep the connection: the client sends no more, and may not have read all answers yet."""
+        return self._is_unsent()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -135,10 +144,16 @@ class Linger(asyncio.Protocol):
         """Linger for `CLOSE_SECONDS` more at most; uvicorn calls this when it stops."""
         self._end = min(self._end, self._loop.time() + CLOSE_SECONDS)
 
+    def _is_unsent(self) -> bool:
+        unsent: int = self._transport.get_write_buffer_size()
+        return unsent > 0
+
     def _check(self) -> None:
-        if not self._active or self._loop.time() >= self._end:
+        if self._transport.is_closing():
+            return
+        if self._loop.time() >= self._end or not (self._active or self._is_unsent()):
             close_when_sent(self._transport)
-        elif not self._transport.is_closing():
+        else:
             self._active = False
             self._loop.call_later(LINGER_IDLE_SECONDS, self._check)
 

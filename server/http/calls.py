@@ -2,15 +2,27 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from . import asgi
+from .body import Body
 from .exchange import Call, Reply
 from .head import Head
 from .infer import Infer
+from .inference import refusal
 
-OnReply = Callable[[Head, Reply], None]
+
+class Client(asgi.Client, Protocol):
+    """The connection that a request came by."""
+
+    def answer(self, head: Head, reply: Reply) -> None:
+        """Finish the request with this reply."""
+
+    def end_parts(self, head: Head) -> None:
+        """Finish the request, whose answer was written in parts."""
+
+    def abort(self) -> None:
+        """Close at once."""
 
 
 class Calls:
@@ -25,30 +37,33 @@ class Calls:
         return f"<Calls, {len(self._tasks)} running>"
 
     def start(
-        self, head: Head, transport: Any, received: Callable[[], int], on_reply: OnReply
-    ) -> "tuple[asyncio.Task[None], Callable[[bytes], None]]":
-        """Begin to answer; the task, and what to call with the complete body. `received` returns how much of it has arrived."""
-        loop, client = asyncio.get_running_loop(), transport.get_extra_info("peername")
-        body: asyncio.Future[bytes] = loop.create_future()
-
-        async def read(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
-            return await body
-
-        call = Call(head.method, head.path, head.query, head.headers, read, None, client and client[:2], received)
-        task = loop.create_task(self._respond(head, call, on_reply))
+        self, head: Head, transport: Any, client: Client, through_application: bool
+    ) -> "tuple[asyncio.Task[None], Callable[[bytes, bool], int]]":
+        """Begin to answer; the task, and what to call with each piece of the body: see `asgi.Exchange.deliver`."""
+        exchange = asgi.Exchange(client)
+        peer = transport.get_extra_info("peername")
+        read = Body(head.headers, exchange.receive).read
+        call = Call(head.method, head.path, head.query, head.headers, read, None, peer and peer[:2], head.fields)
+        task = asyncio.get_running_loop().create_task(self._respond(head, call, exchange, client, through_application))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task, partial(_resolve, body)
+        return task, exchange.deliver
 
-    async def _respond(self, head: Head, call: Call, on_reply: OnReply) -> None:
-        if head.is_infer and not head.has_origin:  # With an Origin, the application decides about CORS.
-            reply = await self._infer.answer(call)
-        else:
-            reply = await asgi.respond(self._application, call)
-        if reply:
-            on_reply(head, reply)
-
-
-def _resolve(future: "asyncio.Future[bytes]", body: bytes) -> None:
-    if not future.done():
-        future.set_result(body)
+    async def _respond(
+        self, head: Head, call: Call, exchange: asgi.Exchange, client: Client, through_application: bool
+    ) -> None:
+        reply: Reply | None
+        try:
+            if head.is_call and not through_application:
+                reply = await self._infer.answer(call)
+            else:
+                reply = await asgi.respond(self._application, call, exchange, "1.0" if head.is_http_1_0 else "1.1")
+        except Exception as error:
+            if exchange.in_parts:
+                client.abort()
+                return
+            reply = refusal(error, None)
+        if exchange.in_parts:
+            client.end_parts(head)
+        elif reply:
+            client.answer(head, reply)

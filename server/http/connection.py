@@ -1,8 +1,8 @@
-"""An HTTP/1.1 connection that answers plain requests without ASGI, and hands every other connection to uvicorn.
+"""An HTTP/1.1 connection, which answers plain inferences without ASGI, each in one write, and calls the application for others.
 
-ASGI costs more per request than a small inference. So every connection starts here, and as long as its requests are plain
-(HTTP/1.1, Content-Length, nothing to negotiate) they are answered directly, each in one write. At the first other request the
-connection passes to uvicorn's protocol for good, with all bytes of that request; the answers are the same there.
+ASGI costs more per request than a small inference. No request leaves its connection other than it was: the next one may be of
+any kind, and of any tenant. What is not HTTP is passed to uvicorn's protocol, which refuses it and ends the connection; the
+answers are the same there.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import httptools
+import orjson
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
@@ -23,6 +25,7 @@ from ..tenants.uploads import Uploads
 from . import asgi
 from .body import MAX_DISCARDED, Linger, close_when_sent
 from .calls import Calls
+from .chunked import ChunkedBody, LongLines
 from .connection_limits import Activity, Connections, connections
 from .exchange import Reply
 from .head import Head, could_be_direct
@@ -31,13 +34,15 @@ from .inference import CLOSE, HttpInference, Outcome, refusal
 from .paths import is_text
 from .reply_writer import ReplyWriter
 from .slot_reader import SlotReader
-from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
+from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, LONG_HEADERS, NOT_HTTP, Violation
 from .uvicorn_protocol import UNREAD, JsonHttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 """A request with longer headers goes to uvicorn, which refuses it."""
 MAX_READ_AHEAD = 64 * 1024
 """Bytes read beyond the request being answered, before reading pauses."""
+RETRY_SECONDS = 0.005
+"""Until a connection is handed over for which there was no room."""
 REQUESTS_PER_TURN = 16
 """Pipelined requests of one connection answered per event-loop iteration, if none of them has to wait."""
 
@@ -46,18 +51,19 @@ READING_HEAD: Final = 0  # No request is being served; the buffer may hold the b
 DISCARDING: Final = 1  # No request is being served; the rest of a refused request's body is being dropped.
 READING_BODY: Final = 2  # A head was read; its body is incomplete.
 ANSWERING: Final = 3  # The body is complete; the reply is being made.
+_JSON = (b"content-type", b"application/json")
 _PHASES = ("reading a head", "discarding", "reading a body", "answering")
 
-HandOff = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool]
+HandOff = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool | None]
 
 
 class HttpConnection(asyncio.Protocol):
     """One connection. Belongs to the event loop; `config` and the arguments after it are those of uvicorn's protocols.
 
     `infer` answers inferences, `application` everything else. `hand_off(head, transport, unread)` is called before each
-    request is answered, until the connection passes to uvicorn. It returns True if it moved the connection to another
-    process; the socket is not used after that. If uvicorn has wrapped the application so that a proxy's headers name the
-    client, requests with such headers go to uvicorn.
+    request is answered. It returns True if it moved the connection to another process; the socket is not used after that. It
+    returns None if it would, but cannot yet: because of answers that are not sent, or for want of room. If uvicorn has wrapped
+    the application so that a proxy's headers name the client, requests with such headers go through the application.
     """
 
     def __init__(
@@ -90,6 +96,13 @@ class HttpConnection(asyncio.Protocol):
         self._body_start = 0
         self._discard_bytes = 0
         self._on_body: Callable[[bytes], None] | None = None
+        self._deliver: Callable[[bytes, bool], int] | None = None  # Of a body that is passed on in pieces.
+        self._chunks: ChunkedBody | None = None
+        self._body_left = 0  # Bytes of such a body that have not arrived, if it comes not in chunks.
+        self._awaits_continue = False  # The client waits for 100 Continue before it sends that body.
+        self._held = False  # Reading pauses until that body is wanted.
+        self._in_parts = False  # The answer is being written in parts.
+        self._drained: asyncio.Future[None] | None = None  # Done when the client has taken what is written.
         self._inference: HttpInference | None = None
         self._task: asyncio.Task[None] | None = None
         self._uploads: Uploads | None = None
@@ -127,6 +140,7 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()
         # Large, or in cycles with this object: freed now rather than by the garbage collector.
         self._buffer, self._on_body, self._task, self._reader = bytearray(), None, None, None
+        self._end_pieces()
 
     def data_received(self, data: bytes) -> None:
         self._active = True
@@ -143,8 +157,11 @@ class HttpConnection(asyncio.Protocol):
         if self._phase == READING_HEAD and not self._yielding:
             self._answer_next()
         elif self._phase == READING_BODY:
-            self._deliver_body()
-            self._place_tensors()
+            if self._deliver is not None:
+                self._deliver_piece()
+            else:
+                self._deliver_body()
+                self._place_tensors()
         elif len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
 
@@ -181,6 +198,8 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable = True
         self._forget_unread()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
         if self._transport.is_closing():
             close_when_sent(self._transport)
         elif self._refusal_timer is None:
@@ -214,7 +233,10 @@ class HttpConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close once the current request is answered, without the rest of its body; uvicorn calls this when it stops."""
         self._closing = True
-        if self._phase in (READING_HEAD, DISCARDING):
+        if self._buffer or self._phase == DISCARDING:
+            if self._phase in (READING_HEAD, DISCARDING):
+                self._close()
+        elif self._phase == READING_HEAD:
             close_when_sent(self._transport)
         self.refuse(Unavailable("the server is stopping"))
 
@@ -225,7 +247,7 @@ class HttpConnection(asyncio.Protocol):
 
     def refuse(self, error: RequestError) -> None:
         """Answer with this error if the current request's body is incomplete; otherwise do nothing."""
-        if self._phase != READING_BODY or self._head is None:
+        if self._phase != READING_BODY or self._head is None or self._in_parts:
             return
         self._end_upload()
         if self._inference:
@@ -250,7 +272,7 @@ class HttpConnection(asyncio.Protocol):
         if self._phase == READING_HEAD and len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
         if self._eof and self._phase in (READING_HEAD, DISCARDING) and not self._yielding and not self._closing:
-            close_when_sent(self._transport)
+            close_when_sent(self._transport)  # Nothing more can come.
 
     def _resume(self) -> None:
         """Answer more buffered requests, after the other connections had their turn."""
@@ -267,9 +289,10 @@ class HttpConnection(asyncio.Protocol):
         """Answer a single complete request with the same head as the last one; False if it has to go the usual way."""
         if not (head.is_plain_infer and self._may_begin()):
             return False
-        if self._hand_off and self._hand_off(head, self._transport, data):
-            self.abort()
-            return True
+        if self._hand_off and (moved := self._hand_off(head, self._transport, data)) is not False:
+            if moved:
+                self.abort()
+            return bool(moved)
         self._phase = ANSWERING
         if inference := self._admit(head):
             inference.begin(data[len(head.data) :], head.headers, self._on_done, None, True)
@@ -288,18 +311,25 @@ class HttpConnection(asyncio.Protocol):
         data, head = bytes(self._buffer[:end]), self._head
         if head is None or head.data != data:  # Most connections repeat the same head.
             head = self._head = Head(data)
-        if self._hand_off and head.is_routable and self._hand_off(head, self._transport, self._buffer):
-            self.abort()
-            return False
+        if self._hand_off and head.is_routable:
+            moved = self._hand_off(head, self._transport, self._buffer)
+            if moved is not False:
+                if moved:
+                    self.abort()
+                else:
+                    self._wait_to_hand_off()
+                return False
         if self._surplus and self._refuse_surplus(head):
             return False
-        if not head.is_direct or (self._trusts_proxies and head.is_forwarded):
+        if not head.is_direct:
             self._fall_back()
             return False
         self._body_start, self._phase = end, READING_BODY
-        if not head.is_plain_infer:
-            self._task, self._on_body = self._calls.start(head, self._transport, self.received, self._reply)
-        elif inference := self._admit(head):
+        self._closing = self._closing or not head.keeps
+        if not head.is_plain_infer or (self._trusts_proxies and head.is_forwarded):
+            self._begin_call(head)
+            return True
+        if inference := self._admit(head):
             self._on_body = partial(inference.begin, headers=head.headers, on_done=self._on_done)
             if head.tensors_at >= 0:
                 self._reader = self._reader or SlotReader(self, self._transport)
@@ -314,6 +344,84 @@ class HttpConnection(asyncio.Protocol):
             except RequestError as error:
                 self.refuse(error)
         return True
+
+    def _begin_call(self, head: Head) -> None:
+        """Have a coroutine answer a request, and read its body in pieces."""
+        through_application = self._trusts_proxies and head.is_forwarded
+        if through_application:
+            head.is_plain_infer = False
+        self._task, self._deliver = self._calls.start(head, self._transport, self, through_application)
+        self._body_left, self._awaits_continue = head.length, head.expects_continue
+        if head.is_chunked:
+            self._chunks = ChunkedBody()
+        self._deliver_piece()
+
+    def _deliver_piece(self) -> None:
+        """Pass on what has arrived of a body that is read in pieces, and pause reading while too much of it waits."""
+        data = bytes(memoryview(self._buffer)[self._body_start :])
+        used, chunks = min(self._body_left, len(data)), self._chunks
+        try:
+            if chunks is not None:
+                used = chunks.feed(data)
+        except httptools.HttpParserError:
+            self._end_request(NOT_HTTP)
+            return
+        except LongLines:
+            self._end_request(LONG_HEADERS)
+            return
+        del self._buffer[: self._body_start + used]
+        self._body_start = 0
+        if chunks is not None:
+            piece, complete = chunks.take(), chunks.complete
+        else:
+            self._body_left -= used
+            piece, complete = data[:used], not self._body_left
+        deliver = self._deliver
+        if deliver is None or not (piece or complete):
+            return
+        waiting = deliver(piece, complete)
+        if complete:
+            self._phase, self._deliver, self._chunks = ANSWERING, None, None
+            self._read_on()
+        elif waiting > MAX_READ_AHEAD:
+            self._held = True
+            self._transport.pause_reading()
+
+    def want_body(self) -> None:
+        """The body of the current request is wanted: read on, and have a client that waits for that send it."""
+        if self._awaits_continue and not self._transport.is_closing():
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._awaits_continue = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read the rest of a body, if reading pauses until it is wanted."""
+        if self._held:
+            self._held = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def begin_parts(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
+        """Write the head of an answer whose body comes in parts."""
+        head = self._head
+        if head is not None and not self._transport.is_closing():
+            unknown = head.is_http_1_0 and all(name != b"content-length" for name, _ in fields)
+            self._closing = self._closing or CLOSE in fields or unknown or self._is_last()
+            self._in_parts = True
+            self._writer.begin_parts(status, fields, self._closing, head.is_http_1_0)
+
+    async def write_part(self, data: bytes, last: bool) -> None:
+        """Write a part of it, once the client has taken those before."""
+        if not self._writable:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if not self._transport.is_closing():
+            self._writer.write_part(data, last)
+
+    def end_parts(self, head: Head) -> None:
+        """Finish the current request, whose answer was written in parts."""
+        if not self._transport.is_closing():
+            self._finish(head, None)
 
     def _place_tensors(self) -> None:
         """Have the tensors of an incomplete body received straight into a slot, if there is one, once the JSON has arrived."""
@@ -334,7 +442,7 @@ class HttpConnection(asyncio.Protocol):
         except Exception as error:
             client, path = self._transport.get_extra_info("peername"), head.path.decode("latin-1")
             audit.refused(error, head.method, path, client, head.headers.get(b"authorization"))
-            self._reply(head, refusal(error, head.target))
+            self.answer(head, refusal(error, head.target))
             return None
         self._inference = inference
         return inference
@@ -374,7 +482,7 @@ class HttpConnection(asyncio.Protocol):
                 inference.return_slot()  # The next request may need it, before this one's owner returns it.
             self._go_on()
 
-    def _reply(self, head: Head, reply: Reply) -> None:
+    def answer(self, head: Head, reply: Reply) -> None:
         """Finish the current request with this reply; a 401 waits for its turn, where those are paced."""
         refusals = self._infer.refusals if reply.status == 401 else None
         wait = refusals.wait() if refusals is not None else 0.0
@@ -385,23 +493,33 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._finish(head, reply)
 
-    def _finish(self, head: Head, reply: Reply) -> None:
-        """Write the reply to the current request, and go on to the next one."""
+    def _finish(self, head: Head, reply: Reply | None) -> None:
+        """Write the reply to the current request, unless it was written in parts, and go on to the next one."""
         waited, self._refusal_timer = self._refusal_timer, None
-        body_incomplete, unread, self._phase = self._phase == READING_BODY, head.length - self.received(), READING_HEAD
-        self._inference, self._task, self._on_body = None, None, None
+        body_incomplete = self._phase == READING_BODY
+        unread = self._body_left if self._deliver is not None else head.length - self.received()
+        self._phase, self._inference, self._task, self._on_body = READING_HEAD, None, None, None
         if self._reader is not None:
             self._reader.body = None
         if self._transport.is_closing():
+            self._end_pieces()
             return
         if waited is not None:
             waited.cancel()
             self._transport.resume_reading()
         if body_incomplete:
             self._skip_body(head, unread)
-        self._closing = self._closing or (reply.status >= 400 and CLOSE in reply.fields) or self._is_last()
-        self._writer.write(reply, self._closing, head.is_http_1_0)
+        self._end_pieces()
+        if reply is not None:
+            self._closing = self._closing or CLOSE in reply.fields or self._is_last()
+            self._writer.write(reply, self._closing, head.is_http_1_0, head.method == "HEAD")
         self._go_on()
+
+    def _end_pieces(self) -> None:
+        """Nothing more of a body is passed on in pieces."""
+        if self._chunks is not None:
+            self._chunks.close()
+        self._deliver, self._chunks, self._drained, self._in_parts = None, None, None, False
 
     def _is_last(self) -> bool:
         """Whether the reply ends this connection, since the server drains and no other request has arrived."""
@@ -410,32 +528,36 @@ class HttpConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         """A reply was written: go on to the next request, or close."""
         if self._closing:
-            self._close(self._discard_bytes)
+            self._close()
         elif self._buffer or self._eof:
             self._transport.resume_reading()
             self._answer_next()
 
     def _skip_body(self, head: Head, unread: int) -> None:
-        """Drop the body of a request that was refused before it was complete; close afterwards if the rest is large."""
+        """Drop the body of a request that was refused before it was complete; close afterwards if the rest is large.
+
+        Or if it is unknown whether, or for how long, the client goes on to send it.
+        """
+        if self._deliver is None:
+            del self._buffer[: self._body_start + head.length]  # In place: thousands of requests are not copied for each.
         self._discard_bytes = max(0, unread)
         if self._discard_bytes:
             self._phase = DISCARDING
-        del self._buffer[: self._body_start + head.length]  # In place: thousands of pipelined requests are not copied for each.
-        self._closing = self._closing or self._discard_bytes > MAX_DISCARDED
+        self._read_on()
+        self._closing = self._closing or head.is_chunked or head.expects_continue or self._discard_bytes > MAX_DISCARDED
 
-    def _close(self, unread: int) -> None:
-        """Close after the last answer; linger if the client may still send `unread` bytes, so that it can read the answer."""
+    def _close(self) -> None:
+        """Close after the last answer, so that the client can read it, whatever it still sends."""
         self._cancel_timers()
-        if unread:
-            self._connections.discard(self)
-            self._forget_unread()
-            self._reader = None  # Which refers to this object.
-            Linger(self._transport, unread, self._connections).begin()
-        else:
-            close_when_sent(self._transport)
+        self._connections.discard(self)
+        self._forget_unread()
+        self._reader = None  # Which refers to this object.
+        Linger(self._transport, self._connections).begin()
 
     def _fall_back(self) -> None:
-        """Pass this connection to uvicorn, with all bytes of the request that is not plain."""
+        """Pass what is not HTTP to uvicorn, which refuses it and closes the connection."""
+        if self._surplus and self._refuse_surplus(None):
+            return
         self._connections.discard(self)
         self._cancel_timers()
         fallback, data, self._buffer = self._make_fallback(), bytes(self._buffer), bytearray()
@@ -444,13 +566,34 @@ class HttpConnection(asyncio.Protocol):
         self._transport.set_protocol(fallback)
         fallback.data_received(data)
 
-    def _refuse_surplus(self, head: Head) -> bool:
+    def _end_request(self, violation: Violation) -> None:
+        """Refuse a request whose body is not HTTP, and close."""
+        task, head = self._task, self._head
+        if task is not None:
+            task.cancel()
+        if head is not None and not self._in_parts:
+            self._closing = True
+            self._finish(head, Reply(int(violation.status[:3]), [_JSON], orjson.dumps({"error": violation.text})))
+        else:
+            self.abort()
+
+    def _wait_to_hand_off(self) -> None:
+        """Hand this connection over a little later: once all answers are sent, or in a moment, when there is room."""
+        if self._transport.get_write_buffer_size():
+            self._transport.set_write_buffer_limits(0)  # `resume_writing` is called once they are.
+        else:
+            self._yielding = True
+            self._loop.call_later(RETRY_SECONDS, self._resume)
+
+    def _refuse_surplus(self, head: Head | None) -> bool:
         """Answer the first request of a connection that is one more than its tenant may have, and close; False if it is not."""
         self._surplus = self._connections.surplus
         if self._surplus:
             self._closing = True
-            self._writer.write(refusal(self._connections.refuse(), None), True, head.is_http_1_0)
-            self._close(max(0, len(head.data) + head.length - len(self._buffer)) if head.is_direct else MAX_HEADER_BYTES)
+            self._writer.write(
+                refusal(self._connections.refuse(), None), True, False, head is not None and head.method == "HEAD"
+            )
+            self._close()
         return self._surplus
 
     def _on_header_timeout(self) -> None:
@@ -458,7 +601,7 @@ class HttpConnection(asyncio.Protocol):
         if self._buffer and self._may_begin():
             self._closing = True
             self._writer.write(refusal(TooSlow(HEADER_TIMEOUT_TEXT), None), True, False)
-            self._close(MAX_HEADER_BYTES)
+            self._close()
 
     def _cancel_header_timer(self) -> None:
         if self._header_timer:

@@ -49,6 +49,7 @@ class Connections(MutableSet[Connection]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._all: dict[Connection, None] = {}
+        self._ending: set[Connection] = set()
         self._most: int | None = None
         self._refuse: Callable[[int], RequestError] | None = None
         self._occupancy: Occupancy | None = None
@@ -72,8 +73,14 @@ class Connections(MutableSet[Connection]):
         self._all[value] = None
         self._tell()
 
+    def add_ending(self, value: Connection) -> None:
+        """Add a connection that is answered no more: it does not count as one of the tenant's."""
+        self._ending.add(value)
+        self.add(value)
+
     def discard(self, value: Connection) -> None:
         self._all.pop(value, None)
+        self._ending.discard(value)
         self._tell()
 
     def allow(self, most: int | None, refuse: Callable[[int], RequestError], occupancy: Occupancy | None = None) -> None:
@@ -91,7 +98,7 @@ class Connections(MutableSet[Connection]):
         if self._most is None:
             return False
         elsewhere = self._occupancy.connections_elsewhere() if self._occupancy else 0
-        return len(self._all) + elsewhere > self._most
+        return len(self._all) - len(self._ending) + elsewhere > self._most
 
     def refuse(self) -> RequestError:
         """The error for the request on a connection beyond the tenant's limit."""
@@ -101,7 +108,7 @@ class Connections(MutableSet[Connection]):
 
     def _tell(self) -> None:
         if self._occupancy is not None:
-            self._occupancy.set_connections(len(self._all))
+            self._occupancy.set_connections(len(self._all) - len(self._ending))
 
     def _make_room(self) -> None:
         """Close up to a sixteenth of the limit, at least one if there is a candidate."""

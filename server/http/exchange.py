@@ -26,8 +26,8 @@ class ReadBody(Protocol):
 class Call(NamedTuple):
     """A request's head, with header names in lower case, and how to read its body.
 
-    `received` returns how many bytes of the body have arrived, where `body` does not call `grow`. `receive` is ASGI's, to
-    detect a disconnect; None where a disconnect cancels the task that serves the call. `client` is address and port.
+    `receive` is ASGI's, to detect a disconnect; None where a disconnect cancels the task that serves the call. `client` is
+    address and port. `fields` are all headers, where `headers` has only the last of each name.
     """
 
     method: str
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     body: ReadBody
     receive: Receive | None
     client: tuple[str, int] | None
-    received: Callable[[], int] | None = None
+    fields: Sequence[tuple[bytes, bytes]] | None = None
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""The request line and headers of one request, and whether `server.http.connection` answers that request itself."""
+"""The request line and headers of one request, and whether `server.http.connection` can answer it."""
 
 import re
 from typing import Any
@@ -6,28 +6,30 @@ from typing import Any
 import httptools
 
 from ..protocol.request_cache import MAX_JSON_BYTES
-from .asgi import MAX_BODY_BYTES
 from .inference import Target
 from .paths import is_generate, is_infer
 from .strict import SINGLE_HEADERS, find_violation
 
 MIN_STRAIGHT_BYTES = 32 * 1024
 """Fewer bytes of tensors are copied sooner than received in a piece of their own."""
-METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
-_BEGINNINGS = [f"{method} /".encode() for method in METHODS]
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
+_BEGINNINGS = [f"{method} {target}".encode() for method in _METHODS for target in ("/", "http://", "https://")]
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 class Head:
     """A parsed request line and headers.
 
+    - `fields`: all headers as they came, names in lower case; `headers` has the last of each name.
     - `is_routable`: it is HTTP, and no header of `SINGLE_HEADERS`, such as tenant or key, is repeated.
     - `is_http_1_0`: the answer must confirm that the connection is kept.
-    - `is_direct`: the connection answers this request itself; otherwise uvicorn does.
+    - `is_direct`: it is HTTP, and the connection answers it; otherwise uvicorn refuses it, and the connection ends.
+    - `keeps`: its connection stays open for another request.
+    - `is_chunked`: the body comes in chunks; otherwise it has `length` bytes.
+    - `expects_continue`: the client waits for `100 Continue` before it sends the body.
     - `is_forwarded`: a proxy has named the client (X-Forwarded-For or X-Forwarded-Proto).
-    - `has_origin`: a browser sent it on behalf of a web page (Origin header).
-    - `is_plain_infer`: an inference without Origin, whose body and answer are not compressed.
-    - `length`: bytes of the body.
+    - `is_call`: an inference that `Infer.answer` can take; everything else is for the application.
+    - `is_plain_infer`: such an inference, of known length, with nothing to negotiate: neither body nor answer is compressed.
     - `tensors_at`: where its binary tensors begin, if they may be received straight into a slot; -1 if not.
     - `tenant`: the name of its tenant where routing has identified it, else None.
     - `target`: the result of `Infer.resolve`, once known; it stays valid while the connection repeats this head.
@@ -36,36 +38,39 @@ class Head:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.path = self.query = b""
-        self.headers: dict[bytes, bytes] = {}
+        self.fields: list[tuple[bytes, bytes]] = []
         self.tenant: str | None = None
         self.target: Target | None = None
-        self._plain = True
-        self._keeps = self._complete = self._ambiguous = False
+        self._complete = self.keeps = False
         self._parser: Any = httptools.HttpRequestParser(self)
-        parser = self._parser
+        parser, valid = self._parser, True
         try:
             parser.feed_data(data)
         except httptools.HttpParserError:
-            self._plain = False
+            valid = False
         except httptools.HttpParserUpgrade:
             pass  # The offer to upgrade is ignored.
         self._parser = None  # Breaks the cycle of parser and head, which only the garbage collector would free.
-        self.path, _, self.query = self.path.partition(b"?")
+        headers = self.headers = dict(self.fields)
+        ambiguous = len(headers) < len(self.fields) and self._is_ambiguous()
+        target, (self.path, self.query) = self.path, _split(self.path)
         self.method = parser.get_method().decode("latin-1")
         self.is_http_1_0 = parser.get_http_version() == "1.0"
-        fields = self.headers.items()
-        self._plain = self._plain and find_violation(parser.get_http_version(), self.path + self.query, fields) is None
-        self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
+        valid = valid and find_violation(parser.get_http_version(), target, self.fields) is None
+        self.is_routable = self._complete and not ambiguous
+        self.is_direct = valid and self._complete and self.path.startswith(b"/")
+        self.is_chunked = b"transfer-encoding" in headers
+        self.length = int(headers.get(b"content-length", 0)) if valid else 0
+        self.expects_continue = b"expect" in headers and (b"expect", b"100-continue") in (
+            (n, v.lower()) for n, v in self.fields
+        )
         path = self.path.decode("latin-1")
-        self._is_generate = is_generate(path)
         self.is_infer = self.method == "POST" and is_infer(path)
-        self.is_forwarded = b"x-forwarded-for" in self.headers or b"x-forwarded-proto" in self.headers
-        self.has_origin = b"origin" in self.headers
-        negotiates = self.has_origin or b"content-encoding" in self.headers or b"accept-encoding" in self.headers
-        self.is_plain_infer = self.is_infer and not negotiates
+        self.is_forwarded = b"x-forwarded-for" in headers or b"x-forwarded-proto" in headers
+        self.is_call = self.is_infer and not ambiguous and b"origin" not in headers and not is_generate(path)
+        negotiates = b"content-encoding" in headers or b"accept-encoding" in headers or self.expects_continue
+        self.is_plain_infer = self.is_call and not negotiates and not self.is_chunked
         self.tensors_at = self._find_tensors() if self.is_plain_infer else -1
-        self.is_routable = self._complete and not self._ambiguous
-        self.is_direct = self._is_direct()
 
     def is_head_of(self, data: bytes) -> bool:
         """Whether `data` is exactly one request, with this head and a complete body."""
@@ -79,32 +84,36 @@ class Head:
         self.path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name in self.headers:
-            self._plain, self._ambiguous = False, self._ambiguous or name in SINGLE_HEADERS
-        if name in (b"expect", b"transfer-encoding"):
-            self._plain = False
-        self.headers[name] = value.strip(b" \t")
+        self.fields.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self._complete = True
-        self._keeps = self._parser.should_keep_alive()  # After the end of a request without a body it would always be true.
+        self.keeps = self._parser.should_keep_alive()  # After the end of a request without a body it would always be true.
+
+    def _is_ambiguous(self) -> bool:
+        """Whether a header is repeated that may not be."""
+        names = [name for name, _ in self.fields]
+        return any(names.count(name) > 1 for name in SINGLE_HEADERS)
+
+    def _expects_continue(self) -> bool:
+        return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.fields)
 
     def _find_tensors(self) -> int:
         said = self.headers.get(b"inference-header-content-length", b"")
         start = int(said) if said.isdigit() and len(said) < 10 else -1
         return start if 0 <= start <= MAX_JSON_BYTES and self.length - start >= MIN_STRAIGHT_BYTES else -1
 
-    def _is_direct(self) -> bool:
-        return (
-            self._plain
-            and self._complete
-            and self._keeps
-            and not self._is_generate
-            and (b"content-length" in self.headers or self.method in ("GET", "OPTIONS"))
-            and self.path.startswith(b"/")
-            and (self.is_infer or (self.method in METHODS and self.length <= MAX_BODY_BYTES))
-        )
+
+def _split(target: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request target, which proxies may write as an absolute URI; no path if it is malformed."""
+    if not target.startswith(b"/"):
+        try:
+            url = httptools.parse_url(target)
+        except httptools.HttpParserInvalidURLError:
+            return b"", b""
+        return url.path or b"", url.query or b""
+    path, _, query = target.partition(b"?")
+    return path, query
 
 
 def could_be_direct(data: bytearray) -> bool:

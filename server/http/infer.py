@@ -142,7 +142,7 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
 async def _read_body(call: Call, target: Target) -> bytes:
     """The whole body, decompressed. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
     announced = content_length(call.headers.get(b"content-length"))
-    with target.tenant.uploads.expect(announced, call.received) as upload:
+    with target.tenant.uploads.expect(announced) as upload:
         body = await call.body(target.max_body, upload.add_received)
         upload.complete()
         if len(body) > announced:  # It came in chunks.

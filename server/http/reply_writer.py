@@ -24,6 +24,7 @@ class ReplyWriter:
         self._default_bytes = self._success = b""
         self._last: tuple[bytes, int] = b"", -1
         self._last_fields = b""
+        self._in_chunks = False
 
     def __repr__(self) -> str:
         return f"<ReplyWriter to descriptor {self._descriptor}>"
@@ -35,22 +36,18 @@ class ReplyWriter:
         if connected is not None:
             self._descriptor = connected.fileno()
 
-    def write(self, reply: Reply, closing: bool, is_http_1_0: bool) -> None:
-        """Write a reply. Its tensors are not needed any more when this returns: what the socket did not take was copied.
+    def write(self, reply: Reply, closing: bool, is_http_1_0: bool, to_head: bool = False) -> None:
+        """Write a reply, `to_head` without its body, as HEAD asks.
 
-        The transport must not be closing.
+        Its tensors are not needed any more when this returns: what the socket did not take was copied. The transport must not
+        be closing.
         """
-        if self._default_fields is not self._state.default_headers:  # uvicorn makes a new list every second.
-            self._update_default()
-        parts = [STATUS_LINES[reply.status], self._default_bytes]
-        for name, value in reply.fields:
-            parts += (name, b": ", value, b"\r\n")
-        if closing:
-            if CLOSE not in reply.fields:
-                parts.append(b"connection: close\r\n")
-        elif is_http_1_0:
-            parts.append(b"connection: keep-alive\r\n")
+        parts = self._head(reply.status, reply.fields, closing, is_http_1_0)
         separate = sum([len(each) for each in reply.tensors])
+        if to_head:
+            parts.append(b"content-length: %d\r\n\r\n" % (len(reply.body) + separate))
+            self._transport.write(b"".join(parts))
+            return
         parts += (b"content-length: %d\r\n\r\n" % (len(reply.body) + separate), reply.body)
         if separate >= _MIN_SEPARATE and len(reply.tensors) <= _MAX_PIECES:
             self._write_pieces([b"".join(parts), *reply.tensors])
@@ -74,6 +71,34 @@ class ReplyWriter:
             self._write_pieces([b"".join([self._success, timing, self._last_fields]), *tensors])
         else:
             self._transport.write(b"".join([self._success, timing, self._last_fields, *tensors]))
+
+    def begin_parts(self, status: int, fields: list[tuple[bytes, bytes]], closing: bool, is_http_1_0: bool) -> None:
+        """Write the head of an answer whose body comes in parts: in chunks, unless `fields` have its length, or in HTTP/1.0."""
+        parts = self._head(status, fields, closing, is_http_1_0)
+        self._in_chunks = not is_http_1_0 and all(name != b"content-length" for name, _ in fields)
+        parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._in_chunks else b"\r\n")
+        self._transport.write(b"".join(parts))
+
+    def write_part(self, data: bytes, last: bool) -> None:
+        """Write a part of that body."""
+        if self._in_chunks:
+            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            data = chunk + b"0\r\n\r\n" if last else chunk
+        self._transport.write(data)
+
+    def _head(self, status: int, fields: list[tuple[bytes, bytes]], closing: bool, is_http_1_0: bool) -> list[bytes]:
+        """The beginning of a head."""
+        if self._default_fields is not self._state.default_headers:  # uvicorn makes a new list every second.
+            self._update_default()
+        parts = [STATUS_LINES[status], self._default_bytes]
+        for name, value in fields:
+            parts += (name, b": ", value, b"\r\n")
+        if closing:
+            if CLOSE not in fields:
+                parts.append(b"connection: close\r\n")
+        elif is_http_1_0:
+            parts.append(b"connection: keep-alive\r\n")
+        return parts
 
     def _update_default(self) -> None:
         self._default_fields = self._state.default_headers

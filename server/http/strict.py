@@ -21,6 +21,14 @@ class Violation(NamedTuple):
     text: str
 
 
+NOT_HTTP = Violation(b"400 Bad Request", "the request is not HTTP: Invalid HTTP request received.")
+MAX_HEADER_BYTES = 64 * 1024
+"""Limit on the bytes of a request line with headers, of trailers, or between two chunks; beyond it a request is refused."""
+LONG_HEADERS = Violation(
+    b"431 Request Header Fields Too Large", f"more than {MAX_HEADER_BYTES} bytes of headers, which is the limit"
+)
+
+
 def find_violation(version: str, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> Violation | None:
     """The first violation in a request line and headers (names in lower case), or None."""
     if version not in ("1.1", "1.0"):

@@ -14,15 +14,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..tenants.model_changes import is_change
 from ..tenants.unread import UnreadAnswers
-from .body import LINGER_BYTES, Linger, close_when_sent
+from .body import Linger, close_when_sent
 from .connection_limits import Activity, connections
 from .parser import Parser
 from .paths import is_infer
-from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, Violation, find_violation
-
-MAX_HEADER_BYTES = 64 * 1024
-"""Limit on the bytes of a request line with headers, of trailers, or between two chunks; beyond it a request is refused."""
-
+from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT, LONG_HEADERS, MAX_HEADER_BYTES, Violation, find_violation
 
 UNREAD = "greenlane.unread"
 """In uvicorn's state of the application: returns the `UnreadAnswers` of a request with these headers, or None."""
@@ -68,8 +64,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._violation:
             return
         if self._pending > MAX_HEADER_BYTES:
-            text = f"more than {MAX_HEADER_BYTES} bytes of headers, which is the limit"
-            self._refuse(Violation(b"431 Request Header Fields Too Large", text))
+            self._refuse(LONG_HEADERS)
         elif self._pending and self._between_requests and not self._header_timer:
             self._start_header_timer()
 
@@ -145,13 +140,12 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn when a request is not HTTP, or a violation was found in it."""
-        left = LINGER_BYTES if self._violation else MAX_HEADER_BYTES
         self._violation = self._violation or Violation(b"400 Bad Request", f"the request is not HTTP: {msg}")
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
-            self._refuse(self._violation, left)  # Otherwise the requests before it are answered first.
+            self._refuse(self._violation)  # Otherwise the requests before it are answered first.
 
-    def _refuse(self, found: Violation, left: int = MAX_HEADER_BYTES) -> None:
-        """Answer with `{"error": ...}` and close, after reading and dropping at most `left` further bytes."""
+    def _refuse(self, found: Violation) -> None:
+        """Answer with `{"error": ...}` and close, after reading and dropping what still comes."""
         self._violation = found
         body = orjson.dumps({"error": found.text})
         parts = [b"HTTP/1.1 ", found.status, b"\r\n"]
@@ -160,11 +154,8 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         parts.append(b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join([*parts, body]))
         self._unset_keepalive_if_required()
-        if self.transport.can_write_eof():  # Unread bytes would reset the connection, and lose the answer.
-            self.connection_lost(ConnectionAbortedError())
-            Linger(self.transport, left, self.connections).begin()
-        else:
-            self.transport.close()
+        self.connection_lost(ConnectionAbortedError())
+        Linger(self.transport, self.connections).begin()
 
     def _start_header_timer(self) -> None:
         """The headers of the next request must be complete within `HEADER_TIMEOUT`."""

@@ -192,17 +192,57 @@ def test_a_request_in_chunks_goes_to_its_tenant_too(server: Running) -> None:
         ends_up_at(server, connection, "greenlane globe")
 
 
-def test_a_connection_that_cannot_be_handed_back_is_421_and_closed(own_port: int, server: Running) -> None:
+BODY = json.dumps(SMALL).encode()
+GENERATED = b'{"x": [1, 2]}'
+KINDS: dict[str, tuple[bytes, int]] = {
+    "chunked": (chunked(ACME), 200),
+    "expect": (posted("identity", SMALL, ACME, "Expect: 100-continue"), 200),
+    "repeated headers": (posted("identity", SMALL, ACME, "X-Forwarded-For: a", "X-Forwarded-For: b", "Via: a", "Via: b"), 200),
+    "absolute": (post("http://localhost/v2/models/identity/infer", BODY, ACME), 200),
+    "put": (get("/v2/models/identity", ACME).replace(b"GET", b"PUT"), 405),
+    "patch": (post("/v2/models/identity", b"{}", ACME).replace(b"POST", b"PATCH"), 405),
+    "no length": (get("/v2/models/identity/infer", ACME).replace(b"GET", b"POST"), 400),
+    "http 1.0": (posted("identity", SMALL, ACME, "Connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0"), 200),
+    "generate": (post("/v2/models/identity/generate", GENERATED, ACME), 200),
+    "origin": (posted("identity", SMALL, ACME, "Origin: http://localhost"), 200),
+    "upgrade": (posted("identity", SMALL, ACME, "Connection: Upgrade", "Upgrade: h2c"), 200),
+}
+"""Requests of acme, and the status of the answer."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_of_any_kind_leaves_its_connection_to_any_tenant(server: Running, kind: str) -> None:
+    asked, status = KINDS[kind]
     with Connection(server) as connection:
-        connection.send(chunked(ACME))
+        for _ in range(2):
+            connection.send(asked)
+            answer = connection.answer()
+            if answer.status == 100:
+                answer = connection.answer()
+            assert (answer.status, answer.headers.get("connection") in (None, "keep-alive")) == (status, True), answer.body
+            connection.send(posted("identity", SMALL, GLOBEX))
+            assert connection.answer().status == 200
+            ends_up_at(server, connection, "greenlane globe")
+
+
+def test_events_leave_their_connection_to_any_tenant(server: Running) -> None:
+    with Connection(server) as connection:
+        connection.send(post("/v2/models/identity/generate_stream", GENERATED, ACME))
+        head = connection.answer(bare=True)
+        assert (head.status, head.headers["transfer-encoding"]) == (200, "chunked")
+        while connection.line() != b"0\r\n":
+            pass
+        assert connection.line() == b"\r\n"
+        connection.send(posted("identity", SMALL, GLOBEX))
         assert connection.answer().status == 200
-        connection.send(chunked(GLOBEX))
-        answer = connection.answer()
-        assert (answer.status, answer.headers.get_all("connection")) == (421, ["close"])
-        assert answer.json == {
-            "error": f"this connection belongs to tenant 'acme'; {ELSEWHERE.format('globex', f', or to {own_port}, its own,')}"
-        }
-        assert connection.ended()
+        ends_up_at(server, connection, "greenlane globe")
+
+
+def test_a_request_for_another_tenant_waits_until_the_answers_before_it_are_read(server: Running) -> None:
+    """They are more than the sockets hold, so the connection cannot be handed over before."""
+    with Connection(server) as connection:
+        connection.send(posted("spin", spin(1), ACME) * 200 + posted("identity", SMALL, GLOBEX))
+        assert [connection.answer().status for _ in range(201)] == [200] * 201
 
 
 def test_a_tenants_own_port_reaches_no_other_tenant(own_port: int, server: Running) -> None:

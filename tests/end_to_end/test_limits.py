@@ -1,11 +1,14 @@
 """Limits of a tenant over sockets, in each form: who is refused, before its body, with what, and that others are not."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from greenlane.load.server_process import free_port
 
 from .harness import cores
 from .processes import Running, client, configure, running, running_device, running_plain
@@ -29,16 +32,25 @@ max_large_bodies = 1
 """
 FORMS: dict[str, tuple[Any, str]] = {
     "uvicorn": (running_plain, ""),
-    "processes": (running, "max_connections = 8"),
-    "device process": (running_device, "max_connections = 8\nhttp_processes = 3"),
+    "processes": (running, "max_connections = 8\nport = {port}"),
+    "device process": (running_device, "max_connections = 8\nhttp_processes = 3\nport = {port}"),
 }
 GLOBEX = "X-Tenant: globex"
 
 
+@pytest.fixture(scope="module")
+def own_port() -> int:
+    return free_port()
+
+
 @pytest.fixture(scope="module", params=FORMS)
-def server(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Running]:
+def server(
+    standard: Path, own_port: int, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Running]:
     start, more = FORMS[request.param]
-    config = configure(tmp_path_factory.mktemp("limits") / "greenlane.toml", standard, LIMITED.format(more=more))
+    config = configure(
+        tmp_path_factory.mktemp("limits") / "greenlane.toml", standard, LIMITED.format(more=more.format(port=own_port))
+    )
     with start(config) as server:
         with client(server, **{"X-Tenant": "acme"}) as http:
             until(lambda: http.get("/v2/health/ready").status_code == 200)
@@ -142,3 +154,50 @@ def test_connections_beyond_the_limit_are_429_and_closed_and_the_others_stay(
         kept.pop().close()
         until(lambda: opened()[1].status == 200)
     assert limited(server, "acme", "max_connections") >= 1
+
+
+BEGINNINGS = {
+    "patch": (b"PA", b"TCH /v2/models/identity HTTP/1.1\r\nHost: a\r\nX-Tenant: acme\r\n\r\n"),
+    "head": (b"H", b"EAD /v2/models/identity/ready HTTP/1.1\r\nHost: a\r\nX-Tenant: acme\r\n\r\n"),
+    "other": (b"PROP", b"FIND /v2/models/identity HTTP/1.1\r\nHost: a\r\nX-Tenant: acme\r\n\r\n"),
+    "nothing": (b"\r", b"\n\r\nGET /v2/models/identity HTTP/1.1\r\nHost: a\r\nX-Tenant: acme\r\n\r\n"),
+    "not http": (b"\x16", b"\x03\x01"),
+    "chunked": (
+        b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: a\r\nX-Tenant: acme\r\nTransfer-Encoding: chu",
+        b"nked\r\n\r\n1\r\n{\r\n",
+    ),
+    "expect": (post("/v2/models/identity/infer", b"", "X-Tenant: acme", "Expect: 100-continue", length=9), b""),
+    "1.0": (b"GET /v2/models/identity HTTP/1.0\r\nX-Tenant: acme\r\nConnection: keep-alive\r\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_the_limit_on_connections_holds_whatever_their_first_bytes_are(
+    server: Running, kind: str, own_port: int, request: pytest.FixtureRequest
+) -> None:
+    """On the tenant's own port, where its process reads all bytes itself."""
+    if "uvicorn" in request.node.name:
+        return
+    first, rest = BEGINNINGS[kind]
+    ask = b"GET /v2/models/identity/ready HTTP/1.1\r\nHost: a\r\nX-Tenant: acme\r\n\r\n"
+    port = SimpleNamespace(port=own_port)
+    with ExitStack() as stack:
+        kept: list[Connection] = []
+
+        def fill() -> bool:
+            connection = stack.enter_context(Connection(port))
+            connection.send(ask)
+            if connection.answer().status == 200:
+                kept.append(connection)
+            else:
+                connection.close()
+            return len(kept) == 8
+
+        until(fill)
+        with Connection(port) as connection:
+            connection.send(first)
+            with suppress(OSError):
+                connection.send(rest)
+            answer = connection.answer(bare=kind == "head")
+            assert answer.status == 429, answer.body
+            assert connection.ended()

@@ -144,6 +144,10 @@ class Connection:
         headers = parse_headers(self._file)
         return Answer(int(status[1]), headers, b"" if bare else self._file.read(int(headers.get("content-length", 0))))
 
+    def line(self) -> bytes:
+        """The next line, of an answer in chunks."""
+        return self._file.readline()
+
     def ended(self) -> bool:
         """Whether the server closed the connection without sending anything more."""
         return self._file.read(1) == b""

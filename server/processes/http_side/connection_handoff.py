@@ -75,19 +75,24 @@ class ConnectionHandoff:
             while self._receive_next():
                 pass
 
-    def give_back(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
+    def give_back(self, head: Head, transport: Any, data: bytes | bytearray) -> bool | None:
         """Give a connection back to the dispatcher if its next request is for another process; whether it was given back.
 
-        `data` is what was read of that request. Headers that this process answered before need no second look.
+        None if it cannot be given back yet: answers are not sent, or the dispatcher takes no more at the moment. `data` is what
+        was read of that request. Headers that this process answered before need no second look.
         """
-        if head.target is not None or transport.get_write_buffer_size():
+        if head.target is not None:
             return False
         service = self._service()
         name = head.tenant = process_for(head.path, head.headers, service.tenancy)
         if name == self._name or (service.tenants and not self._may_pass_to(name, transport)):
             return False
+        if transport.get_write_buffer_size():
+            return None
         try:
             self._send(name, transport, data)
+        except BlockingIOError:
+            return None
         except OSError:
             return False
         return True

@@ -1,13 +1,14 @@
 """Lingering on a fake transport; tests/end_to_end/test_sockets.py has real sockets."""
 
 import asyncio
-import math
 from typing import Any
 
 import pytest
 
+from server.errors import Unavailable
 from server.http import body
 from server.http.body import LINGER_BYTES, Linger, close_when_sent
+from server.http.connection_limits import Connections
 
 
 class Transport(asyncio.Transport):
@@ -21,6 +22,9 @@ class Transport(asyncio.Transport):
 
     def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def write_eof(self) -> None:
         self.done.append("write_eof")
@@ -44,24 +48,28 @@ class Transport(asyncio.Transport):
 BEGUN = ["write_eof", "resume_reading"]
 
 
-def lingering(nbytes: float = math.inf) -> tuple[Linger, Transport, set[object]]:
-    transport, connections = Transport(), set[object]()
-    linger = Linger(transport, nbytes, connections)
+def lingering(unsent: int = 0) -> tuple[Linger, Transport, Connections]:
+    transport, connections = Transport(unsent), Connections(10)
+    linger = Linger(transport, connections)
     linger.begin()
     return linger, transport, connections
 
 
 async def test_linger_half_closes_and_keeps_reading() -> None:
     linger, transport, connections = lingering()
-    assert (transport.done, transport.protocol, connections) == (BEGUN, linger, {linger})
+    connections.allow(0, lambda most: Unavailable(str(most)))
+    assert (transport.done, transport.protocol, list(connections)) == (BEGUN, linger, [linger])
+    assert not connections.surplus, "it is answered no more"
     linger.connection_lost(None)
-    assert connections == set()
+    assert list(connections) == []
 
 
-async def test_linger_closes_when_the_body_is_complete() -> None:
-    linger, transport, _ = lingering(3)
+async def test_linger_discards_a_limited_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    linger, _, _ = lingering()
+    assert repr(linger) == f"<Linger {LINGER_BYTES} bytes left>"
+    monkeypatch.setattr(body, "LINGER_BYTES", 3)
+    linger, transport, _ = lingering()
     linger.data_received(b"12")
-    assert repr(linger) == "<Linger 1 bytes left>"
     assert transport.done == BEGUN
     linger.data_received(b"3")
     assert transport.done == [*BEGUN, "close"]
@@ -69,10 +77,19 @@ async def test_linger_closes_when_the_body_is_complete() -> None:
     assert transport.done == [*BEGUN, "close"], "it closes by itself"
 
 
-async def test_linger_discards_a_limited_number_of_bytes() -> None:
-    linger, transport, _ = lingering()
-    assert repr(linger) == f"<Linger {LINGER_BYTES} bytes left>"
+async def test_linger_ends_with_the_client_unless_answers_are_unsent() -> None:
+    assert not lingering()[0].eof_received()
+    assert lingering(unsent=1)[0].eof_received()
+
+
+async def test_linger_waits_for_a_client_that_reads_late() -> None:
+    linger, transport, _ = lingering(unsent=1)
+    linger._check()
+    linger._check()
     assert transport.done == BEGUN
+    transport.unread = 0
+    linger._check()
+    assert transport.done == [*BEGUN, "close"]
 
 
 async def test_linger_closes_a_silent_connection_only() -> None:

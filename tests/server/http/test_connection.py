@@ -76,7 +76,11 @@ class Answers:
         self.refusals: Refusals | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.bodies.append((await receive())["body"])
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        self.bodies.append(body)
         try:
             await self.let.wait()
         except asyncio.CancelledError:
@@ -96,11 +100,12 @@ class Answers:
 class Bench:
     """A connection, its transport, and the application behind it."""
 
-    def __init__(self, hand_off: HandOff | None = None) -> None:
+    def __init__(self, hand_off: HandOff | None = None, application: Any = None) -> None:
         self.answers, self.transport, self.state = Answers(), Transport(), ServerState()
-        config = uvicorn.Config(self.answers, timeout_keep_alive=5, log_config=None)
+        application = application or self.answers
+        config = uvicorn.Config(application, timeout_keep_alive=5, log_config=None)
         config.load()
-        self.connection = HttpConnection(cast(Infer, self.answers), self.answers, hand_off, config, self.state, {})
+        self.connection = HttpConnection(cast(Infer, self.answers), application, hand_off, config, self.state, {})
         self.connection.connection_made(self.transport)
 
     async def settle(self) -> None:
@@ -176,7 +181,7 @@ async def test_shutdown_closes_idle_connections_at_once_and_busy_ones_after_the_
     busy.answers.let.set()
     await busy.settle()
     assert b"connection: close\r\n" in busy.transport.written
-    assert busy.transport.closed
+    assert busy.transport.ended
 
 
 async def test_while_the_server_drains_each_connection_closes_after_its_answer() -> None:
@@ -187,7 +192,7 @@ async def test_while_the_server_drains_each_connection_closes_after_its_answer()
     await bench.settle()
     assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close\r\n" in bench.transport.written
-    assert bench.transport.closed
+    assert bench.transport.ended
 
 
 async def test_while_the_server_drains_requests_that_have_arrived_are_all_answered() -> None:
@@ -199,7 +204,7 @@ async def test_while_the_server_drains_requests_that_have_arrived_are_all_answer
         await bench.settle()
     assert bench.transport.written.count(b"HTTP/1.1 200 OK\r\n") == 3
     assert bench.transport.written.count(b"connection: close\r\n") == 1
-    assert bench.transport.closed
+    assert bench.transport.ended
 
 
 async def test_shutdown_does_not_wait_for_the_rest_of_a_body() -> None:
@@ -216,7 +221,7 @@ async def test_shutdown_does_not_wait_for_the_rest_of_a_body() -> None:
     await bench.settle()
     assert bench.answers.bodies == []
     bench.transport.protocol.data_received(b"}")
-    assert bench.transport.closed
+    assert not bench.transport.closed, "nor does it close before it is read"
 
 
 async def test_refuse_does_nothing_without_an_incomplete_body() -> None:
@@ -244,25 +249,222 @@ async def test_idle_connection_is_closed_after_keep_alive() -> None:
     assert bench.transport.closed
 
 
+CHUNKS = b"1\r\n{\r\n1;a=b\r\n}\r\n0\r\nX-Tenant: b\r\n\r\n"
+IN_CHUNKS = REQUEST.replace(b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n") + CHUNKS
+LATER = [
+    (IN_CHUNKS, 200),
+    (REQUEST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n", 1), 200),
+    (REQUEST.replace(b"\r\n\r\n", b"\r\nX-A: 1\r\nX-A: 2\r\nVia: a\r\nVia: b\r\n\r\n", 1), 200),
+    (REQUEST.replace(b"\r\n\r\n", b"\r\nX-Tenant: a\r\nX-Tenant: b\r\n\r\n", 1), 200),
+    (REQUEST.replace(b" /", b" http://a/"), 200),
+    (b"HEAD /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    (b"PUT /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    (b"PATCH /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 200),
+    (b"PROPFIND /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    (b"POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 200),
+    (b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n" + b" " * 2000000, 200),
+    (INFER, 401),
+]
+"""Requests after which any other may follow; the application answers all but the last."""
+
+
+@pytest.mark.parametrize(("data", "status"), LATER)
+async def test_a_request_of_any_kind_leaves_its_connection_as_it_was(data: bytes, status: int) -> None:
+    shown: list[bytes] = []
+
+    def hand_off(head: Any, transport: Any, data: bytearray) -> bool:
+        shown.append(head.path)
+        return len(shown) == 3
+
+    bench = Bench(hand_off)
+    bench.answers.let.set()
+    ambiguous = data.count(b"X-Tenant:") == 2
+    bench.connection.data_received(data + REQUEST + REQUEST)
+    for _ in range(9):
+        await bench.settle()
+    final = bench.transport.written.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    assert final.startswith(b"HTTP/1.1 %d " % status)
+    assert final.count(b"HTTP/1.1 ") == (3 if ambiguous else 2)
+    assert len(shown) == (2 if ambiguous else 3)
+    assert bench.transport.closed is not ambiguous, "the third request is another process's"
+    assert b"connection: close" not in final
+
+
+async def test_a_body_in_chunks_arrives_whole_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cut in range(1, len(IN_CHUNKS)):
+        bench = Bench()
+        bench.answers.let.set()
+        bench.connection.data_received(IN_CHUNKS[:cut])
+        await bench.settle()
+        bench.connection.data_received(IN_CHUNKS[cut:] + REQUEST)
+        await bench.settle()
+        await bench.settle()
+        assert bench.answers.bodies == [b"{}", b"{}"], cut
+
+
+@pytest.mark.parametrize(
+    ("chunks", "status"),
+    [
+        (b"2 \r\n{}\r\n0\r\n\r\n", 400),
+        (b"0x2\r\n{}\r\n0\r\n\r\n", 400),
+        (b"2\n{}\n0\n\n", 400),
+        (b"2\r\n{}}\r\n0\r\n\r\n", 400),
+        (b"2\r\n{}0\r\n\r\n", 400),
+        (b"2;\r\n{}\r\n0\r\n\r\n", 400),
+        (b"2;a\nb\r\n{}\r\n0\r\n\r\n", 400),
+        (b"2\r\n{}\r\n0\r\nA: b\n\r\n", 400),
+        (b"2\r\n{}\r\n0\r\nContent-Length: 5\r\n\r\n", 400),
+        (b"f" * 17 + b"\r\n", 400),
+        (b"\r\n2\r\n", 400),
+        (b"-2\r\n", 400),
+        (b"2;" + b"a" * MAX_HEADER_BYTES, 431),
+        (b"0\r\nA: " + b"a" * MAX_HEADER_BYTES, 431),
+    ],
+)
+async def test_damaged_chunks_end_the_connection(chunks: bytes, status: int) -> None:
+    """What is behind them is not read as a request."""
+    for cut in (0, len(chunks)):
+        bench = Bench()
+        bench.answers.let.set()
+        head = IN_CHUNKS.removesuffix(CHUNKS)
+        bench.connection.data_received(head + chunks[:cut])
+        await bench.settle()
+        if not bench.transport.ended:
+            bench.connection.data_received(chunks[cut:] + REQUEST * 2 * (status == 400))
+            await bench.settle()
+        assert bench.transport.written.startswith(b"HTTP/1.1 %d " % status)
+        assert bench.transport.written.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close\r\n" in bench.transport.written
+        assert bench.transport.ended
+        assert bench.answers.bodies == []
+
+
+@pytest.mark.parametrize("name", [b"POST", b"PATCH"])
+async def test_continue_is_sent_when_the_body_is_wanted(name: bytes) -> None:
+    bench = Bench()
+    bench.answers.let.set()
+    request = REQUEST.replace(b"POST", name).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n", 1)
+    bench.connection.data_received(request[:-2])
+    await bench.settle()
+    assert bench.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    bench.connection.data_received(b"{}")
+    await bench.settle()
+    assert bench.transport.written.count(b"HTTP/1.1 200 OK") == 1
+    assert not bench.transport.ended
+
+
+async def test_reading_pauses_until_a_body_is_wanted() -> None:
+    bench, wanted = Bench(), asyncio.Event()
+    bodies: list[int] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await wanted.wait()
+        more = True
+        while more:
+            message = await receive()
+            bodies.append(len(message["body"]))
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body"})
+
+    bench = Bench(application=application)
+    length = 3 * MAX_READ_AHEAD
+    bench.connection.data_received(REQUEST.replace(b": 2\r\n\r\n{}", b": %d\r\n\r\n" % length) + b"x" * (length // 2))
+    await bench.settle()
+    assert not bench.transport.reading
+    wanted.set()
+    await bench.settle()
+    assert bench.transport.reading
+    bench.connection.data_received(b"x" * (length // 2) + REQUEST[:9])
+    await bench.settle()
+    assert (sum(bodies), bench.transport.reading) == (length, True)
+    assert bench.transport.written.startswith(b"HTTP/1.1 200 OK")
+
+
+async def in_parts(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers in two parts."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+    await send({"type": "http.response.body", "body": b"one", "more_body": True})
+    await send({"type": "http.response.body", "body": b"two"})
+
+
+async def test_an_answer_in_parts_is_written_as_they_come() -> None:
+    bench = Bench(application=in_parts)
+    bench.connection.data_received(REQUEST)
+    await bench.settle()
+    answer = b"HTTP/1.1 200 OK\r\na: b\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+    assert bench.transport.written == answer
+    bench.connection.data_received(REQUEST)
+    await bench.settle()
+    assert bench.transport.written == answer * 2
+
+
+async def test_an_answer_in_parts_ends_an_http_1_0_connection() -> None:
+    bench = Bench(application=in_parts)
+    bench.connection.data_received(REQUEST.replace(b"HTTP/1.1\r\nHost: a", b"HTTP/1.0\r\nConnection: keep-alive"))
+    await bench.settle()
+    assert bench.transport.written.endswith(b"connection: close\r\n\r\nonetwo")
+    assert bench.transport.ended
+
+
+async def test_a_part_waits_until_the_client_has_taken_those_before() -> None:
+    bench = Bench(application=in_parts)
+    bench.connection.pause_writing()
+    bench.connection._writable = True
+    bench.connection.data_received(REQUEST)
+    bench.connection.pause_writing()
+    await bench.settle()
+    assert bench.transport.written.endswith(b"chunked\r\n\r\n")
+    bench.connection.resume_writing()
+    await bench.settle()
+    assert bench.transport.written.endswith(b"two\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("sent", [False, True])
+async def test_an_application_that_fails_is_answered_500_or_cut_off(sent: bool) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if sent:
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        raise ValueError("broken")
+
+    bench = Bench(application=application)
+    bench.connection.data_received(REQUEST)
+    await bench.settle()
+    assert bench.transport.written.startswith(b"HTTP/1.1 200 OK" if sent else b"HTTP/1.1 500 Internal Server Error")
+    assert bench.transport.closed is sent
+
+
+async def test_a_connection_waits_to_be_handed_off_until_its_answers_are_sent() -> None:
+    offers: list[bool | None] = [False, None, None, True]
+    bench = Bench(lambda *_: offers.pop(0))
+    bench.answers.let.set()
+    bench.connection.data_received(REQUEST + REQUEST)
+    await bench.settle()
+    assert bench.transport.written.count(b"HTTP/1.1 200 OK") == 1
+    async with asyncio.timeout(30):
+        while offers:
+            await asyncio.sleep(0)
+    assert (bench.transport.closed, bench.transport.written.count(b"HTTP/1.1 ")) == (True, 1)
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        b"PATCH /v2",
-        b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
-        b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"\x16\x03\x01",
+        b"GET v2",
+        b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nA: b\r\n c\r\n\r\n",
+        b"POST http://a/v2/models/m/infer#b HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nA: " + b"a" * MAX_HEADER_BYTES,
-        b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n",
     ],
 )
-async def test_requests_that_are_not_plain_fall_back_to_uvicorn_with_all_bytes(
-    data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_not_http_is_passed_to_uvicorn_with_all_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, received = Bench(), []
 
     class Fallback(asyncio.Protocol):
@@ -337,7 +539,7 @@ async def test_misdirected_request_closes_the_connection(
     bench.connection.data_received(INFER * 2)
     assert bench.transport.written.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
     assert bench.transport.written.count(b"HTTP/1.1") == bench.transport.written.count(b"connection: close\r\n") == 1
-    assert bench.transport.closed
+    assert bench.transport.ended
 
 
 async def test_pipelined_requests_are_limited_per_event_loop_iteration() -> None:
@@ -505,7 +707,7 @@ async def test_shutdown_while_yielding_answers_nothing_more() -> None:
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.shutdown()
     await bench.settle()
-    assert (bench.transport.closed, bench.answers.found) == (True, REQUESTS_PER_TURN)
+    assert (bench.transport.ended, bench.answers.found) == (True, REQUESTS_PER_TURN)
 
 
 async def test_header_timeout_applies_only_to_incomplete_headers() -> None:
@@ -585,7 +787,7 @@ async def test_a_connection_that_has_ended_is_not_kept_in_memory_as_long_as_an_i
         bench.connection.data_received(REQUEST.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
         bench.answers.let.set()
         await bench.settle()
-        assert bench.transport.closed
+        assert bench.transport.ended
     timer = bench.connection._idle_timer
     assert timer
     assert timer.cancelled()
