@@ -1,14 +1,17 @@
 """Whether an engine's own kernels stay on their partition's SMs. Tested from outside, as an engine does not report it.
 
-With every thread of partition A's SMs taken, an engine on A does not end: none of its kernels, copies and graphs ran anywhere
-else. An engine on B does end meanwhile, again and again. What this does not prove: that DRAM, L2 or PCIe are not shared. They
-are (tests/gpu/test_isolation.py has bounds for that).
+Every thread of partition A's SMs is taken. Where the SMs copy, an inference on A does not end: its first kernel, the copy, ran
+nowhere else. Where the copy engines do, the engine's kernels are the first: the input reaches the GPU, and nothing is computed
+from it, on the stream or on auxiliary ones. The same engine on a stream with all of the GPU ends meanwhile, so its kernels do
+run elsewhere where they may; and engines on B do too. What this does not prove: that DRAM, L2 or PCIe are not shared. They are
+(tests/gpu/test_isolation.py has bounds for that).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -18,10 +21,14 @@ from benchmarks import subjects
 from benchmarks.asks import TOLERANCE, tensor
 from benchmarks.seat import Seat, all_at_once, open_seat
 from benchmarks.subjects import SUBJECTS
-from engines import load_engine
+from engines import RuntimeSettings, load_engine
+from engines.model_files.profiles import Profile, Range
+from engines.tensorrt.building.builder import BuildOptions, build
 from partitions import Device
 
-from .holding import Kernels
+from .bench import Pinned, assert_close, expected, results
+from .holding import GIVE_UP_NS, Kernels
+from .networks import Draft, Network, feed
 
 pytestmark = pytest.mark.gpu
 ROWS = {"conv": 64, "resnet": 8, "mlp": 1, "image": 16}
@@ -86,3 +93,112 @@ def test_an_engine_runs_only_on_its_partitions_sms(model: str, bench: Bench) -> 
     assert not gave_up
     assert_right(seat, model)
     assert_right(neighbour, "mlp")
+
+
+def branches(count: int = 4, width: int = 256) -> Network:
+    """Products of one input, each an output, which depend on each other in nothing: an engine may use a stream for each."""
+    draft = Draft()
+    for number in range(count):
+        draft.named(f"y{number}", draft.op("Relu", draft.dense("x", width, width)))
+    outputs = {f"y{number}": ("b", width) for number in range(count)}
+    return Network(draft.finish({"x": ("b", width)}, outputs), {"x": ((1, width), (64, width), (64, width))}, ())
+
+
+NETWORKS = {name: SUBJECTS[name].network for name in ("mlp", "conv")} | {"branches": branches}
+BY_COPY_ENGINES = {
+    "without graphs": RuntimeSettings(copies="engine", graphs="off"),
+    "the library's graphs": RuntimeSettings(copies="engine", graphs="off", cuda_graph_strategy="whole_graph_capture"),
+}
+AUX_STREAMS = 3
+
+
+class Run:
+    """An engine on a partition, an inference's memory, and what of it is on the GPU."""
+
+    def __init__(self, device: Any, engine: Any, partition: Any, network: Network, left: ExitStack) -> None:
+        self.partition = partition
+        self.executor = left.enter_context(closing(engine.bind(partition)))
+        self.arrays = feed(network, {name: best for name, (_, best, _) in network.ranges.items()}, 1)
+        self.memory = left.enter_context(closing(Pinned(device, engine, network, self.arrays)))
+        for _ in range(3):
+            self.infer()
+
+    def infer(self) -> list[Any]:
+        """One inference, on a thread of the partition; copies of its outputs."""
+        given = self.memory.inputs, self.memory.room
+        outputs = self.partition.run(lambda: self.executor.enqueue(*given).wait())
+        return results(self.executor.engine, outputs)
+
+    def clear(self) -> None:
+        """Zeros in all its tensors on the GPU."""
+        stream = self.partition.stream
+        self.partition.run(lambda: (self.executor.instance.clear(stream), stream.sync()))
+
+    def on_gpu(self, stream: int) -> list[np.ndarray]:
+        """The bytes that its inputs and outputs have on the GPU now, read by this stream."""
+        from cuda.bindings import driver
+
+        from partitions.cuda.driver import handle_return
+
+        found = []
+        for address, size in zip(self.executor.instance.addresses, self.executor.instance.sizes, strict=True):
+            data = np.empty(size, np.uint8)
+            handle_return(driver.cuMemcpyDtoHAsync(data.ctypes.data, address, size, stream))
+            handle_return(driver.cuStreamSynchronize(stream))
+            found.append(data)
+        return found
+
+
+@pytest.fixture(scope="module")
+def everywhere(bench: Bench, device: Any) -> Iterator[Any]:
+    """A stream with all of the GPU's SMs, as a partition."""
+    from cuda.bindings import driver
+
+    from partitions.cuda.driver import handle_return
+
+    with device.current():
+        handle = int(handle_return(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+    with closing(device.adopt(handle)) as adopted:
+        yield adopted
+    with device.current():
+        handle_return(driver.cuStreamDestroy(handle))
+
+
+@pytest.mark.parametrize("way", BY_COPY_ENGINES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_engines_own_kernels_run_only_on_its_partitions_sms(
+    name: str, way: str, bench: Bench, device: Any, everywhere: Any, tmp_path: Path
+) -> None:
+    network = NETWORKS[name]()
+    profile = Profile({key: Range(*shapes) for key, shapes in network.ranges.items()})
+    path = tmp_path / "model.plan"
+    path.write_bytes(build(network.onnx, BuildOptions(profiles=(profile,), max_aux_streams=AUX_STREAMS * (name == "branches"))))
+    with ExitStack() as left:
+        engine: Any = left.enter_context(closing(load_engine(path, device, BY_COPY_ENGINES[way])))
+        if name == "branches" and not engine.loaded.plan.num_aux_streams:
+            pytest.skip("the library made an engine without auxiliary streams")
+        run, free, neighbour = (Run(device, engine, each, network, left) for each in (bench.a, everywhere, bench.b))
+        wanted = expected(network)(run.arrays)
+        run.clear()
+        waiting = Thread(target=run.infer)
+        reader = int(left.enter_context(closing(bench.b.run(bench.b.make_stream))).handle)
+        with device.current(), bench.kernels.held(bench.a) as held:
+            waiting.start()
+            ends = monotonic() + GIVE_UP_NS / 2e9
+            while not run.on_gpu(reader)[0].any():
+                assert monotonic() < ends, "the input did not reach the GPU: the copy is not the copy engines'"
+                sleep(0.001)
+            elsewhere = free.infer()
+            for _ in range(ON_B):
+                beside = neighbour.infer()
+            _, *outputs = run.on_gpu(reader)
+            stood_still = waiting.is_alive()
+            gave_up = held.gave_up
+            held.release()
+            waiting.join()
+
+        assert not gave_up, "an inference on all of the GPU, or on other SMs, did not end while the partition's were taken"
+        assert stood_still
+        assert not any(output.any() for output in outputs), "the engine has computed something on other SMs"
+        for got in elsewhere, beside, run.infer():
+            assert_close(got, wanted)
