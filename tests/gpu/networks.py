@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.model_files.profiles import Profile, Range
-from engines.tensorrt.building.builder import BuildOptions, build
+from engines.tensorrt.building.builder import DEFAULTS, BuildOptions, build
 
 Arrays = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -163,12 +163,16 @@ def add(root: Path, name: str) -> Path:
     return folder
 
 
-def plan(folder: Path, network: Network) -> Path:
-    """Build it; gives the engine file."""
+def plan(folder: Path, network: Network, options: BuildOptions = DEFAULTS) -> Path:
+    """Build it, for its own ranges unless the options have profiles; gives the engine file."""
     ranges = {name: Range(*shapes) for name, shapes in network.ranges.items()}
     path = folder / "model.plan"
-    path.write_bytes(build(network.onnx, BuildOptions(profiles=(Profile(ranges),))))
+    path.write_bytes(build(network.onnx, replace(options, profiles=options.profiles or (Profile(ranges),))))
     return path
+
+
+FEW, MORE = (Profile({"x": Range(*((rows, 784) for rows in sizes))}) for sizes in ((1, 2, 2), (3, 8, 8)))
+"""Two profiles of `mlp`, which have no batch in common."""
 
 
 def feed(network: Network, shapes: Shapes, seed: int) -> Arrays:

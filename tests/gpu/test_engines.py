@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from engines import Builds, CacheFolder, Engine, Executor, ModelRefused, Room, RuntimeSettings, load_engine
+from engines.tensorrt.building.builder import BuildOptions
 from partitions import Device, Partition
 
 from .bench import MIB, Pinned, assert_close, assert_right, expected, free_memory, results, tensors
-from .networks import NETWORKS, Network, feed, mlp, plan, resnet, typed
+from .networks import FEW, MORE, NETWORKS, Network, feed, mlp, plan, resnet, typed
 
 pytestmark = pytest.mark.gpu
 
@@ -87,6 +88,34 @@ def test_outputs_are_right_with_the_librarys_own_graphs(
     engine = load_engine(plan(tmp_path, network), device, settings)
     with closing(engine.bind(partition)) as executor:
         assert_right(network, executor, partition)
+
+
+@pytest.mark.parametrize("kept", [0, MIB])
+def test_streamed_weights_give_right_outputs_and_take_what_is_kept(
+    kept: int, tmp_path: Path, device: Device, partition: Partition
+) -> None:
+    """F74: `kept` bytes stay on the GPU, and the rest comes from the host for each inference."""
+    path = plan(tmp_path, mlp(), BuildOptions(flags=("weight_streaming",)))
+    whole, streamed = (load_engine(path, device, RuntimeSettings(weight_streaming_budget=each)) for each in (1 << 40, kept))
+    streamable = streamed.plan.streamable_weights_size  # type: ignore[attr-defined]
+    assert streamable > MIB
+    assert whole.memory["weights"] - streamed.memory["weights"] == streamable - kept
+    for engine, graphs in (whole, "captured"), (streamed, "none"):
+        with closing(engine.bind(partition)) as executor:
+            assert_right(mlp(), executor, partition)
+            assert executor.describe()["graphs"] == graphs
+
+
+def test_each_of_two_profiles_answers_the_batches_that_it_alone_has(
+    tmp_path: Path, device: Device, partition: Partition
+) -> None:
+    engine = load_engine(plan(tmp_path, mlp(), BuildOptions(profiles=(FEW, MORE))), device)
+    with closing(engine.bind(partition)) as executor:
+        assert_right(mlp(), executor, partition)
+        said = executor.describe()
+        assert (said["profiles"], said["graphs"]) == (2, "captured")
+        ready = {shapes[0][0] for shapes in said["shapes"]}  # type: ignore[attr-defined]
+        assert {1, 3, 8} <= ready
 
 
 def test_many_inferences_in_flight_get_their_own_outputs(

@@ -11,13 +11,14 @@ import httpx
 import numpy as np
 import pytest
 
+from engines.tensorrt.building.builder import BuildOptions
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from tests.end_to_end.harness import Served, serving
 
-from .bench import assert_close, expected
-from .networks import add, feed, mlp, plan
+from .bench import MIB, assert_close, expected
+from .networks import FEW, MORE, add, feed, mlp, plan
 from .process import Client, running
 
 pytestmark = pytest.mark.gpu
@@ -29,9 +30,13 @@ WAYS = {
     "plain": (ModelOptions(graphs="off"), "none"),
     "sized": (ModelOptions(max_batch=8, warm_up=(1, 3, 8)), "captured"),
     "lazy": (ModelOptions(strategy="lazy", copies="sm"), "native"),
+    "streamed": (ModelOptions(weight_budget=MIB), "none"),
+    "two": (ModelOptions(), "captured"),
 }
 """A model for each set of options, and which graphs it is to have."""
 
+BUILT = {"streamed": BuildOptions(flags=("weight_streaming",)), "two": BuildOptions(profiles=(FEW, MORE))}
+"""Those that are built in another way."""
 REFUSED = {"weights": ModelOptions(profile=7)}
 
 
@@ -39,8 +44,10 @@ REFUSED = {"weights": ModelOptions(profile=7)}
 def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("models")
     made = plan(add(root, "usual"), mlp()).read_bytes()
-    for name in (WAYS.keys() | REFUSED.keys()) - {"usual"}:
+    for name in (WAYS.keys() | REFUSED.keys()) - BUILT.keys() - {"usual"}:
         (add(root, name) / "model.plan").write_bytes(made)
+    for name, options in BUILT.items():
+        plan(add(root, name), mlp(), options)
     tenant = TenantConfig(name="acme", granules=4, models=("*",))
     config = Config(
         server=ServerConfig(default_tenant="acme", drain_grace=0.0),
@@ -53,6 +60,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Se
         yield served
 
 
+def assert_right(served: Served, name: str, rows: int, seed: int) -> None:
+    x = feed(mlp(), {"x": (rows, 784)}, seed)
+    document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": x["x"].shape, "data": x["x"].ravel().tolist()}]}
+    (output,) = httpx.post(f"{served.url}/v2/models/{name}/infer", json=document).json()["outputs"]
+    assert_close([np.array(output["data"], np.float32).reshape(output["shape"])], expected(mlp())(x))
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_a_model_runs_in_its_configured_graph_mode_with_right_outputs(served: Served, name: str) -> None:
     _, graphs = WAYS[name]
@@ -63,12 +77,21 @@ def test_a_model_runs_in_its_configured_graph_mode_with_right_outputs(served: Se
         f'greenlane_model_graphs{{graphs="{graphs}",model="{name}",tenant="acme",version="1"}} 1.0'
         in httpx.get(f"{served.url}/metrics").text
     )
-    wanted = expected(mlp())
     for seed in range(6):
-        x = feed(mlp(), {"x": (1 + seed % 3, 784)}, seed)
-        document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": x["x"].shape, "data": x["x"].ravel().tolist()}]}
-        (output,) = httpx.post(f"{served.url}/v2/models/{name}/infer", json=document).json()["outputs"]
-        assert_close([np.array(output["data"], np.float32).reshape(output["shape"])], wanted(x))
+        assert_right(served, name, 1 + seed % 3, seed)
+
+
+def test_streamed_weights_count_as_far_as_they_stay_on_the_gpu(served: Served) -> None:
+    (tenant,) = httpx.get(f"{served.url}/admin/memory").json()["tenants"]
+    weights = {model["name"]: model["bytes"]["weights"] for model in tenant["models"]}
+    assert MIB <= weights["streamed"] < weights["usual"]
+
+
+def test_requests_that_only_the_second_profile_holds_are_answered_by_it(served: Served) -> None:
+    config = httpx.get(f"{served.url}/v2/models/two/config").json()
+    assert json.loads(config["parameters"]["greenlane.execution"]["string_value"])["profiles"] == 2
+    for rows in (8, 2, 3, 8):
+        assert_right(served, "two", rows, seed=rows)
 
 
 def test_an_unknown_profile_is_reported_in_the_index(served: Served) -> None:
