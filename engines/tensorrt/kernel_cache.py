@@ -13,7 +13,6 @@ Reading takes no lock, since a rename shows either the old file or the new one. 
 kernels: see `shared_kernels` for which instances have a cache of their own.
 """
 
-import io
 import json
 import logging
 import os
@@ -158,26 +157,19 @@ class RuntimeCache:
 
 
 def open_cache(
-    where: object,
+    where: str | os.PathLike[str],
     key: CacheKey,
     timeout: float = 10.0,
     warn: Warn = log.warning,
     maker: Any = None,
     taken: Taken | None = None,
 ) -> RuntimeCache:
-    """A cache that is stored at `where`: a file's path, "" for nowhere, or a seekable binary stream. Blocks to read it.
+    """A cache that is stored at `where`: a file's path, or "" for nowhere. Blocks to read it.
 
-    A stream holds the blob alone; it is read now and overwritten when the cache is saved. A missing file is normal for the
-    first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock. `warn`, `maker` and `taken` are
-    as in `RuntimeCache`. Raises TypeError for anything else.
+    A missing file is normal for the first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock.
+    `warn`, `maker` and `taken` are as in `RuntimeCache`.
     """
-    store: Store
-    if isinstance(where, (str, os.PathLike)):
-        store = FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()
-    elif isinstance(where, (io.BufferedIOBase, io.RawIOBase)):
-        store = StreamStore(where)
-    else:
-        raise TypeError(f"a cache is kept in a file, a binary stream or ''; got {where!r}")
+    store: Store = FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()
     return RuntimeCache(store, store.read(), warn, maker, taken)
 
 
@@ -238,24 +230,6 @@ class MemoryStore:
 
     def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
         """Do nothing."""
-
-
-class StreamStore:
-    """A stream that holds this blob only, and that nothing else writes to."""
-
-    def __init__(self, stream: io.BufferedIOBase | io.RawIOBase) -> None:
-        self._stream = stream
-
-    def __repr__(self) -> str:
-        return repr(self._stream)
-
-    def read(self) -> bytes:
-        return self._stream.read() or b""
-
-    def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
-        self._stream.seek(0)
-        self._stream.truncate()
-        self._stream.write(blob)
 
 
 class _CacheState:

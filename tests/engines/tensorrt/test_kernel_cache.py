@@ -1,5 +1,4 @@
 import gc
-import io
 import json
 import logging
 import subprocess
@@ -279,25 +278,6 @@ def test_in_memory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
         add(cache.materialize(Kernels), "conv")
         assert repr(cache) == "<RuntimeCache in memory>"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stream_is_read_once_and_holds_the_blob_alone() -> None:
-    """F53."""
-    stream = io.BytesIO(b'["580", ["a rather long name"]]')
-    with open_cache(stream, KEY) as cache:
-        library = cache.materialize(Kernels)
-        assert kernels_of(library) == {"a rather long name"}
-        kernels_of(library).clear()
-        add(library, "short")
-        assert repr(stream) in repr(cache)
-    assert stream.getvalue() == b'["580", ["short"]]'
-
-
-@pytest.mark.parametrize("where", [None, 3, b"bytes", io.BytesIO, io.StringIO("text")])
-def test_open_cache_refuses_other_types(where: object) -> None:
-    """F53."""
-    with pytest.raises(TypeError, match="a file, a binary stream or ''; got"):
-        open_cache(where, KEY)
 
 
 def test_open_cache_calls_warn_instead_of_logging(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
