@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from partitions.regular_file import open_regular
+
 from .errors import Cancelled, ModelRefused
 from .model_files.atomic import replace_file
 from .model_files.onnx_file import read_onnx
@@ -80,7 +82,8 @@ def _shapes(draft: Draft) -> list[tuple[str, str, Shape]]:
 
 def _read(source: Path) -> bytes:
     try:
-        return source.read_bytes()
+        with open_regular(source) as file:
+            return file.read()
     except OSError as error:
         raise ModelRefused(f"{source}: {error.strerror}") from error
 

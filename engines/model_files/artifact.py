@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from partitions.regular_file import open_regular
+
 from ..datatypes import DATATYPES
 from ..errors import ModelRefused
 from ..signature import Signature, TensorSpec
@@ -107,7 +109,8 @@ class PlanFile(NamedTuple):
 def read_plan(path: Path) -> PlanFile:
     """Read an engine file, either an artifact or a bare plan. Blocks. Raises ModelRefused."""
     try:
-        return unpack(path.read_bytes(), str(path))
+        with open_regular(path) as file:
+            return unpack(file.read(), str(path))
     except OSError as error:
         raise ModelRefused(f"{path}: {error.strerror}") from error
 

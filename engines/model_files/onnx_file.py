@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from partitions.regular_file import open_regular
+
 from ..signature import dimension_name
 
 _DOUBLE = 11
@@ -75,7 +77,7 @@ def source_digest(data: bytes, weights: Iterable[Path]) -> str:
     digest = hashlib.sha256(data)
     for path in weights:
         if path.is_file():  # The library reports a file that is missing.
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 

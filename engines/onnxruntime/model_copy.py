@@ -10,6 +10,8 @@ import os
 import weakref
 from pathlib import Path
 
+from partitions.regular_file import open_regular
+
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _PART = 1 << 26
 """Bytes to copy in one system call."""
@@ -38,7 +40,7 @@ class ModelCopy:
 
 def copy_model(path: Path) -> ModelCopy:
     """Copy a file, without the GIL. Blocks. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         descriptor = os.memfd_create("greenlane model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             nbytes = 0

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -59,7 +58,7 @@ def compare(old: Config, new: Config) -> list[Change]:
     for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
         before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
         found += _within(("models", name), before, after, tuple(ModelOptions.model_fields))
-    return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT, partial(_fixed, old, new)))
+    return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT, _fixed(old, new)))
 
 
 def arrivals(old: Config, new: Config) -> list[str]:
@@ -81,19 +80,25 @@ def resized(old: Config, new: Config) -> list[str]:
     ]
 
 
-def _fixed(old: Config, new: Config, name: str) -> str:
-    """Why a tenant cannot come or go while the server runs; "" if it can."""
-    tenant = new.tenants[name] if name in new.tenants else old.tenants[name]
-    if tenant.spread:
-        return "it is on several devices"
-    if name in new.tenants and tenant.grpc_port is not None:
-        return "it has a grpc_port"
-    going = [old.tenants[each] for each in removals(old, new)] if name in new.tenants and tenant.port is not None else []
-    if had := next((each.name for each in going if each.port == tenant.port), ""):
-        return f"its port is that of tenant {had} until that has gone, which a reload before can have it do"
-    if borrowers := [each.name for config in (old, new) for each in config.tenants.values() if each.burst is not None]:
-        return f"tenant {borrowers[0]} has a burst, and who may lend to whom is settled at the start"
-    return ""
+def _fixed(old: Config, new: Config) -> Callable[[str], str]:
+    """Says why a tenant cannot come or go while the server runs; "" if it can."""
+    going = {old.tenants[name].port: name for name in removals(old, new)}
+    bursts = (each.name for config in (old, new) for each in config.tenants.values() if each.burst is not None)
+    borrower = next(bursts, "")
+
+    def why(name: str) -> str:
+        tenant = new.tenants[name] if name in new.tenants else old.tenants[name]
+        if tenant.spread:
+            return "it is on several devices"
+        if name in new.tenants and tenant.grpc_port is not None:
+            return "it has a grpc_port"
+        if name in new.tenants and tenant.port is not None and (had := going.get(tenant.port)):
+            return f"its port is that of tenant {had} until that has gone, which a reload before can have it do"
+        if borrower:
+            return f"tenant {borrower} has a burst, and who may lend to whom is settled at the start"
+        return ""
+
+    return why
 
 
 def with_tables(config: Config, server: ServerConfig, tenants: Mapping[str, TenantConfig]) -> Config:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from partitions.regular_file import read_regular
+
 from .forms import form_of, shown
 from .remote import is_url
 from .rules import Problem, problems_between, problems_within
@@ -21,6 +23,8 @@ from .tenant import TenantConfig
 
 Table = Mapping[str, Any]
 _WHERE = re.compile(r" \(at line (?P<line>[0-9]+), column (?P<column>[0-9]+)\)$")
+MOST_BYTES = 4 << 20
+"""Bytes of the file; more of it would keep the interpreter, which other threads need too, for seconds."""
 _AT_END = "(at end of document)"
 _LINE = 80
 """Characters of a line that are shown."""
@@ -39,6 +43,9 @@ def load(path: Path) -> Config:
     audit = corrected["server"].get("audit") if isinstance(corrected.get("server"), dict) else None
     if isinstance(audit, str) and audit and not os.path.isdir((folder / audit).parent):
         found.append((("server", "audit"), f"{shown(audit)} is in no existing directory: {(folder / audit).parent}"))
+    elif isinstance(audit, str) and audit and os.path.exists(folder / audit) and not os.path.isfile(folder / audit):
+        expected = 'expected a file, or "-" for the log'
+        found.append((("server", "audit"), f"{shown(audit)} is there, and no file: {folder / audit}; {expected}"))
     if found:
         raise ConfigError([f"{path.name}: {dotted(key)}: {text}" for key, text in found])
     return _assembled(sections, path.name)
@@ -81,7 +88,7 @@ def read(model: type[Section], key: str, value: object) -> Any:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MOST_BYTES)
         return tomllib.loads(content.decode())
     except OSError as error:
         raise ConfigError([f"{path.name or path}: cannot be read at {path.absolute()}: {error.strerror}"]) from error

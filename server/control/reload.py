@@ -20,6 +20,10 @@ ReadConfig = Callable[[], Config]
 Reconfigure = Callable[[Config], Awaitable[None]]
 """Has every process use this configuration, and those that start later; returns when all of them do."""
 _SERVING = ("serving", "incomplete")
+_PATIENCE = 60.0
+"""Seconds after which a file that is not read, as on a disk in the network that hangs, is given up."""
+_MOST_REASON = 4096
+"""Characters of a refusal in the audit."""
 
 
 def without_file() -> Config:
@@ -30,10 +34,11 @@ def without_file() -> Config:
 class Reloader:
     """Belongs to the event loop."""
 
-    def __init__(self, controller: Controller, read: ReadConfig, reconfigure: Reconfigure) -> None:
+    def __init__(self, controller: Controller, read: ReadConfig, reconfigure: Reconfigure, patience: float = _PATIENCE) -> None:
         self._controller = controller
         self._read = read
         self._reconfigure = reconfigure
+        self._patience = patience
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -45,7 +50,7 @@ class Reloader:
         try:
             changes = await self._reload()
         except (RequestError, PartitionError) as error:
-            audit.record("reload refused", reason=str(error))
+            audit.record("reload refused", reason=str(error)[:_MOST_REASON])
             raise
         audit.record("reloaded", changed=[str(change) for change in changes])
         return changes
@@ -61,16 +66,23 @@ class Reloader:
                 raise Unavailable(f"the server is {self._controller.state}; reload when it serves")
             old = self._controller.config
             try:
-                new = await asyncio.to_thread(self._read)
+                async with asyncio.timeout(self._patience):
+                    new, changes = await asyncio.to_thread(self._read_and_compare, old)
             except ConfigError as error:
                 raise Conflict(f"the file cannot be served, so nothing has changed:\n{error}") from error
-            changes = compare(old, new)
+            except TimeoutError:
+                raise Conflict(f"nothing has changed, as the file could not be read within {self._patience:g} s") from None
             if fixed := [change for change in changes if not change.live]:
                 lines = "\n".join(f"{each} needs a restart{each.why and f', as {each.why}'}" for each in fixed)
                 raise Conflict(f"nothing has changed, as not all of it can while the server runs:\n{lines}")
             await self._controller.reconfigure(new, self._reconfigure)
         log.info("reloaded %s: %s", new.source, "; ".join(map(str, changes)) or "nothing has changed")
         return changes
+
+    def _read_and_compare(self, old: Config) -> tuple[Config, list[Change]]:
+        """The file, and what has changed. Blocks, for as long as the file is large. Raises ConfigError."""
+        new = self._read()
+        return new, compare(old, new)
 
     async def reload_on_request(self) -> list[Change]:
         """As `reload`, for `POST /admin/reload`; a refusal is logged as well."""

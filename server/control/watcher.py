@@ -111,7 +111,7 @@ class Watcher:
             await self._on_thread("copying the repository to", self._mirror.fetch)
         if (now := await self._look()) is None:
             return
-        if changed := self._settling.settled(now):
+        if changed := await asyncio.to_thread(self._settling.settled, now):
             log.info("watch: changed in the repository: %s", some(changed))
         self._changed.update(changed)
         if self._controller.reconfiguring:  # Models that it adds may have been read before they changed.
@@ -173,12 +173,17 @@ class Watcher:
 
     def _in_order(self, names: list[str]) -> list[str]:
         """Ensembles last, as their steps have to be loaded before them. Blocks."""
-        return sorted(names, key=lambda name: any(file.config.steps for file in self._repository.read(name).files))
+        return sorted(names, key=self._repository.may_be_ensemble)
 
     async def _refresh(self, tenant: str) -> None:
         """Refresh the models that are due for a tenant."""
         due, self._due[tenant] = self._due[tenant], set()
-        for name in await asyncio.to_thread(self._in_order, sorted(due)):
+        try:
+            names = await self._on_thread("looking for ensembles in", lambda: self._in_order(sorted(due)))
+        except Exception:  # All that has changed is refreshed nevertheless.
+            log.exception("watch: which models are ensembles could not be seen")
+            names = sorted(due)
+        for name in names:
             try:
                 if reason := await self._controller.refresh(tenant, name):
                     log.error("watch: %s cannot be served to %s as it is in the repository now: %s", name, tenant, reason)

@@ -54,7 +54,7 @@ def start_early(config: str | None) -> None:
     """
     path = configuration_file(config)
     with suppress(OSError):  # Whoever reads it next says what is wrong.
-        if path and b"inline" in Path(path).read_bytes():
+        if path and Path(path).is_file() and b"inline" in Path(path).read_bytes():
             return
     if current_thread() is not main_thread():
         return

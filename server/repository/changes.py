@@ -3,19 +3,24 @@
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
+_DEEPEST = 16
+"""Directories below a model's that are looked into."""
+_MOST_FILES = 100_000
+"""Files of one model that are looked at: links may show the same ones in very many places."""
 Stamp = frozenset[tuple[str, int, int, int]]
 """A model's directory as stat shows it: of each file the path, inode, size and time of change in ns."""
 
 
 def stamps(root: Path, names: list[str]) -> dict[str, Stamp]:
     """The stamp of each of these models. Blocks. What cannot be read is in its stamp, with the number of the error."""
-    return {name: frozenset(_files(f"{root}/{name}", "", frozenset())) for name in names}
+    return {name: frozenset(islice(_files(f"{root}/{name}", "", ()), _MOST_FILES)) for name in names}
 
 
-def _files(folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:
-    """The files below a directory; names that begin with a dot are left out.
+def _files(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int, int]]:
+    """The files below a directory, and no deeper than `_DEEPEST`; names that begin with a dot are left out.
 
     `above` are the devices and inodes of the directories that lead here: a link to one of these is not followed.
     """
@@ -33,8 +38,8 @@ def _files(folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Itera
             continue
         if stat.S_ISDIR(found.st_mode):
             yield f"{prefix}{name}/", 0, 0, 0
-            if (this := (found.st_dev, found.st_ino)) not in above:
-                yield from _files(path, f"{prefix}{name}/", above | {this})
+            if (this := (found.st_dev, found.st_ino)) not in above and len(above) < _DEEPEST:
+                yield from _files(path, f"{prefix}{name}/", (*above, this))
         else:
             yield f"{prefix}{name}", found.st_ino, found.st_size, found.st_mtime_ns
 

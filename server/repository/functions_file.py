@@ -7,6 +7,7 @@ from typing import Any
 
 from engines import ModelRefused, Signature, TensorSpec
 from engines.datatypes import DATATYPES
+from partitions.regular_file import open_regular
 
 from ..functions.definition import Functions
 from ..protocol.json_document import short
@@ -59,7 +60,7 @@ def read_functions(model: Path, version: str) -> FunctionsFile | None:
     """
     for path, where in ((model / version / FILENAME, f"{model.name}/{version}"), (model / FILENAME, model.name)):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = file.read(MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             continue

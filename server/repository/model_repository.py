@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from partitions.regular_file import open_regular, read_regular
+
 from ..config.schema import ModelOptions
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
@@ -26,8 +28,12 @@ _MOST_NAMED = 16
 """How many names a message lists at most; a repository or a request may have thousands."""
 _IN_DIRECTORY = "model.onnx"
 """The model's file where a directory stands in place of `model.onnx` or whatever file the configuration names."""
+_ENSEMBLE = b"ensemble"
+"""What every configuration of an ensemble has somewhere."""
 _NO_PYTHON = "code of the repository is not run unless models.python is true: set that, or take the file away"
 _TOKENIZER = "tokenizer.json"
+_MOST_CONFIG = 1 << 20
+"""Bytes of a config.pbtxt. To read so many takes more than a second of the interpreter."""
 _MOST_LABELS = 1 << 20
 """Bytes of a label file. Every tenant's process holds the labels of every version."""
 
@@ -101,6 +107,13 @@ class Repository:
         """The names of all models, sorted. Raises OSError if the root cannot be read."""
         return sorted(name for name in os.listdir(self._root) if _is_name(name) and os.path.isdir(self._root / name))
 
+    def may_be_ensemble(self, name: str) -> bool:
+        """Whether a model is an ensemble; if it is, this is True. Its configuration is read, but not parsed."""
+        try:
+            return _ENSEMBLE in read_regular(self._root / name / "config.pbtxt", _MOST_CONFIG)
+        except (OSError, ValueError):
+            return False
+
     def read(self, name: str, override: str | None = None) -> Listing:
         """The versions of a model and its problems. `override` is a configuration as JSON to use in place of `config.pbtxt`.
 
@@ -149,7 +162,7 @@ class Repository:
     def _read_config(self, name: str) -> ModelConfig:
         source = f"{name}/config.pbtxt"
         try:
-            return parse((self._root / source).read_text(encoding="utf-8"), source)
+            return parse(read_regular(self._root / source, _MOST_CONFIG).decode(), source)
         except FileNotFoundError:
             return ModelConfig()
         except OSError as error:
@@ -163,10 +176,7 @@ class Repository:
 
     def _read_labels(self, path: str) -> bytes:
         try:
-            with (self._root / path).open("rb") as file:
-                content = file.read(_MOST_LABELS + 1)
-            if len(content) > _MOST_LABELS:
-                raise ConfigRefused(f"{path}: a file of labels has at most {_MOST_LABELS} bytes")
+            content = read_regular(self._root / path, _MOST_LABELS)
             content.decode()
         except OSError as error:
             raise ConfigRefused(f"{path}: {error.strerror}; it is a label_filename") from error
@@ -195,7 +205,8 @@ class Repository:
         except ValueError as error:
             return Problem(version, str(error))
         except OSError as error:
-            return Problem(version, f"{name}/{version}: {FILENAME}: {error.strerror}")
+            where = os.path.relpath(error.filename or self._root / name / version / FILENAME, self._root)
+            return Problem(version, f"{where}: {error.strerror}")
         if functions and not self._python:
             return Problem(version, f"{functions.where} has functions, and {_NO_PYTHON}")
         if functions and config.steps:
@@ -208,7 +219,8 @@ class Repository:
                 other = unserved_backend(_listed(self._root / name / version))
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
-            return Problem(version, f"{name}/{version}: {error.strerror}")
+            where = os.path.relpath(error.filename or self._root / name / version, self._root)
+            return Problem(version, f"{where}: {error.strerror}")
         return ModelFile(name, number, path, config, labels, functions, _tokenizer(self._root / name, version))
 
 
@@ -260,7 +272,7 @@ def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
         names = [filename] if filename.endswith(".plan") else [f"{filename}/{_IN_DIRECTORY}", filename]
         for path in [directory / name for name in names]:
             with suppress(FileNotFoundError, NotADirectoryError):
-                path.open("rb").close()
+                open_regular(path).close()
                 return path
     return None
 

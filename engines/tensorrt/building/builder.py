@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.cuda.current_context import restored
+from partitions.regular_file import open_regular
 
 from ...errors import Cancelled, ModelRefused
 from ...model_files.artifact import FORMAT, PORTABLE, Artifact, read_plan, this_platform
@@ -151,7 +152,8 @@ def find_or_build(request: PlanRequest, make: Callable[[bytes], bytes]) -> Path:
     """
     try:
         states = states_of([request.onnx_path])
-        onnx = request.onnx_path.read_bytes()
+        with open_regular(request.onnx_path) as file:
+            onnx = file.read()
         weights = weight_files(onnx, request.onnx_path.parent)
         states = {**states, **states_of(weights)}
         source = source_digest(onnx, weights)

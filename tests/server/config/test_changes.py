@@ -1,7 +1,9 @@
 """What differs between two configurations, and what of it may change while they are served."""
 
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -152,3 +154,30 @@ def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> 
     assert text is not None
     assert text.pooling == "cls"
     assert after.version_weights("acme") == {"resnet": {"2": 1.0}}
+
+
+def test_comparing_takes_as_many_steps_for_each_of_many_tenants_as_for_each_of_few(tmp_path: Path) -> None:
+    def steps(count: int) -> int:
+        path = tmp_path / "greenlane.toml"
+        tables = (f"[tenants.t{number}]\ngranules = 1\nport = {10_000 + number}\nmodels = ['m']\n" for number in range(count))
+        path.write_text("[models]\nrepository = '.'\n[tenants.acme]\ngranules = 1\nmodels = ['*']\n" + "".join(tables))
+        many = load(path)
+        path.write_text("[models]\nrepository = '.'\n[tenants.acme]\ngranules = 1\nmodels = ['*']\n")
+        few, found = load(path), 0
+
+        def count_line(_frame: Any, _event: str, _argument: Any) -> Any:
+            nonlocal found
+            found += 1
+            return count_line
+
+        before = sys.gettrace()
+        sys.settrace(count_line)
+        try:
+            compare(few, many)
+            compare(many, few)
+        finally:
+            sys.settrace(before)
+        return found
+
+    steps(1)
+    assert steps(200) < 12 * steps(20)

@@ -1,3 +1,4 @@
+import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from server.config import rules
-from server.config.file import load, salvage
+from server.config.file import MOST_BYTES, load, salvage
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
 from server.config.section import ConfigError
 from server.config.server import ServerConfig
@@ -467,6 +468,24 @@ def test_a_folder_is_refused_as_configuration(folder: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError) as refused:
         load(Path("."))
     assert str(refused.value) == f".: cannot be read at {folder}: Is a directory"
+
+
+def test_what_is_no_file_is_refused_as_configuration_and_as_audit(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "endless").symlink_to("/dev/zero")
+    for name, what in (("pipe", "a named pipe"), ("endless", "a device")):
+        with pytest.raises(ConfigError) as refused:
+            load(folder / name)
+        assert str(refused.value) == f"{name}: cannot be read at {folder / name}: is {what}; expected a file"
+    assert problems(folder, sections(server="audit = 'pipe'")) == [
+        f"""server.audit: 'pipe' is there, and no file: {folder / "pipe"}; expected a file, or "-" for the log"""
+    ]
+
+
+def test_a_configuration_that_is_too_large_is_refused_before_it_is_parsed(folder: Path) -> None:
+    (folder / "large").write_text("#" * (MOST_BYTES + 1))
+    with pytest.raises(ConfigError, match=f"has {MOST_BYTES + 1} bytes; at most {MOST_BYTES} are read"):
+        load(folder / "large")
 
 
 def test_the_cache_is_relative_to_the_file_and_build_timeout_is_15_minutes(folder: Path) -> None:

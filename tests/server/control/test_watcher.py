@@ -1,6 +1,7 @@
 """A repository that is watched: which tenant is served which new version, and when."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -228,3 +229,14 @@ class Gated(Repository):
     def names(self) -> list[str]:
         assert self._gate.wait(PATIENCE)
         return super().names()
+
+
+async def test_a_pipe_in_place_of_a_configuration_and_a_large_one_hold_up_nothing_else(site: Site) -> None:
+    for name in ("pipe", "large"):
+        site.write(name)
+    os.mkfifo(site.root / "pipe" / "config.pbtxt")
+    (site.root / "large" / "config.pbtxt").write_text("#" * (5 << 20))
+    site.write("b", "another")
+    assert sorted(await site.looks(3)) == ["acme b", "acme large", "acme pipe", "globex b"]
+    site.write("c")
+    assert await site.looks(3) == ["acme c"]

@@ -1,5 +1,6 @@
 """Changes of a repository are acted on once they stand still."""
 
+import os
 from pathlib import Path
 
 from server.repository.changes import Settling, stamps
@@ -61,3 +62,23 @@ def test_links_to_the_directories_above_are_not_followed(tmp_path: Path) -> None
         (tmp_path / "m" / name).symlink_to(".")
     (tmp_path / "m" / "1" / "root").symlink_to(tmp_path)
     assert len(stamps(tmp_path, ["m"])["m"]) < 50
+
+
+def test_directories_that_links_show_in_very_many_places_are_looked_into_only_so_far(tmp_path: Path) -> None:
+    above = tmp_path / "m"
+    above.mkdir()
+    for number in range(24):  # Each has two links to the next: 16 million places in all.
+        under = tmp_path / f".{number}"
+        under.mkdir()
+        (under / "file").touch()
+        for name in "ab":
+            (above / name).symlink_to(under)
+        above = under
+    (found,) = stamps(tmp_path, ["m"]).values()
+    assert len(found) <= 100_000
+    deep = str(tmp_path / "n")
+    for _ in range(1000):
+        os.mkdir(deep)
+        deep += "/d"
+    (found,) = stamps(tmp_path, ["n"]).values()
+    assert found

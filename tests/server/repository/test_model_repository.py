@@ -296,7 +296,7 @@ def test_a_model_that_cannot_be_opened_is_a_problem_with_the_systems_reason(repo
     (tmp_path / "m/2/model.onnx").symlink_to("model.onnx")
     listing = repository.read("m")
     assert versions(listing) == [1]
-    assert problem(listing) == Problem("2", "m/2: Too many levels of symbolic links")
+    assert problem(listing) == Problem("2", "m/2/model.onnx/model.onnx: Too many levels of symbolic links")
 
 
 def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(repository, tmp_path):
@@ -316,7 +316,7 @@ def test_a_model_of_several_files_may_be_a_directory(repository, add):
 
 def test_a_directory_without_a_model_in_it_is_none(repository, add):
     add("m/1/model.onnx/other.bin")
-    assert problem(repository.read("m")) == Problem("1", "m/1: Is a directory")
+    assert problem(repository.read("m")) == Problem("1", "m/1/model.onnx: Is a directory")
 
 
 LABELLED = 'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
@@ -334,7 +334,7 @@ def test_labels_are_read_from_the_models_directory(repository, add, tmp_path):
     [
         (None, "m/labels.txt: No such file or directory; it is a label_filename"),
         (b"a\xff", "m/labels.txt: not UTF-8 at byte 1, as labels have to be"),
-        (b"a" * (1 << 20) + "é".encode(), "m/labels.txt: a file of labels has at most 1048576 bytes"),
+        (b"a" * (1 << 20) + "é".encode(), "m/labels.txt: has 1048578 bytes; at most 1048576 are read; it is a label_filename"),
     ],
 )
 def test_labels_that_cannot_be_read_are_refused(repository, add, tmp_path, content, reason):
@@ -342,6 +342,32 @@ def test_labels_that_cannot_be_read_are_refused(repository, add, tmp_path, conte
     if content is not None:
         (tmp_path / "m/labels.txt").write_bytes(content)
     assert problem(repository.read("m")).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("m/config.pbtxt", "m/config.pbtxt"),
+        ("m/labels.txt", "m/labels.txt"),
+        ("m/1/model.onnx", "m/1/model.onnx"),
+        ("m/model.py", "m/model.py"),
+        ("m/1/model.py", "m/1/model.py"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("make", "what"), [(os.mkfifo, "a named pipe"), (lambda path: path.symlink_to("/dev/zero"), "a device")]
+)
+def test_what_is_no_file_is_a_problem_and_is_not_waited_for(repository, add, tmp_path, path, where, make, what):
+    add("m/1/model.onnx", m=LABELLED)
+    (tmp_path / "m/labels.txt").write_text("fig")
+    (tmp_path / path).unlink(missing_ok=True)
+    make(tmp_path / path)
+    assert problem(repository.read("m")).reason.startswith(f"{where}: is {what}; expected a file")
+
+
+def test_a_configuration_that_is_too_large_is_refused_before_it_is_parsed(repository, add):
+    add("m/1/model.onnx", m="#" * (1 << 20) + "\n")
+    assert problem(repository.read("m")).reason == "m/config.pbtxt: has 1048577 bytes; at most 1048576 are read"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../n/labels.txt", "a/../../labels.txt", r"a\000b"])
