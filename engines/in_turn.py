@@ -111,6 +111,13 @@ class BoundTogether:
                 after.enter_context(one)
             yield
 
+    def stop_padding(self) -> None:
+        """As `engines.verification.rows.stop_padding`, for every executor."""
+        for executor in self.executors:
+            stop: Callable[[], None] | None = getattr(executor, "stop_padding", None)
+            if stop is not None:
+                stop()
+
     def preparing(self, shapes: Sequence[Shape]) -> None:
         """None: the shapes between the models are not known beforehand."""
 

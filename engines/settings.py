@@ -45,6 +45,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "graphs": ("on", "off", "required"),
         "copies": ("sm", "engine", "auto"),
         "execution_mode": ("sequential", "parallel"),
+        "verify": ("on", "off", "required"),
         "graph_optimization": ("all", "extended", "basic", "none"),
     }
 )
@@ -131,6 +132,9 @@ class RuntimeSettings:
     - `batch_padding`: an inference of fewer rows than any batch that is ready runs as the next larger one that is; the
       additional rows are what the memory last contained. Only for models whose rows do not depend on each other; `pads` says
       where it holds. Libraries that need no shape to be ready, such as ONNX Runtime, run each batch as it is.
+    - `verify`: whether answers are compared with a reference before others rely on them: of each set of shapes on a GPU, and of
+      rows beside others before a server joins requests. With `on` what is seen to be wrong is run in another way or refused,
+      and what cannot be compared is served; `required` refuses that too.
     - `profile`: the only optimization profile to run with; None chooses one that fits for each shape.
     - `optional_inputs`: names of weights that may be given as inputs, where the model file allows it: its overridable
       initializers. Only ONNX Runtime has them.
@@ -170,6 +174,7 @@ class RuntimeSettings:
     memory_pattern: bool = True
     memory_limit: int | None = None
     loop: Loop | None = None
+    verify: str = "on"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -16,15 +16,18 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
 
+import numpy as np
+from cuda.bindings import driver
 from cuda.core import Stream
 
 from partitions import Partition, PartitionError
 from partitions.cuda.device import AdoptedPartition, CudaPartition
-from partitions.cuda.driver import CUDAError
+from partitions.cuda.driver import CUDAError, handle_return
 from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
+from ..datatypes import DataType
 from ..errors import ExecutionFailed, ModelRefused
 from ..memory import added
 from ..settings import overridden
@@ -44,6 +47,8 @@ from .shapes import Fit, Prepared, ReadyShapes
 from .sharing import Sharer
 from .staging import Staging
 from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BoundEngine(Engine, Protocol):
@@ -193,6 +198,46 @@ class TensorRTExecutor:
         with failing(f"capturing graphs of {other!r} on {self._partition!r}"):
             self._shapes.recapture(other._shapes)
             self._shapes.warming = False
+
+    def answer(self, inputs: Sequence[Array]) -> list[Array]:
+        """As `engines.verification.rows.Answering`. Call it on an attached thread.
+
+        The tensors are in memory of the GPU for that time: to pin host memory would hold up all tenants.
+        """
+        signature = self.engine.signature
+        with failing(f"verifying {self!r}"), ExitStack() as scratch:
+            sizes = [max(1, each.nbytes) for each in inputs]
+            outputs = sum(map(align, self.instance.sizes[len(inputs) :]))
+            buffers = zeroed_buffers(self._loaded.device, [*sizes, outputs], self._stream)
+            for buffer in buffers:
+                scratch.callback(buffer.close)
+            places = [int(buffer.handle) for buffer in buffers]
+            given = [np.ascontiguousarray(each) for each in inputs]
+            for address, each in zip(places, given, strict=False):
+                if each.nbytes:
+                    handle_return(driver.cuMemcpyHtoDAsync(address, each.ctypes.data, each.nbytes, self._stream.handle))
+            tensors = [Tensor(each.shape, address, each.nbytes) for each, address in zip(inputs, places, strict=False)]
+            found = self.enqueue(tensors, Room(places[-1], outputs)).wait()
+            return [self._fetched(tensor, spec.datatype) for spec, tensor in zip(signature.outputs, found, strict=True)]
+
+    def stop_padding(self) -> None:
+        """From now on run no more rows than an inference has; nor do executors of this engine that are made later."""
+        with self._lock:
+            self._loaded.settings = self._loaded.settings.merge(batch_padding=False)
+            self._recipes.revoke()
+            for shapes in (self._shapes, *(before for before, _ in self._overrides)):
+                shapes.stop_padding()
+            self._addresses = AddressCache(self._partition.device)
+
+    def _fetched(self, tensor: Tensor, datatype: DataType) -> Array:
+        """A copy on the host of what may be there, or on the GPU. Raises CUDAError."""
+        if tensor.owner is not None:
+            return tensor.array(datatype)
+        array = np.empty(tensor.shape, datatype.numpy)
+        if tensor.nbytes:
+            handle_return(driver.cuMemcpyDtoHAsync(array.ctypes.data, tensor.address, tensor.nbytes, self._stream.handle))
+            self._stream.sync()
+        return array
 
     def warm_up(self, sets: Iterable[Sequence[Shape]]) -> None:
         """Make these sets of input shapes ready by running each once on zeros. Blocks. Raises ExecutionFailed.

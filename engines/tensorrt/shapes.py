@@ -161,6 +161,11 @@ class ReadyShapes:
             self._fits[shapes] = found
         return found
 
+    def stop_padding(self) -> None:
+        """From now on run no more rows than an inference has."""
+        self._pads = False
+        self._fits.clear()
+
     def mark_used(self, prepared: Prepared) -> None:
         """Make this the most recently used set of shapes."""
         if prepared.shapes in self._ready:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +19,31 @@ LONGEST = 5.0
 """Seconds that one run may take, or rows are not looked at: a load is not to take much longer for it."""
 
 
+class Answering(Executor, Protocol):
+    """An executor that takes inputs from anywhere without pinning memory. Others need not have the method."""
+
+    def answer(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run one inference and return copies of its outputs. Blocks. Raises EngineError."""
+
+
 def run_on(executor: Executor, inputs: Sequence[Array]) -> list[Array]:
-    """Run one inference, or the first part of an answer, and return copies of its outputs. Blocks. Raises EngineError."""
+    """Run one inference, or the first part of an answer, and return copies of its outputs. Blocks. Raises EngineError.
+
+    Call it on a thread that is attached to the executor's partition.
+    """
+    asked: Run | None = getattr(executor, "answer", None)
+    if asked is not None:
+        return asked(inputs)
     outputs = executor.enqueue([Tensor.of(each) for each in inputs]).wait()
     specs = executor.engine.signature.outputs
     return [tensor.array(spec.datatype) for spec, tensor in zip(specs, outputs, strict=True)]
+
+
+def stop_padding(executor: Executor) -> None:
+    """Have it never run more rows than an inference has, where it would (`RuntimeSettings.batch_padding`)."""
+    stop: Callable[[], None] | None = getattr(executor, "stop_padding", None)
+    if stop is not None:
+        stop()
 
 
 def dependence(

@@ -59,9 +59,9 @@ class DeviceConfig(Section, frozen=True):
 class ModelOptions(Section, frozen=True):
     """What the files of one model do not say.
 
-    `graphs` and the keys after it, except `warm_up`, are for GPUs. A key that the installed library, or ONNX Runtime on a CPU,
-    cannot honour makes the model unavailable, with the reason. Each key from `graphs` on may also be a parameter of
-    config.pbtxt, as in `parameters { key: "greenlane.graphs" value { string_value: "off" } }`.
+    `graphs` and the keys after it, except `warm_up`, `loop` and `verify`, are for GPUs. A key that the installed library, or
+    ONNX Runtime on a CPU, cannot honour makes the model unavailable, with the reason. Each key from `graphs` on may also be a
+    parameter of config.pbtxt, as in `parameters { key: "greenlane.graphs" value { string_value: "off" } }`.
     """
 
     max_batch: int | None = Field(
@@ -149,6 +149,14 @@ class ModelOptions(Section, frozen=True):
         description="The model is run again and again for one answer, which has a part for each run; generate_stream passes "
         "them on. `feed` names the outputs that are inputs of the next run, `steps` is the most runs, and `until` is an output "
         "that is not zero in the last. `outputs` are those that make a part, by default all.",
+    )
+    verify: Literal["on", "off", "required"] | None = Field(
+        default=None,
+        examples=["on"],
+        description='Whether answers to random inputs are compared before clients get any. "on", the default: requests are not '
+        "joined where a row's answer is another one beside other rows, and on a GPU a shape whose answer disagrees with ONNX "
+        "Runtime's runs with other numbers of rows, or is refused. What cannot be compared is served, and said so; "
+        '"required": it is refused, and not joined. "off": nothing is compared.',
     )
 
 

@@ -29,6 +29,7 @@ from engines import (
     unsupported,
 )
 from engines.settings import Sample
+from engines.verification.rows import stop_padding
 from partitions import Device, DeviceLost, Partition
 from partitions.loads import Loads, UnpacedLoads
 
@@ -54,6 +55,7 @@ from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupp
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
 from .engine_pool import EnginePool
+from .joining import UNSEEN, Rows, look
 from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp
 
 log = logging.getLogger("greenlane.models")
@@ -320,7 +322,16 @@ class ModelLoader:
         functions = file.functions.definition(signature) if file.functions else None
         executor = engine.bind(partition)
         how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
-        execution = executor.describe()
+        try:
+            rows = self._rows(version, executor, partition, signature, joined=how is not None)
+        except BaseException:
+            executor.close()
+            raise
+        if not_joined := rows.why_not(resolved.settings.verify == "required"):
+            how, why_not = None, not_joined
+            stop_padding(executor)
+            resolved = replace(resolved, settings=resolved.settings.merge(batch_padding=False))
+        execution = {**executor.describe(), **({"rows": rows.described()} if rows is not UNSEEN else {})}
         notes = [why_not] if why_not else []
         notes += [*_required(file.config, signature), *_notes(execution)]
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
@@ -335,6 +346,16 @@ class ModelLoader:
         loaded.executors[key] = executor
         loaded.engines[key] = engine
         loaded.sources[key] = Source(file, resolved, stamp)
+
+    def _rows(
+        self, version: PreparedVersion, executor: Executor, partition: Partition, signature: Signature, joined: bool
+    ) -> Rows:
+        """What is found of the model's rows where requests would be joined, or the library would add rows."""
+        file, settings = version.file, version.resolved.settings
+        pads = version.engine.platform.startswith("tensorrt") and settings.pads(signature) and largest_batch(signature) > 1
+        if settings.verify == "off" or not (joined or pads):
+            return UNSEEN
+        return look(executor, partition, signature, settings, file.path if file.path.suffix == ".onnx" else None)
 
     def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
         """Raise ModelRefused for warm-up inputs that are larger than any possible request."""

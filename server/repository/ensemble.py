@@ -16,7 +16,7 @@ from ..tenants.catalog import ServedModel
 
 PLATFORM = "ensemble"
 
-SETTINGS = ("graphs", "copies", "warm_up")
+SETTINGS = ("graphs", "copies", "warm_up", "verify")
 """The settings that an ensemble may have. The engines of its steps are loaded with all others."""
 
 NO_OWN_SETTINGS = "an ensemble has no such setting, its steps have: set it for them"

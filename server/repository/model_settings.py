@@ -51,6 +51,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "copies": "copies",
         "warm_up": "warm_up",
         "loop": "loop",
+        "verify": "verify",
     }
 )
 """Keys of `[models.NAME]` and their fields in RuntimeSettings."""

@@ -244,6 +244,16 @@ class Driver:
     def cuMemcpyAsync(self, dst: int, src: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
         return self._call("cuMemcpyAsync", lambda: self._gpu.enqueue_copy(dst, src, ByteCount, hStream), current=True)
 
+    def cuMemcpyHtoDAsync(self, dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
+        return self._call(
+            "cuMemcpyHtoDAsync", lambda: self._gpu.enqueue_staged_copy(dstDevice, srcHost, ByteCount, hStream), current=True
+        )
+
+    def cuMemcpyDtoHAsync(self, dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
+        return self._call(
+            "cuMemcpyDtoHAsync", lambda: self._gpu.copy_back(dstHost, srcDevice, ByteCount, hStream), current=True
+        )
+
     def cuThreadExchangeStreamCaptureMode(self, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
         def body() -> CUstreamCaptureMode:
             before: CUstreamCaptureMode = getattr(self._gpu.here, "mode", CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)

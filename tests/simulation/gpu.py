@@ -375,6 +375,17 @@ class Gpu:
             raise CUDAError("CUDA_ERROR_INVALID_VALUE: across two registrations of host memory")
         self.find_stream(stream).put(Operation(partial(self.copy, source, target, nbytes)))
 
+    def enqueue_staged_copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """To the device, from memory that need not be pinned: the driver has copied that when the call returns."""
+        data = ctypes.string_at(source, nbytes)
+        self.find_stream(stream).put(Operation(lambda: self.write(target, data)))
+
+    def copy_back(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """From the device, to memory that need not be pinned: the call returns when it is there."""
+        found = self.find_stream(stream)
+        found.put(Operation(lambda: ctypes.memmove(target, self.read(source, nbytes), nbytes)))
+        found.run()
+
     def read(self, address: int, nbytes: int) -> bytes:
         """For work on the device."""
         return ctypes.string_at(self.reach(address, nbytes), nbytes)

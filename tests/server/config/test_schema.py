@@ -271,7 +271,7 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
             sections(models="repository = 'models'\nmax = 1"),
             "models.max: unknown key; expected repository or cache or build_timeout or paced_loads or watch or python",
         ),
-        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 15, such as max_batch"),
+        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 16, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
         (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),

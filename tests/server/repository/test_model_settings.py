@@ -26,6 +26,7 @@ EVERY_KEY = ModelOptions(
     copies="engine",
     warm_up=(1, 4, 32),
     loop=((("next", "x"),), 64, "done", ("y",)),
+    verify="required",
 )
 EVERY_TEXT = {
     "greenlane.graphs": "required",
@@ -38,6 +39,7 @@ EVERY_TEXT = {
     "greenlane.copies": "engine",
     "greenlane.warm_up": "1, 4,32",
     "greenlane.loop": '{"feed": {"next": "x"}, "steps": 64, "until": "done", "outputs": ["y"]}',
+    "greenlane.verify": "required",
 }
 EVERY_SETTING = RuntimeSettings(
     graphs="required",
@@ -50,6 +52,7 @@ EVERY_SETTING = RuntimeSettings(
     copies="engine",
     warm_up=(1, 4, 32),
     loop=Loop((("next", "x"),), 64, "done", ("y",)),
+    verify="required",
 )
 """The same settings in the server's configuration, in a model's parameters, and as RuntimeSettings."""
 

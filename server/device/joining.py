@@ -1,0 +1,86 @@
+"""Whether requests for a model may be joined: two random rows were run alone and together, and got the same answers."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from engines import Executor, RuntimeSettings, Signature
+from engines.model_files.onnx_file import index_bounds, precisions
+from engines.signature import Shape
+from engines.verification.rows import dependence, run_on
+from engines.verification.rule import coarsest
+from engines.warmup import usual_shapes
+from partitions import Partition
+
+_SIZE = 16
+"""Tried for sizes that vary and of which nothing is known: with 1, as in a warm-up, many operations do nothing."""
+
+
+class Rows(NamedTuple):
+    """What was found of a model's rows: how they depend on each other, "" if they do not, and why that is not known."""
+
+    depend: str = ""
+    unknown: str = ""
+
+    def described(self) -> str:
+        """In a word or a sentence, for `greenlane.execution`."""
+        return (
+            f"depend on each other: {self.depend}"
+            if self.depend
+            else f"unknown: {self.unknown}"
+            if self.unknown
+            else "separate"
+        )
+
+    def why_not(self, required: bool) -> str:
+        """Why requests are not joined; "" if they may be. `required`: they may not be where nothing is known."""
+        if self.depend:
+            why = f"its rows depend on each other: {self.depend}"
+        elif self.unknown and required:
+            why = f"whether its rows depend on each other is not known: {self.unknown}; verify is required"
+        else:
+            return ""
+        return f"requests are not joined into batches: {why}"
+
+
+UNSEEN = Rows()
+"""Of a model that was not looked at."""
+
+
+def look(executor: Executor, partition: Partition, signature: Signature, settings: RuntimeSettings, onnx: Path | None) -> Rows:
+    """Run two rows on the executor. Blocks for four runs, or some more where a model refuses the first inputs.
+
+    `signature` is the model's with its largest batch, `onnx` its file, if it has one: that says which integers it takes and
+    how precise it is.
+    """
+    try:
+        data = onnx.read_bytes() if onnx else b""
+    except OSError as error:
+        return Rows(unknown=str(error.strerror))
+    on_gpu = executor.engine.platform.startswith("tensorrt")
+    precision = coarsest(precisions(data), rounds=on_gpu or not onnx)
+    bounds = index_bounds(data)
+    found = Rows(unknown="there are no shapes to try it with")
+    run = partial(run_on, executor)
+    for shapes in _tries(executor, signature, settings, on_gpu):
+        found = Rows(*partition.run(partial(dependence, run, signature, shapes, precision, bounds)))
+        if not found.unknown:
+            break
+    return found
+
+
+def _tries(executor: Executor, signature: Signature, settings: RuntimeSettings, on_gpu: bool) -> Iterator[Sequence[Shape]]:
+    """Shapes of one row: on a GPU with sizes that are ready, so that nothing is compiled for it."""
+    ready = executor.describe().get("shapes")
+    sets = [each for each in ready if each] if isinstance(ready, list) else []
+    several = [each for each in sets if each[0][0] > 1]
+    shapes = [tuple(shape) for shape in (several or sets or [usual_shapes(settings, signature.inputs)])[0]]
+    if not on_gpu:
+        grown = [
+            tuple(_SIZE if size == 1 and isinstance(dim, str) else size for size, dim in zip(shape, spec.dims, strict=True))
+            for spec, shape in zip(signature.inputs, shapes, strict=True)
+        ]
+        if [shape[1:] for shape in grown] != [shape[1:] for shape in shapes]:
+            yield [(1, *shape[1:]) for shape in grown]
+    yield [(1, *shape[1:]) for shape in shapes]

@@ -1,0 +1,104 @@
+"""Requests are joined only where two rows were seen to have the same answers alone and together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partitions.cpu import CpuDevice, CpuPartition
+from server.config.schema import Config, ModelOptions, ModelsConfig
+from server.device.loaded_model import LoadedModel
+from server.device.model_loader import open_model_loader
+from tests.engines.simulated import AFFINE, ROWS
+from tests.engines.small import model
+from tests.engines.tensors import run
+from tests.engines.verification.test_rows import CENTRED, NEVER, SEPARATE
+from tests.models import save
+from tests.simulation import Gpu, installed
+from tests.simulation.plans import make_plan
+from tests.simulation.tensorrt import library
+
+OVER_PLACES = """over (float[n, s] x) => (float[n, s] y)
+{ m = ReduceMean<axes = [0], keepdims = 1>(x) e = ReduceMean<axes = [1], keepdims = 1>(m) z = Sub(m, e) y = Add(x, z) }"""
+"""Rows depend on each other only where there are two places or more."""
+
+
+def loaded(root: Path, source: str, device: CpuDevice, partition: CpuPartition, **options: Any) -> LoadedModel:
+    (root / "m" / "1").mkdir(parents=True, exist_ok=True)
+    save(root / "m" / "1" / "model.onnx", source)
+    config = Config(
+        models=ModelsConfig(repository=root, options={"m": ModelOptions(max_batch=8, **options)}), tenants={}, source="c.toml"
+    )
+    models = open_model_loader(config, device)
+    return models.bind(models.prepare("m"), partition)
+
+
+def execution(found: LoadedModel) -> Any:
+    return json.loads(found.served[0].config["parameters"]["greenlane.execution"]["string_value"])
+
+
+def test_a_model_whose_rows_are_separate_is_joined(tmp_path: Path, device: CpuDevice, partition: CpuPartition) -> None:
+    found = loaded(tmp_path, SEPARATE, device, partition)
+    assert found.served[0].batching
+    assert not found.warnings
+    assert execution(found)["rows"] == "separate"
+
+
+@pytest.mark.parametrize("source", [CENTRED, OVER_PLACES])
+def test_a_model_whose_rows_depend_on_each_other_is_served_and_not_joined(
+    source: str, tmp_path: Path, device: CpuDevice, partition: CpuPartition
+) -> None:
+    found = loaded(tmp_path, source, device, partition)
+    assert found.served[0].batching is None
+    (warning,) = found.warnings
+    assert warning.startswith("model m 1: requests are not joined into batches: its rows depend on each other: output 'y'")
+    assert execution(found)["rows"].startswith("depend on each other: output 'y'")
+    assert found.served[0].config.get("dynamic_batching") is None
+    assert found.served[0].signature.max_batch == 8
+
+
+def test_nothing_is_looked_at_where_verify_is_off(tmp_path: Path, device: CpuDevice, partition: CpuPartition) -> None:
+    found = loaded(tmp_path, CENTRED, device, partition, verify="off")
+    assert found.served[0].batching
+    assert "rows" not in execution(found)
+
+
+@pytest.mark.parametrize(("verify", "joined"), [("on", True), ("required", False)])
+def test_a_model_of_which_nothing_is_known_is_joined_unless_that_is_required(
+    verify: str, joined: bool, tmp_path: Path, device: CpuDevice, partition: CpuPartition
+) -> None:
+    found = loaded(tmp_path, NEVER, device, partition, verify=verify)
+    assert bool(found.served[0].batching) is joined
+    assert execution(found)["rows"] == "unknown: its answers to random inputs are not finite, or all 0"
+    assert bool(found.warnings) is not joined
+
+
+def test_a_gpu_adds_no_rows_to_a_model_whose_rows_depend_on_each_other(tmp_path: Path) -> None:
+    gpu = Gpu()
+    centred = AFFINE.replace("t = Add(x, x)", "m = ReduceMean<axes = [0], keepdims = 1>(x) t = Sub(x, m)")
+    for name, source in {"centred": centred, "affine": AFFINE}.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.plan").write_bytes(make_plan(model(source), ROWS))
+    with installed(gpu, library(gpu)) as cuda:
+        device = cuda.open_cuda(gpu.index)
+        partition = device.carve([0])
+        options = {name: ModelOptions(max_batch=8) for name in ("centred", "affine")}
+        config = Config(models=ModelsConfig(repository=tmp_path, options=options), tenants={}, source="c.toml")
+        models = open_model_loader(config, device)
+        both = {name: models.bind(models.prepare(name), partition) for name in options}
+        assert [bool(each.served[0].batching) for each in both.values()] == [False, True]
+        partition.attach()
+        rows = np.arange(9, dtype=np.float32).reshape(3, 3)
+        for name, padded in (("centred", 0), ("affine", 1)):
+            (executor,) = both[name].executors.values()
+            before = executor.describe()["counts"]["padded"]  # type: ignore[index]
+            (answer,) = run(executor, rows)
+            assert executor.describe()["counts"]["padded"] - before == padded  # type: ignore[index]
+            assert np.allclose(answer, (rows - rows.mean(0) if name == "centred" else 2 * rows) - 3)
+            executor.close()
+        models.close()
+        partition.close()
+        device.close()
+    assert not any(name.startswith("cuMemHost") for name in gpu.log)
