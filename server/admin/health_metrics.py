@@ -37,8 +37,13 @@ def processes(controller: Controller) -> Iterator[Metric]:
     )
     for process, count in controller.restarts.items():
         restarts.add_metric([process], count)
+    refused = CounterMetricFamily(
+        "greenlane_refused_connections", "Connections that the dispatcher refused, as too many waited", labels=["reason"]
+    )
+    for reason, count in controller.refused_connections.items():
+        refused.add_metric([reason], count)
     started = "Time at which the server was started, in seconds since 1970"
-    yield from (about, restarts, GaugeMetricFamily("greenlane_start_time_seconds", started, value=controller.started))
+    yield from (about, restarts, refused, GaugeMetricFamily("greenlane_start_time_seconds", started, value=controller.started))
 
 
 def _host(controller: Controller) -> Iterator[Metric]:

@@ -75,6 +75,8 @@ class Controller:
         self.started = time.time()
         self.restarts: dict[str, int] = {}
         """How often each process of the server ended unexpectedly and was started again, by its name in the log."""
+        self.refused_connections: dict[str, int] = {}
+        """How many connections the dispatcher refused before any process had them, by the reason."""
         self.device_gone = asyncio.Event()
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = dict(frontends)

@@ -71,6 +71,7 @@ class Composition:
             open_pages(config.tenants, self.counts),
             self.counts,
             self.controller.restarts,
+            self.controller.refused_connections,
         )
         self.controller.tenant_host = TenantProcesses(
             self.supervisor,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -385,6 +386,20 @@ def test_a_flood_of_unauthenticated_connections_does_not_affect_tenants(server: 
         stop.set()
         for thread in flooding:
             thread.join()
+
+
+def test_each_of_2000_connections_at_once_is_answered(server: Running) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    try:
+        with ExitStack() as stack:
+            connections = []
+            for _ in range(2000):
+                connections.append(stack.enter_context(Connection(server)))
+                connections[-1].send(posted("identity", SMALL, ACME))
+            assert {connection.answer().status for connection in connections} <= {200, 429, 503}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_killing_a_tenants_process_disconnects_only_its_clients(server: Running) -> None:

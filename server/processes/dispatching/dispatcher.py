@@ -2,8 +2,9 @@
 
 It only peeks at a connection (MSG_PEEK), so the process that gets the socket still finds every byte. What one connection can
 cost is bounded, whatever is sent: the constants below limit for how long, for how many bytes and pieces, and for how many
-connections at a time it waits for headers. Connections for a process that died wait for its replacement, and so do those that
-it was handed but has not taken. A tenant's processes, if it has several, get connections in turn (see `HandoffQueue`).
+connections at a time it waits for headers; beyond that it refuses them itself (see `refused`). Connections for a process that
+died wait for its replacement, and so do those that it was handed but has not taken. A tenant's processes, if it has several,
+get connections in turn (see `HandoffQueue`).
 """
 
 import logging
@@ -28,6 +29,7 @@ from ..channels.handoff import Ends, Handoff
 from ..channels.routing import DISPATCHER, MAX_HEAD, SHARED, UNAUTHENTICATED, destination, owner
 from ..children.process_setup import set_up
 from .handoff_queue import MAX_QUEUED, HandoffQueue
+from .refused import DESCRIPTORS, QUEUE, TIMEOUT, WAITING, RefusedConnections
 
 log = logging.getLogger("greenlane.processes")
 
@@ -38,11 +40,12 @@ MAX_PIECES = 8
 once it knows the tenant.
 """
 MAX_WAITING = 4096
-"""Connections that may wait for their headers at a time; one more closes the oldest."""
+"""Connections that may wait for their headers at a time; for one more the oldest is refused."""
 HEARTBEAT, HEARTBEAT_ANSWER = b"?", b"!"
 """The supervisor's question over `control` and the answer, which show that the dispatcher does not hang; no process's name.
 
-The other messages to the supervisor are RECONFIGURED, and the name of an HTTP process that sent a malformed handoff.
+The other messages to the supervisor are RECONFIGURED, what `refused.REFUSED` says, and the name of an HTTP process that sent a
+malformed handoff.
 """
 WITHDRAWN = b"~"
 """Before the name of an HTTP process: the supervisor's message that it has ended. No name begins so."""
@@ -92,6 +95,7 @@ class Dispatcher:
         header_timeout: float = HEADER_TIMEOUT,
         max_waiting: int = MAX_WAITING,
         clock: Callable[[], float] = time.monotonic,
+        max_queued: int = MAX_QUEUED,
     ) -> None:
         self._tenancy = tenancy
         self._control = control
@@ -100,7 +104,9 @@ class Dispatcher:
         self._max_waiting = max_waiting
         self._clock = clock
         self._epoll = select.epoll()
-        self._queues = {name: HandoffQueue() for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
+        self._max_queued = max_queued
+        self._queues = {name: self._queue_of(name) for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
+        self._refused = RefusedConnections(self._watch_refused, self._unwatch, header_timeout, clock)
         self._gone: set[str] = set()
         """Tenants that have gone: a connection for one of them shows no valid tenant any more."""
         self._waiting: OrderedDict[int, Waiting] = OrderedDict()
@@ -127,6 +133,7 @@ class Dispatcher:
         """Close all connections that wait. Call it after `run` has returned."""
         while self._waiting:
             self._close_waiting(next(iter(self._waiting)))
+        self._refused.close()
         for queue in self._queues.values():
             queue.close()
         self._epoll.close()
@@ -144,11 +151,14 @@ class Dispatcher:
         deadlines = [each.deadline for each in islice(self._waiting.values(), 1)]
         if self._resume_at is not None:
             deadlines.append(self._resume_at)
+        if (next_ := self._refused.deadline) is not None:
+            deadlines.append(next_)
         return max(0.0, min(deadlines) - self._clock()) if deadlines else -1
 
     def _expire(self, now: float) -> None:
         while self._waiting and next(iter(self._waiting.values())).deadline <= now:
-            self._close_waiting(next(iter(self._waiting)))
+            self._refuse_oldest(TIMEOUT)
+        self._refused.expire(now)
         if self._resume_at is not None and self._resume_at <= now:
             self._resume_at = None
             self._start_accepting()
@@ -168,6 +178,7 @@ class Dispatcher:
         if name == HEARTBEAT:
             with suppress(OSError):
                 self._control.send(HEARTBEAT_ANSWER)
+            self._refused.report(self._control)
             return
         process = name.removeprefix(WITHDRAWN).decode()
         queue = self._queues.get(owner(process))
@@ -198,7 +209,7 @@ class Dispatcher:
         """Have a queue for each tenant. That of one that has gone stays for what its processes may give back until they end."""
         known = {*self._tenancy.tenants, SHARED, UNAUTHENTICATED}
         for name in known - self._queues.keys():
-            self._queues[name] = HandoffQueue()
+            self._queues[name] = self._queue_of(name)
         self._gone = self._queues.keys() - known
         for name in self._gone:
             self._empty(self._queues[name])
@@ -257,8 +268,25 @@ class Dispatcher:
         if handoff.name in self._gone:
             handoff = handoff._replace(name=UNAUTHENTICATED)
         queue = self._queues[handoff.name]
-        queue.put(handoff)
+        if not queue.put(handoff):
+            self._refuse(handoff)
         self._flush(queue)
+
+    def _refuse(self, handoff: Handoff) -> None:
+        """Answer a connection for which there is no room; a flood of those without a tenant is only counted."""
+        if handoff.name == UNAUTHENTICATED:
+            self._refused.count(QUEUE)
+            handoff.close()
+            return
+        self._refused.refuse(handoff.connection, QUEUE)
+        if handoff.read_ahead is not None:
+            os.close(handoff.read_ahead)
+
+    def _queue_of(self, name: str) -> HandoffQueue:
+        return HandoffQueue(MAX_QUEUED if name == UNAUTHENTICATED else self._max_queued)
+
+    def _watch_refused(self, connection: socket.socket) -> None:
+        self._watch(connection, lambda _: self._refused.dropped(connection), select.EPOLLIN | select.EPOLLRDHUP)
 
     def _flush(self, queue: HandoffQueue) -> None:
         queue.flush()
@@ -281,9 +309,9 @@ class Dispatcher:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Close the connection that waits longest; if none waits, leave new ones in the kernel's queue for a moment."""
+        """Refuse the connection that waits longest; if none waits, leave new ones in the kernel's queue for a moment."""
         if self._waiting:
-            self._close_waiting(next(iter(self._waiting)))
+            self._refuse_oldest(DESCRIPTORS)
         elif self._resume_at is None:
             self._resume_at = self._clock() + _PAUSE
             for listener in self._listeners.values():
@@ -327,7 +355,7 @@ class Dispatcher:
             events = select.EPOLLIN | select.EPOLLRDHUP
             self._watch(connection, lambda events: self._on_more(connection, events), events)
             if len(self._waiting) > self._max_waiting:
-                self._close_waiting(next(iter(self._waiting)))
+                self._refuse_oldest(WAITING)
 
     def _on_more(self, connection: socket.socket, events: int) -> None:
         self._look(connection)
@@ -340,6 +368,21 @@ class Dispatcher:
         if self._waiting.pop(connection.fileno(), None):
             self._unwatch(connection)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+    def _refuse_oldest(self, reason: str) -> None:
+        """Refuse the connection that waits longest for its headers: with an answer if it has sent any, or else by a close."""
+        connection = next(iter(self._waiting.values())).connection
+        self._release(connection)
+        try:
+            sent = connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            sent = b""
+        if sent and reason != DESCRIPTORS:
+            self._refused.refuse(connection, reason)
+            return
+        if sent or reason != TIMEOUT:  # A client may also open a connection that it has no use for in the end.
+            self._refused.count(reason)
+        connection.close()
 
     def _close_waiting(self, descriptor: int) -> None:
         connection = self._waiting[descriptor].connection
@@ -356,4 +399,5 @@ def main(keys: Keys, log_format: str, log_level: str, listeners: list[socket.soc
     """The dispatcher's process."""
     set_up(DISPATCHER, log_format, log_level)
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    Dispatcher(keys.tenancy(), listeners, control, max_waiting=min(MAX_WAITING, descriptors // 2)).run()
+    waiting, queued = min(MAX_WAITING, descriptors // 2), max(MAX_QUEUED, descriptors // 4)
+    Dispatcher(keys.tenancy(), listeners, control, max_waiting=waiting, max_queued=queued).run()

@@ -9,7 +9,7 @@ from ..channels.handoff import Ends, Handoff
 from ..channels.routing import owner
 
 MAX_QUEUED = 1024
-"""Connections that may wait for one process to take them, beside those in its socket; one more is closed."""
+"""Connections that may wait for one process to take them, beside those in its socket, at least; one more is refused."""
 
 
 class HandoffQueue:
@@ -19,15 +19,16 @@ class HandoffQueue:
     every request of theirs, gets one where each of them gets as many as there are helpers.
 
     What a process that has ended did not take is sent to the next before all that came later. It stays in the socket of the
-    process until then: at most one such connection has a descriptor here, however many processes end.
+    process until then: at most one such connection has a descriptor here, however many processes end. `most` may wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_QUEUED) -> None:
         self.ends: dict[str, Ends] = {}
         self._had: dict[str, int] = {}  # The connections of each process, those of a lead several times.
         self._ended: deque[Ends] = deque()  # The sockets of processes that have ended, which may have connections in them.
         self._untaken: Handoff | None = None  # The next one from there.
         self._queue: deque[Handoff] = deque()
+        self._most = most
 
     def __repr__(self) -> str:
         return f"<HandoffQueue {'open' if self.ends else 'closed'}, {len(self._queue)} waiting>"
@@ -37,12 +38,14 @@ class HandoffQueue:
         """Whether there are connections that could not be sent yet."""
         return bool(self._queue or self._ended or self._untaken)
 
-    def put(self, handoff: Handoff) -> None:
-        """Send this connection, now or once there is room. If too many wait already, close it."""
+    def put(self, handoff: Handoff) -> bool:
+        """Send this connection, now or once there is room; False, and it is the caller's, if too many wait already."""
         self._queue.append(handoff)
         self.flush()
-        if len(self._queue) > MAX_QUEUED:
-            self._queue.pop().close()
+        if len(self._queue) > self._most:
+            self._queue.pop()
+            return False
+        return True
 
     def flush(self) -> None:
         """Send as many as there is room for."""

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
@@ -15,7 +15,7 @@ from ...host.backoff import Backoff
 from ..channels import handoff
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
-from ..dispatching import dispatcher
+from ..dispatching import dispatcher, refused
 from .restarts import EXIT_TIMEOUT, Restarts
 from .supervised import Current, SupervisedProcess, kill_if_hung
 
@@ -26,7 +26,10 @@ LABEL = "the dispatcher"
 
 
 class SupervisedDispatcher:
-    """Belongs to the event loop. It accepts connections on `listeners`, for the HTTP processes in `processes`, by name."""
+    """Belongs to the event loop. It accepts connections on `listeners`, for the HTTP processes in `processes`, by name.
+
+    `counts` is where connections that it refused are counted, by the reason.
+    """
 
     def __init__(
         self,
@@ -34,12 +37,14 @@ class SupervisedDispatcher:
         processes: Mapping[str, SupervisedProcess],
         current: Current,
         restarts: Restarts,
+        counts: MutableMapping[str, int] | None = None,
     ) -> None:
         self.process: BaseProcess | None = None
         self._listeners = list(listeners)
         self._processes = processes
         self._current = current
         self._restarts = restarts
+        self._refused: MutableMapping[str, int] = {} if counts is None else counts
         self._control: socket.socket | None = None
         self._reconfigured = asyncio.Event()
         self._backoff = Backoff()
@@ -144,6 +149,9 @@ class SupervisedDispatcher:
             self._heartbeat.on_answer()
         elif message == dispatcher.RECONFIGURED:
             self._reconfigured.set()
+        elif message.startswith(refused.REFUSED):
+            for reason, count in msgspec.json.decode(message[1:], type=dict[str, int]).items():
+                self._refused[reason] = self._refused.get(reason, 0) + count
         elif (each := self._processes.get(message.decode(errors="replace"))) and each.process:
             log.error("%s sent the dispatcher a malformed handoff; killing it", each.label)
             spawn.kill(each.process)

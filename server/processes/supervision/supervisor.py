@@ -34,7 +34,8 @@ class Supervisor:
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
     `pages` are the descriptors of those of tenants that lend, `counts` the tenants with several HTTP processes. `restarts` is
-    where processes that ended are counted, by their names in the log.
+    where processes that ended are counted, by their names in the log, `refused` the same for connections that the dispatcher
+    refused, by the reason.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class Supervisor:
         pages: Mapping[str, int] = MappingProxyType({}),
         counts: Mapping[str, int] = MappingProxyType({}),
         restarts: MutableMapping[str, int] | None = None,
+        refused: MutableMapping[str, int] | None = None,
     ) -> None:
         self._own = list(chain(*own.values()))
         self._current = current = Current(config)
         self._restarts = Restarts(restarts)
         self._watching = WatchTasks()
         self._processes: dict[str, SupervisedProcess] = {}
-        self._dispatcher = SupervisedDispatcher(listeners, self._processes, current, self._restarts)
+        self._dispatcher = SupervisedDispatcher(listeners, self._processes, current, self._restarts, refused)
         self._http = SupervisedHttp(
             self._processes,
             self._dispatcher,

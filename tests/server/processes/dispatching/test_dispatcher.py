@@ -1,7 +1,6 @@
 """The dispatcher in a thread, with real connections; the test plays the HTTP processes and the supervisor."""
 
 import errno
-import gc
 import os
 import select
 import socket
@@ -19,6 +18,8 @@ from server.processes.channels import handoff
 from server.processes.channels.handoff import Handoff
 from server.processes.channels.routing import SHARED, UNAUTHENTICATED
 from server.processes.dispatching.dispatcher import (
+    HEARTBEAT,
+    HEARTBEAT_ANSWER,
     MAX_PIECES,
     RECONFIGURE,
     RECONFIGURED,
@@ -27,6 +28,7 @@ from server.processes.dispatching.dispatcher import (
     Keys,
 )
 from server.processes.dispatching.handoff_queue import MAX_QUEUED, HandoffQueue
+from server.processes.dispatching.refused import LINGER, REFUSED
 from server.tenants.auth import Tenancy, digest
 
 TENANTS = [TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")]
@@ -132,12 +134,23 @@ class Bench:
         connection.sendall(data)
         return connection
 
+    def pair(self) -> socket.socket:
+        """One end of a new connection, both of which are closed at the end."""
+        one, other = socket.socketpair()
+        self._stack.callback(one.close)
+        self._stack.callback(other.close)
+        return one
+
     def reconfigure(self, keys: Keys) -> None:
         """Have it use these keys, and wait until it does."""
         file = handoff.memory_file(msgspec.json.encode(keys))
         socket.send_fds(self._control, [RECONFIGURE], [file])
         os.close(file)
         assert self.reports() == RECONFIGURED
+
+    def beat(self) -> None:
+        """Ask it for a sign of life, as the supervisor does."""
+        self._control.send(HEARTBEAT)
 
     def wake(self) -> None:
         """Make it look at its clock."""
@@ -153,6 +166,22 @@ def taken(end: socket.socket) -> tuple[bytes, bytes]:
     found = passed.data(), passed.connection.recv(1 << 16)
     passed.close()
     return found
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What is answered until the end of the answers."""
+    data = b""
+    while part := connection.recv(1 << 16):
+        data += part
+    return data
+
+
+def is_reset(connection: socket.socket) -> bool:
+    try:
+        connection.send(b"a")
+    except OSError:
+        return True
+    return False
 
 
 def hung_up(connection: socket.socket) -> bool:
@@ -254,7 +283,9 @@ def test_header_timeout_closes_only_the_slow_client(bench: Bench) -> None:
     until(lambda: "2 waiting" in repr(bench.dispatcher))
     bench.now = 31.0
     bench.wake()
-    assert hung_up(slow)
+    answer = everything(slow)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert answer.endswith(b'{"error":"the headers did not come within 30 s"}')
     acme = bench.process("acme")
     later.sendall(ACME[4:])
     assert {taken(acme)[1], taken(acme)[1]} == {ACME}
@@ -474,20 +505,50 @@ def test_an_aborted_connection_is_ignored(bench: Bench) -> None:
     assert taken(acme) == (b"", ACME)
 
 
-def test_a_queue_without_a_process_holds_max_queued() -> None:
-    queue, pairs = HandoffQueue(), [socket.socketpair() for _ in range(3)]
-    for _ in range(MAX_QUEUED - 1):
-        queue._queue.append(Handoff("acme", pairs[0][0]))
-    queue.put(Handoff("acme", pairs[1][0]))
-    queue.put(Handoff("acme", pairs[2][0]))
-    assert queue.waiting
-    assert repr(queue) == f"<HandoffQueue closed, {MAX_QUEUED} waiting>"
-    assert pairs[1][0].fileno() > 0
-    assert pairs[2][1].recv(1) == b""
-    for one, other in pairs:
-        one.close()
-        other.close()
-    gc.collect()
+def test_a_queue_without_a_process_holds_so_many() -> None:
+    queue = HandoffQueue(2)
+    with ExitStack() as stack:
+        pairs = [tuple(map(stack.enter_context, socket.socketpair())) for _ in range(3)]
+        assert [queue.put(Handoff("acme", one)) for one, _ in pairs] == [True, True, False]
+        assert queue.waiting
+        assert repr(queue) == "<HandoffQueue closed, 2 waiting>"
+
+
+def test_connections_beyond_a_full_queue_are_answered_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with Bench(max_queued=2) as bench:
+        kept = [bench.connect(ACME) for _ in range(2)]
+        until(lambda: "2 waiting>" in repr(bench.dispatcher))
+        refused = [bench.connect(ACME * 5000) for _ in range(3)]
+        for connection in refused:
+            head, _, body = everything(connection).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
+            assert b"try again in a second" in body
+        bench.beat()
+        assert bench.reports() == HEARTBEAT_ANSWER
+        assert bench.reports() == REFUSED + b'{"queue":3}'
+        acme = bench.process("acme")
+        assert [taken(acme)[1] for _ in kept] == [ACME] * 2
+    assert "3 for queue (greenlane_refused_connections_total)" in caplog.text
+
+
+def test_connections_without_a_tenant_beyond_a_full_queue_are_closed_and_counted(bench: Bench) -> None:
+    for _ in range(MAX_QUEUED):
+        bench.dispatcher._queues[UNAUTHENTICATED]._queue.append(Handoff(UNAUTHENTICATED, bench.pair()))
+    assert hung_up(bench.connect(b"\x16"))
+    bench.beat()
+    assert (bench.reports(), bench.reports()) == (HEARTBEAT_ANSWER, REFUSED + b'{"queue":1}')
+
+
+def test_a_refused_connection_that_its_client_keeps_open_is_closed(bench: Bench) -> None:
+    slow = bench.connect(b"POST /v2 HTTP/1.1\r\n")
+    until(lambda: "1 waiting" in repr(bench.dispatcher))
+    bench.now = 31.0
+    bench.wake()
+    assert everything(slow)
+    slow.sendall(b"a")
+    bench.now += LINGER + 1
+    bench.wake()
+    until(lambda: is_reset(slow))
 
 
 def test_it_ends_when_the_supervisor_was_killed_with_answers_unread() -> None:
