@@ -82,7 +82,7 @@ def carrier(device: Any, granules: Sequence[int], nbytes: int) -> Iterator[tuple
     with ExitStack() as made:
         partition = made.enter_context(closing(device.carve(granules)))
         memory = Memory(nbytes)
-        made.enter_context(closing(device.pin(*memory.room)))
+        made.enter_context(closing(device.pin(*memory.room[:2])))
         current = device.make_current()
         target = made.enter_context(closing(current.allocate(nbytes, stream=partition.stream)))
         copier = made.enter_context(closing(open_sm_copies(current, partition.stream, copy_kernels(device), 1, 2)))

@@ -212,7 +212,7 @@ def asking(device: Device, executor: Executor, arrays: dict[str, Any]) -> Iterat
 
         def memory(nbytes: int) -> Memory:
             made = Memory(max(1, nbytes))
-            pinned.enter_context(closing(device.pin(*made.room)))
+            pinned.enter_context(closing(device.pin(*made.room[:2])))
             return made
 
         inputs = []

@@ -147,7 +147,7 @@ class Bench:
         self._move, self._work = device.kernels.compiled(self.current, SOURCE, ("move", "work"), "the kernels to measure")
         self.host = [Memory(MOST) for _ in self.tenants]
         for memory in self.host:
-            register(*memory.room)  # At once, where `CudaDevice.pin` does it in pieces, which end a copy engine's call.
+            register(*memory.room[:2])  # At once, where `CudaDevice.pin` does it in pieces, which end a copy engine's call.
             opened.callback(unregister, memory.room.address)
         stream = self.victim.stream
         allocated = [self.current.allocate(size, stream=stream) for size in (*[MOST] * tenants, 256 << 20, 128 * TURNS)]

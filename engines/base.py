@@ -54,10 +54,15 @@ class Tensor(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Memory that outputs may be written to. Its address is a multiple of ALIGNMENT; the default is no memory."""
+    """Memory that outputs may be written to. Its address is a multiple of ALIGNMENT; the default is no memory.
+
+    Bit n of `unasked` is set if the output at position n is not wanted. An executor may leave it out: then its tensor is
+    `left_out`. The others are where they would be if the model did not have it.
+    """
 
     address: int = 0
     nbytes: int = 0
+    unasked: int = 0
 
     @classmethod
     def of(cls, array: object) -> "Room":
@@ -77,6 +82,11 @@ class Room(NamedTuple):
                 f"an array begins at {memory.address:#x}; expected an address that is a multiple of {ALIGNMENT}"
             )
         return cls(memory.address, memory.nbytes)
+
+    @property
+    def left_out(self) -> Tensor:
+        """What stands for an output that was not asked for: no bytes, at the room's start."""
+        return Tensor((), self.address, 0)
 
 
 NO_ROOM = Room()

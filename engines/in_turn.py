@@ -172,10 +172,12 @@ def sum_of_adds(descriptions: Iterable[Mapping[str, object]]) -> Mapping[str, ob
 
 
 def placed(tensors: Sequence[Tensor], known: Sequence[Shape | None], room: Room) -> Iterator[Tensor]:
-    """Copies of those of known size into the room, as far as they fit; the others as they are."""
+    """Copies of those of known size into the room, as far as they fit; the others as they are. None of those not asked for."""
     end = 0
-    for tensor, shape in zip(tensors, known, strict=True):
-        if shape is not None and end + tensor.nbytes <= room.nbytes:
+    for index, (tensor, shape) in enumerate(zip(tensors, known, strict=True)):
+        if room.unasked >> index & 1:
+            yield room.left_out
+        elif shape is not None and end + tensor.nbytes <= room.nbytes:
             memmove(room.address + end, tensor.address, tensor.nbytes)
             yield Tensor(tensor.shape, room.address + end, tensor.nbytes)
             end = align(end + tensor.nbytes)

@@ -1,7 +1,7 @@
 """Checks tensors against a model's signature: names, data types, ranks, dynamic dimensions and the largest batch. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -188,6 +188,10 @@ class Signature:
         """The bytes that the outputs of known size take side by side, each rounded up to ALIGNMENT."""
         known = zip(self.outputs, self.output_shapes(sizes), strict=True)
         return sum(align(spec.nbytes(shape)) for spec, shape in known if shape is not None)
+
+    def unasked(self, positions: Collection[int]) -> int:
+        """The bits of `Room.unasked` if of the outputs those at these positions are wanted; there are bits for 63 outputs."""
+        return sum(1 << index for index in range(min(len(self.outputs), 63)) if index not in positions)
 
     def rows(self, shapes: Sequence[Shape]) -> int:
         """The number of rows of a request with these shapes: its batch, or 1."""

@@ -302,6 +302,18 @@ class Contract:
                 assert array(negative).tolist() == (-numbers).tolist()
                 assert memory.holds(same) == memory.holds(negative) == bool(nbytes)
 
+    @pytest.mark.parametrize("nbytes", [4096, 0], ids=["in a room", "without a room"])
+    def test_outputs_that_are_not_asked_for_may_be_left_out_and_the_others_are_right(
+        self, subject: Subject, partition: Partition, nbytes: int
+    ) -> None:
+        memory = Memory(4096)
+        with closing(subject.passing.bind(partition)) as executor:
+            for unasked in (0b01, 0b10, 0b11, 0b00):
+                work = executor.enqueue([Tensor.of(ONE)], Room(memory.room.address, nbytes, unasked))
+                for index, (output, right) in enumerate(zip(work.wait(), (ONE, -ONE), strict=True)):
+                    left_out = output == Tensor((), memory.room.address, 0) and unasked >> index & 1
+                    assert left_out or array(output).tolist() == right.tolist()
+
     def test_two_executors_share_a_partition(self, subject: Subject, partition: Partition, executor: Executor) -> None:
         with closing(subject.identity.bind(partition)) as second:
             works = [each.enqueue([Tensor.of(data)]) for each, data in ((executor, ONE), (second, OTHER))]

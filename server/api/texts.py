@@ -174,7 +174,7 @@ class Texts:
         inputs = [Input(shape, array) for shape, array in zip(filled.shapes, filled.arrays, strict=True)]
         write_inputs(inputs, served.signature, slot, served.request_cache.output_reserve)
         timeout = None if self._timeout is None else inference.time_left(self._timeout)
-        inference.submit(filled.shapes, self._priority, timeout, on_end)
+        inference.submit(filled.shapes, self._priority, timeout, on_end, encoder.unasked)
         return encoder
 
     def _has_expired(self) -> bool:

@@ -73,7 +73,8 @@ class Run:
         timeout = request.timeout
         if timeout is not None and long:
             timeout = inference.time_left(timeout)
-        inference.submit(request.shapes, request.priority, _shorter(timeout, time_left), self._on_end)
+        timeout = _shorter(timeout, time_left)
+        inference.submit(request.shapes, request.priority, timeout, self._on_end, request.unasked)
 
     async def next(self) -> Done:
         """The completion, or the next part. Raises the error that the inference ends with."""

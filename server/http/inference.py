@@ -99,7 +99,7 @@ class HttpInference:
             timeout = request.timeout
             if document is not None and timeout is not None:
                 timeout = inference.time_left(timeout)
-            inference.submit(request.shapes, request.priority, timeout, self._end)
+            inference.submit(request.shapes, request.priority, timeout, self._end, request.unasked)
         except Exception as error:
             self._fail(error)
 
@@ -140,7 +140,7 @@ class HttpInference:
                 return
             body.check()
             request = self._request = body.request
-            inference.submit(request.shapes, request.priority, request.timeout, self._end)
+            inference.submit(request.shapes, request.priority, request.timeout, self._end, request.unasked)
         except Exception as error:
             self._fail(error)
 

@@ -25,17 +25,18 @@ class InferenceInParts(Inference):
         self.parts = self._began = self._computed = 0
         super().__init__(tenant, name, version, nbytes)
 
-    def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd) -> None:
+    def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd, unasked: int = 0) -> None:
         """As `Inference.submit`; `timeout` is for the whole answer."""
         slot, served = self._slot, self.served
         assert slot
         self.in_parts = served.signature.in_parts
         if not self.in_parts:
-            super().submit(shapes, priority, timeout, on_end)
+            super().submit(shapes, priority, timeout, on_end, unasked)
             return
         self._shapes, self._priority, self._timeout, self._on_end = shapes, priority, timeout, on_end
         self._decoded = time.monotonic_ns()
-        self._tenant.lane.submit(slot, served.key, shapes, self._end, priority, timeout, None, served.queues, True)
+        lane, queues = self._tenant.lane, served.queues
+        lane.submit(slot, served.key, shapes, self._end, priority, timeout, None, queues, True, unasked=unasked)
 
     def encoded(self, done: Done) -> None:
         """Count this part, whose outputs were encoded."""

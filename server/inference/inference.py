@@ -51,7 +51,7 @@ class Inference:
     """
 
     __slots__ = ("_charged", "_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_through", "_timeout",
-                 "_version", "_visit", "arrived", "served", "silent", "trace")  # fmt: skip
+                 "_unasked", "_version", "_visit", "arrived", "served", "silent", "trace")  # fmt: skip
 
     def __init__(self, tenant: Tenant, name: str, version: str | None, nbytes: int = 0, charged: bool = False) -> None:
         self._tenant = tenant
@@ -115,12 +115,12 @@ class Inference:
         self._tenant.lane.slots.keep(slot)
         return self.served is served
 
-    def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd) -> None:
+    def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd, unasked: int = 0) -> None:
         """Queue it, with its inputs of these shapes in its slot; `on_end` is called once, later, unless it is ended before.
 
-        `timeout` is in seconds from now. An error that `on_end` gets is already counted, and the slot is released. Raises
-        BadRequest for shapes that are too long to send and for a model that answers in parts (see `InferenceInParts`), and
-        Unavailable if the model's own queue is full.
+        `timeout` is in seconds from now, and `unasked` as in `Ticket`. An error that `on_end` gets is already counted, and the
+        slot is released. Raises BadRequest for shapes that are too long to send and for a model that answers in parts (see
+        `InferenceInParts`), and Unavailable if the model's own queue is full.
         """
         slot, served = self._slot, self.served
         assert slot
@@ -128,13 +128,15 @@ class Inference:
             use = "generate_stream, or generate for a single part, or ModelStreamInfer over gRPC"
             raise BadRequest(f"model {served.name!r} answers in parts; use {use}")
         self._shapes, self._priority, self._timeout, self._on_end = shapes, priority, timeout, on_end
+        self._unasked = unasked
         self._decoded = time.monotonic_ns()
         if served.running is not None:
-            self._through = ThroughFunctions(self._tenant, served, slot, priority, timeout, self._end_through)
+            self._through = ThroughFunctions(self._tenant, served, slot, priority, timeout, self._end_through, unasked)
             self._through.begin(shapes)
             return
         lane = self._tenant.lane
-        lane.submit(slot, served.key, shapes, self._end, priority, timeout, served.batching, served.queues)
+        batching, queues = served.batching, served.queues
+        lane.submit(slot, served.key, shapes, self._end, priority, timeout, batching, queues, unasked=unasked)
 
     def slot_of(self, done: Done) -> Slot:
         """The slot that the outputs of this completion are in: of a batch all outputs are in one slot."""
@@ -261,7 +263,7 @@ class Inference:
             reserve_more(self._tenant, served, served.signature, self._shapes, slot, outgrown)
             if timeout is not None:
                 timeout = self._left(timeout, self._decoded)
-            lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout)
+            lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout, unasked=self._unasked)
         except Exception as error:
             self._fail(error)
 

@@ -36,11 +36,13 @@ class ThroughFunctions:
         priority: int,
         timeout: float | None,
         on_end: Callable[[Done | RequestError], None],
+        unasked: int = 0,
     ) -> None:
         assert served.running
         self._tenant = tenant
         self._served = served
         self._running: RunningFunctions = served.running
+        self._unasked = 0 if served.running.functions.postprocess else unasked  # `postprocess` gets all outputs.
         self._inner = served.engine_signature
         self._slot = slot
         self._priority = priority
@@ -110,7 +112,8 @@ class ThroughFunctions:
         served, lane = self._served, self._tenant.lane
         self._shapes, self.submitted = shapes, time.monotonic_ns()
         priority, batching, queues = self._priority, served.batching, served.queues
-        lane.submit(self._slot, served.key, shapes, self._on_done, priority, None, batching, queues, False, self._deadline)
+        until, unasked = self._deadline, self._unasked
+        lane.submit(self._slot, served.key, shapes, self._on_done, priority, None, batching, queues, False, until, unasked)
 
     def _on_done(self, end: Done | RequestError) -> None:
         """The model has run, or the request has failed before."""
@@ -118,8 +121,8 @@ class ThroughFunctions:
             if isinstance(end, Outgrown):
                 served, slot = self._served, self._slot
                 reserve_more(self._tenant, served, self._inner, self._shapes, slot, end)
-                lane, deadline = self._tenant.lane, self._deadline
-                lane.submit(slot, served.key, self._shapes, self._on_done, self._priority, None, None, None, False, deadline)
+                lane, priority, until, unasked = self._tenant.lane, self._priority, self._deadline, self._unasked
+                lane.submit(slot, served.key, self._shapes, self._on_done, priority, None, None, None, False, until, unasked)
             elif isinstance(end, DeadlineExceeded) and time.monotonic() >= self._deadline:
                 raise expired(self._timeout or 0.0)  # The worker has met the deadline before the timer here.
             elif not isinstance(end, Done):

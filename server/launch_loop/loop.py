@@ -20,7 +20,7 @@ from engines.signature import Signature, align
 from ..accounts.meter import Counter
 from ..link.arena import MESSAGE
 from ..link.encoding import encode_outcome
-from ..link.messages import Failure, ModelKey, Shape, Ticket
+from ..link.messages import NOWHERE, Extent, Failure, ModelKey, Shape, Ticket
 from ..link.ring import Link
 from .library import open_library
 from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Borrowing, Entry, Loop, Times, view_link
@@ -43,11 +43,14 @@ class Broken(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Tickets that a loop runs: the bytes that all of them say behind their heads, and the model and shapes in these."""
+    """Tickets that a loop runs: the bytes that all of them say behind their heads, and the model and shapes in these, and which
+    outputs are not asked for.
+    """
 
     body: bytes
     model: ModelKey
     shapes: tuple[Shape, ...]
+    unasked: int
 
 
 class Twin(NamedTuple):
@@ -158,7 +161,8 @@ class LaunchLoop:
         With a `twin` the loop decides for each which of both runs it.
         """
         if self._is_launchable(executor):
-            self._learn(Known(self._link.tickets.body(ticket.slot), ticket.model, ticket.shapes), executor, counter, twin)
+            known = Known(self._link.tickets.body(ticket.slot), ticket.model, ticket.shapes, ticket.unasked)
+            self._learn(known, executor, counter, twin)
 
     def take_over(self, known: Known, executor: Any, counter: Counter | None) -> None:
         """As `learn`, of what another loop of this link runs, before this one runs for the first time."""
@@ -228,7 +232,7 @@ class LaunchLoop:
         the latter is forgotten, as `Measured` has them. Any thread, while it runs too.
         """
         measured = zip(self.known, self._times, strict=False)
-        return [(model, int(each.home), int(each.wide), shapes, int(each.retry_at)) for (_, model, shapes), each in measured]
+        return [(known.model, int(each.home), int(each.wide), known.shapes, int(each.retry_at)) for known, each in measured]
 
     def cancel(self, slot: int, serial: int) -> None:
         """Refuse this ticket if it was not launched yet."""
@@ -272,7 +276,7 @@ class LaunchLoop:
 
     def _fill(self, entry: Entry, known: Known, recipe: Recipe, runs: Twin) -> bool:
         """Fill in an entry; False if there are too many tensors, or too large shapes."""
-        body, _, shapes = known
+        body, _, shapes, unasked = known
         executor, counter = runs
         place, extents, count = 0, [], len(shapes)
         signature: Signature = executor.engine.signature
@@ -280,10 +284,15 @@ class LaunchLoop:
             return False
         sizes = [spec.nbytes(shape) for spec, shape in zip(signature.inputs, shapes, strict=True)]
         sizes += [spec.nbytes(shape) for spec, shape in zip(signature.outputs, recipe.outputs, strict=True)]
+        entry.needed = 0
         for index, (size, device) in enumerate(zip(sizes, recipe.addresses, strict=True)):
+            if index >= count and unasked >> index - count & 1:
+                entry.offset[index], entry.address[index], entry.nbytes[index] = 0, device, 0
+                extents.append(NOWHERE)
+                continue
             entry.offset[index], entry.address[index], entry.nbytes[index] = place, device, size
             if index >= count:
-                extents.append((recipe.outputs[index - count], place, size))
+                extents.append(Extent(recipe.outputs[index - count], place, size))
             entry.needed = place + size
             place = align(place + size)
         done = encode_outcome(tuple(extents), None)

@@ -84,9 +84,9 @@ class Tickets:
         if self._kept is not None:
             self._kept[ticket.slot] = ticket
             return
-        slot, serial, model, shapes, deadline, capacity, start, after, priority = ticket
+        slot, serial, model, shapes, deadline, capacity, start, after, priority, unasked = ticket
         try:
-            data, page = self._serializer.encode((model, shapes, priority)), self._arena.slot(slot).ticket
+            data, page = self._serializer.encode((model, shapes, priority, unasked)), self._arena.slot(slot).ticket
         except OverflowError:
             raise BadRequest("inputs: a shape has a size of more than 64 bits") from None
         if len(data) > _MAX_BODY:
@@ -145,7 +145,7 @@ class Tickets:
         return self.body(self._cells[self._read_count % self._arena.count]) if self._unread_count > 0 else None
 
     def body(self, slot: int) -> bytes:
-        """The model and shapes of the ticket in this slot's page; equal ones are equal bytes. Only if `in_pages`."""
+        """What the ticket in this slot's page says besides its numbers; equal ones are equal bytes. Only if `in_pages`."""
         page = self._page(slot)
         return bytes(page[_TICKET.size : _TICKET.size + _TICKET.unpack_from(page)[-1]])
 
@@ -206,8 +206,8 @@ class Tickets:
             return self._kept[slot]
         page = self._page(slot)
         serial, deadline, capacity, start, after, length = _TICKET.unpack_from(page)
-        model, shapes, priority = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
-        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after, priority)
+        model, shapes, priority, unasked = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
+        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after, priority, unasked)
 
     def _page(self, slot: int) -> memoryview:
         """The page of the ticket in this slot, which the other end has named."""

@@ -14,7 +14,7 @@ from engines.signature import ALIGNMENT, align
 
 from ..errors import Outgrown
 from .blocks import UNIT, BlockAllocator
-from .messages import Extent, Shape
+from .messages import NOWHERE, Extent, Shape
 
 _SIZE = struct.Struct("<Q")
 SMALLEST = UNIT
@@ -131,8 +131,11 @@ class Slot:
     def store_outputs(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
         """Where the outputs are in this slot; outputs that are elsewhere in memory are copied behind those that are here.
 
-        An output may overlap an input. Raises Outgrown if the outputs do not fit, and then leaves the inputs unchanged.
+        An output may overlap an input. Those that were not asked for are NOWHERE. Raises Outgrown if the outputs do not fit,
+        and then leaves the inputs unchanged.
         """
+        if room.unasked:
+            return self._store_asked(outputs, room)
         last, start, capacity, extents = self._stored
         if outputs is last and start == self.start and capacity == self.capacity:  # As of most successive requests in a slot.
             return extents
@@ -144,6 +147,12 @@ class Slot:
         if type(outputs) is tuple:  # It cannot change.
             self._stored = outputs, self.start, self.capacity, extents
         return extents
+
+    def _store_asked(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
+        asked = [not room.unasked >> index & 1 for index in range(len(outputs))]
+        wanted = [tensor for tensor, is_asked in zip(outputs, asked, strict=True) if is_asked]
+        stored = iter(self.store_outputs(wanted, Room(room.address, room.nbytes)))
+        return tuple([next(stored) if is_asked else NOWHERE for is_asked in asked])
 
     def _copy_in(self, outputs: Sequence[Tensor], end: int) -> tuple[Extent, ...]:
         base, capacity = self.address, self.capacity

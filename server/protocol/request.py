@@ -54,7 +54,7 @@ class InferRequest:
     """A request without its tensor data. `timeout` is in seconds; priority 0 is the default, 1 the highest.
 
     `shapes` has one shape per input, after the reshapes of the model's configuration. `classified`: whether any output is to
-    be classified.
+    be classified. `unasked` is as in `Room`: the outputs that are not requested.
     """
 
     id: str | None
@@ -63,6 +63,7 @@ class InferRequest:
     priority: int
     timeout: float | None
     classified: bool = False
+    unasked: int = 0
 
 
 class Input(NamedTuple):
@@ -161,6 +162,7 @@ def _check(body: RequestBody, signature: Signature, limits: Limits) -> tuple[Inf
         priority=unsigned(values, "priority") or 0,
         timeout=timeout / 1e6 if timeout else None,
         classified=any(output.classes for output in outputs),
+        unasked=signature.unasked([output.position for output in outputs]),
     )
     return request, inputs
 

@@ -103,7 +103,8 @@ class BatchRuns:
     def _split(self, batch: PendingBatch, done: Done) -> None:
         rows = [ticket.shapes[0][0] for _, _, ticket, _ in batch.members]
         try:
-            shares = [()] * len(rows) if done.failure else split(done.outputs, rows, batch.batching.signature, batch.slot)
+            unasked, signature = batch.ticket.unasked, batch.batching.signature
+            shares = [()] * len(rows) if done.failure else split(done.outputs, rows, signature, batch.slot, unasked)
         except ValueError as error:
             log.warning("model %s: batching disabled, its outputs cannot be split: %s", batch.ticket.model, error)
             self.unbatchable.add(batch.ticket.model)
@@ -136,7 +137,11 @@ class BatchRuns:
             gather(sources, layout, batching.signature, slot)
             deadline = max([ticket.deadline for ticket in tickets])
             serial = next(self._serials)
-            whole = Ticket(slot.index, serial, tickets[0].model, layout.shapes, deadline, slot.capacity, slot.start)
+            unasked = tickets[0].unasked
+            for ticket in tickets:
+                unasked &= ticket.unasked
+            block = slot.capacity, slot.start
+            whole = Ticket(slot.index, serial, tickets[0].model, layout.shapes, deadline, *block, unasked=unasked)
             self.tickets.write(whole)
         except (RequestError, TensorMismatch):
             self._slots.release(slot)

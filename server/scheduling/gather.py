@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from engines import Signature, TensorSpec
 from engines.memo import Memo
 
-from ..link.messages import Extent, ModelKey, Shape
+from ..link.messages import NOWHERE, Extent, ModelKey, Shape
 from ..link.slots import Slot
 
 Shapes = tuple[Shape, ...]
@@ -78,11 +78,20 @@ def gather(members: Sequence[Member], layout: Layout, signature: Signature, into
             into.view[end : end + size] = slot.view[offset : offset + size]
 
 
-def split(outputs: Sequence[Extent], rows: Sequence[int], signature: Signature, slot: Slot) -> list[tuple[Extent, ...]]:
-    """Where each member, of so many rows, has its outputs in the slot. Raises ValueError if the outputs have other rows."""
+def split(
+    outputs: Sequence[Extent], rows: Sequence[int], signature: Signature, slot: Slot, unasked: int = 0
+) -> list[tuple[Extent, ...]]:
+    """Where each member, of so many rows, has its outputs in the slot; `unasked` is as in `Ticket`.
+
+    Raises ValueError if the outputs have other rows.
+    """
     columns = [
-        _split_sized(extent, rows, spec, slot) if spec.datatype.size else _split_bytes(extent, rows, spec, slot)
-        for spec, extent in zip(signature.outputs, outputs, strict=True)
+        [NOWHERE] * len(rows)
+        if unasked >> index & 1
+        else _split_sized(extent, rows, spec, slot)
+        if spec.datatype.size
+        else _split_bytes(extent, rows, spec, slot)
+        for index, (spec, extent) in enumerate(zip(signature.outputs, outputs, strict=True))
     ]
     return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
 

@@ -204,10 +204,12 @@ class Lane:
         queues: QueuePolicy | None = None,
         in_parts: bool = False,
         deadline: float = math.inf,
+        unasked: int = 0,
     ) -> None:
         """Queue a decoded request; `timeout` is in seconds from now, and with `batching` it may run in a batch.
 
-        A `deadline` in place of a `timeout` is watched by the caller; the worker does not begin the request after it.
+        A `deadline` in place of a `timeout` is watched by the caller; the worker does not begin the request after it. `unasked`
+        is as in `Ticket`.
 
         Outputs of a batched request, whose completion has `rows`, are in the slot that the completion names. A request that
         ended with Outgrown may be submitted again in the same slot with a larger block; whether there is room in the queue is
@@ -221,7 +223,7 @@ class Lane:
             deadline = time.monotonic() + timeout
         serial = next(self._serials)
         after, passed_on = serial if in_parts else 0, priority if self._helper else 0
-        ticket = Ticket(slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, after, passed_on)
+        ticket = Ticket(slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, after, passed_on, unasked)
         self._link.tickets.write(ticket)
         batch = None
         if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.

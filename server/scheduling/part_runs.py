@@ -62,7 +62,8 @@ class PartRuns:
         slot, last = pending.slot, pending.ticket
         # Where the last ticket was withdrawn it did not run, so this one comes after the same part.
         serial, after = next(self._serials), last.serial if pending.paused else last.after
-        pending.ticket = Ticket(slot.index, serial, last.model, last.shapes, deadline, slot.capacity, slot.start, after)
+        block = slot.capacity, slot.start
+        pending.ticket = Ticket(slot.index, serial, last.model, last.shapes, deadline, *block, after, unasked=last.unasked)
         self.tickets.write(pending.ticket)
         if pending.paused:
             pending.paused = False

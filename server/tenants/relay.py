@@ -133,10 +133,10 @@ class Relay:
             return
         self._running[ticket.slot] = request
         batching, queues = (served.batching, served.queues) if served else (None, None)
-        _, _, model, shapes, deadline, _, _, after, priority = ticket
+        _, _, model, shapes, deadline, _, _, after, priority, unasked = ticket
         try:
             self._lane.submit(
-                request.slot, model, shapes, request.on_done, priority, None, batching, queues, after != 0, deadline
+                request.slot, model, shapes, request.on_done, priority, None, batching, queues, after != 0, deadline, unasked
             )
         except Exception as error:
             self._end(request, self._failed(ticket, error))
@@ -191,6 +191,7 @@ class Relay:
         served.statistics.count_run(done)
         batch = self._lane.slots.at(done.slot).address
         _, room = slot.inputs(served.engine_signature, request.ticket.shapes, slot.capacity)
+        room = room._replace(unasked=request.ticket.unasked)
         outputs = [Tensor(shape, batch + offset, nbytes) for shape, offset, nbytes in done.outputs]
         return done._replace(outputs=slot.store_outputs(outputs, room))
 

@@ -48,6 +48,8 @@ class Encoder:
         if _INPUTS[0] not in [spec.name for spec in self._inputs]:
             raise NoEncoder("it has no input 'input_ids'")
         self._output, self._rank = self._find_output(signature)
+        self.unasked = signature.unasked((self._output.position,))
+        """As in `Room`: all outputs but the one that is read."""
         self.rows = signature.max_batch or 1
         self._least, self._fixed, most = self._lengths()
         self.most = min(options.max_tokens or said or _MOST_TOKENS, most)

@@ -136,6 +136,8 @@ class Session:
         slot = self.link.arena.slot(ticket.slot)
         slot.use_block(ticket.start, ticket.capacity)
         inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
+        if ticket.unasked:
+            room = Room(room.address, room.nbytes, ticket.unasked)
         work = executor.enqueue(inputs, room) if not ticket.after else self.enqueue_part(ticket, executor, inputs)
         return InFlight(ticket, work, room, time.monotonic_ns())
 

@@ -86,7 +86,7 @@ class Bench:
     def memory(self, nbytes: int) -> Memory:
         """Pinned memory, which lives as long as the bench."""
         memory = Memory(nbytes)
-        self._pins.append((memory, self.device.pin(*memory.room)))
+        self._pins.append((memory, self.device.pin(*memory.room[:2])))
         return memory
 
     def holdings(self) -> tuple[int, int, int, int, int]:

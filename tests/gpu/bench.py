@@ -28,7 +28,7 @@ class Pinned:
         self.memory = Memory(room)
         self.inputs = [Tensor(array.shape, m.room.address, array.nbytes, m) for array, m in zip(data, memories, strict=True)]
         self.room = self.memory.room
-        self._pins = [device.pin(*memory.room) for memory in (*memories, self.memory)]
+        self._pins = [device.pin(*memory.room[:2]) for memory in (*memories, self.memory)]
 
     def close(self) -> None:
         """Close it; no inference may be in flight."""

@@ -106,7 +106,7 @@ class _Board:
         self._memory = Memory(4 * words)
         self.words = self._memory.bytes.view(np.uint32)
         self.words[:] = 0
-        self._pinned = device.pin(*self._memory.room)
+        self._pinned = device.pin(*self._memory.room[:2])
         self.at = int(self._pinned.device_address)
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class GpuSubject:
 
     def _pinned(self) -> tuple[Memory, int]:
         memory = Memory(PAGE)
-        return memory, self._made.enter_context(closing(self.device.pin(*memory.room))).device_address
+        return memory, self._made.enter_context(closing(self.device.pin(*memory.room[:2]))).device_address
 
 
 def _folder() -> Any:

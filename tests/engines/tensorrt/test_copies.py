@@ -34,7 +34,7 @@ class Lane:
         self.nbytes = nbytes
         self.source, self.target = Memory(max(1, nbytes)), Memory(max(1, nbytes))
         self.source.bytes[:] = np.random.default_rng(seed).integers(0, 255, len(self.source.bytes))
-        self.pins = [bench.device.pin(*memory.room) for memory in (self.source, self.target)]
+        self.pins = [bench.device.pin(*memory.room[:2]) for memory in (self.source, self.target)]
 
     def spans(self, device: int) -> list[tuple[int, int, int]]:
         return [(self.source.room.address, device, self.nbytes), (device, self.target.room.address, self.nbytes)]

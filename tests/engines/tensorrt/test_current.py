@@ -55,7 +55,7 @@ class Caller:
         return self._made["partition"].locate()
 
     def pin(self) -> None:
-        self._made["pin"] = self._device.pin(*self._memory.room)
+        self._made["pin"] = self._device.pin(*self._memory.room[:2])
 
     def unpin(self) -> None:
         self._made["pin"].close()

@@ -11,8 +11,9 @@ import pytest
 
 from engines import ExecutionFailed, TensorMismatch
 from engines.base import NO_ROOM, Room, Tensor
+from engines.signature import align
 from tests.engines.simulated import SEVERAL, TWO, Bench, affine, assert_right, rows
-from tests.engines.tensors import Memory, array, run
+from tests.engines.tensors import UNTOUCHED, Memory, array, run
 
 LENGTH = 16
 
@@ -160,6 +161,38 @@ def test_outputs_are_written_directly_to_a_pinned_room(bench: Bench, executor: A
     assert (output.address, output.nbytes, output.shape) == (room.address, 96, (8, 3))
 
 
+@pytest.mark.parametrize("copies", ["sm", "engine"])
+@pytest.mark.parametrize("unasked", [0b100, 0b001, 0b110, 0b111, 0b1000])
+def test_outputs_that_are_not_asked_for_are_not_copied(bench: Bench, copies: str, unasked: int) -> None:
+    """Neither to the room nor elsewhere; the others follow each other there."""
+    executor = bench.bind(SEVERAL, TWO, copies=copies)
+    memory = bench.memory(4096)
+    a, b = rows(2), np.arange(2)
+    inputs = bench.pinned(a, b)
+    for _ in range(2):  # Captured, and replayed from known addresses.
+        memory.bytes[:] = UNTOUCHED
+        tensors = executor.enqueue(inputs, memory.room._replace(unasked=unasked)).wait()
+        right, end = [a + a, b + b, np.concatenate([a, a + a], axis=1)], 0
+        for index, (tensor, expected) in enumerate(zip(tensors, right, strict=True)):
+            if unasked >> index & 1:
+                assert tensor == Tensor((), memory.room.address, 0)
+            else:
+                assert (tensor.address - memory.room.address, tensor.shape) == (end, expected.shape)
+                assert array(tensor, expected.dtype).tolist() == expected.tolist()
+                memory.bytes[end : end + tensor.nbytes] = UNTOUCHED
+                end = align(end + tensor.nbytes)
+        assert (memory.bytes == UNTOUCHED).all()
+    executor.close()
+
+
+def test_what_is_staged_has_only_the_outputs_that_are_asked_for(bench: Bench) -> None:
+    executor = bench.bind(SEVERAL, TWO)
+    a, b = rows(2), np.arange(2)
+    left_out, more, _ = executor.enqueue([Tensor.of(a), Tensor.of(b)], Room(unasked=0b101)).wait()
+    assert (left_out.shape, left_out.nbytes, array(more, np.int64).tolist()) == ((), 0, (b + b).tolist())
+    executor.close()
+
+
 @pytest.mark.parametrize("short", [1, 95, 96])
 def test_outputs_that_do_not_fit_the_room_get_memory_of_their_own(bench: Bench, executor: Any, short: int) -> None:
     room, data = bench.room(96), rows(8)
@@ -199,7 +232,7 @@ def test_memory_is_checked_for_pinning_at_each_inference(bench: Bench, executor:
     """F37: what was pinned and is no longer is staged."""
     memory, data = Memory(4096), rows(2)
     memory.bytes[: data.nbytes] = np.frombuffer(data.tobytes(), np.uint8)
-    tensor, pin = Tensor(data.shape, memory.room.address, data.nbytes), bench.device.pin(*memory.room)
+    tensor, pin = Tensor(data.shape, memory.room.address, data.nbytes), bench.device.pin(*memory.room[:2])
     for _ in range(2):
         assert array(executor.enqueue([tensor]).wait()[0]).tolist() == affine(data).tolist()
         pin.close()

@@ -60,6 +60,15 @@ class Bench:
         inference.begin(data, {}, self.outcomes.append)
         return inference
 
+    def asked(self, document: dict[str, Any]) -> int:
+        """What the ticket of a request leaves out of a model with outputs y, z and w."""
+        signature = Signature(SIGNATURE.inputs, tuple(TensorSpec(name, FP32, ("n",)) for name in "yzw"))
+        self.tenant.catalog.put("m", [ServedModel("m", "1", "m/1#2", signature, "onnx", {})], [])
+        self.begin(orjson.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}], **document}))
+        ticket = self.far.tickets.poll()
+        assert ticket
+        return ticket.unasked
+
     def work(self) -> None:
         """Answer every ticket with its own input."""
         while ticket := self.far.tickets.poll():
@@ -364,3 +373,19 @@ def test_failures_count_by_tritons_reason_and_invalid_requests_separately(
     assert bench.served.statistics.failures == ({reason: 1} if reason else {})
     assert bench.served.statistics.fail.count == (reason is not None)
     assert bench.tenant.lane.statistics().invalid == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "unasked"),
+    [
+        (None, 0),
+        ([], 0),
+        ([{"name": "z"}], 0b101),
+        ([{"name": "w"}, {"name": "y", "parameters": {"binary_data": True}}], 0b010),
+        ([{"name": "w", "parameters": {"classification": 1}}], 0b011),
+    ],
+)
+async def test_outputs_that_a_request_does_not_name_are_not_asked_of_the_device(
+    bench: Bench, outputs: list[dict[str, Any]] | None, unasked: int
+) -> None:
+    assert bench.asked({} if outputs is None else {"outputs": outputs}) == unasked

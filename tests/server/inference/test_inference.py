@@ -50,12 +50,12 @@ class Bench:
         self.tenant.catalog.put("m", [self.served], [])
         self.ends: list[Done | Exception] = []
 
-    def submit(self, timeout: float | None = None) -> Inference:
+    def submit(self, timeout: float | None = None, unasked: int = 0) -> Inference:
         inference = Inference(self.tenant, "m", None)
         slot = inference.take_slot()
         (offset,) = slot.lay_out(SIGNATURE, [VALUES.nbytes], VALUES.nbytes)
         slot.view[offset : offset + VALUES.nbytes] = VALUES.tobytes()
-        inference.submit((VALUES.shape,), 0, timeout, self.ends.append)
+        inference.submit((VALUES.shape,), 0, timeout, self.ends.append, unasked)
         return inference
 
     def ticket(self) -> Ticket:
@@ -101,6 +101,13 @@ async def test_completion_is_reported_and_counted_when_the_front_has_encoded_it(
     _, executed = inference.succeed(done)
     assert executed == pytest.approx(1e-6)
     assert (bench.served.statistics.success.count, bench.slots_used) == (1, 0)
+
+
+async def test_outputs_that_are_not_asked_for_are_left_out_of_its_ticket_and_of_the_one_that_replaces_it(bench: Bench) -> None:
+    bench.submit(unasked=0b101)
+    ticket = bench.ticket()
+    again = await bench.outgrow(ticket, 1 << 20)
+    assert (ticket.unasked, again.unasked) == (0b101, 0b101)
 
 
 async def test_failure_is_reported_counted_and_its_slot_released(bench: Bench) -> None:

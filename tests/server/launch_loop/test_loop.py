@@ -15,7 +15,7 @@ from partitions import DeviceLost
 from server.launch_loop.library import SWITCH, open_library
 from server.launch_loop.loop import MOST_ENTRIES, LaunchLoop, open_loop
 from server.link.encoding import Serializer, decode_request
-from server.link.messages import Failure, Malformed
+from server.link.messages import NOWHERE, Failure, Malformed
 from server.workers.bundling import BUNDLE
 from server.workers.cancellations import EXPIRED, WITHDRAWN
 from server.workers.session import Session
@@ -71,6 +71,18 @@ def test_known_tickets_are_launched_and_never_enqueued(bench: Bench) -> None:
         bench.put(bench.ticket(number % SLOTS, number))
         assert bench.answer(bench.next()) == [number]
     assert (executor(bench).launched, bench.script.reached["enqueue"]) == (41, 0)
+
+
+def test_an_output_that_is_not_asked_for_is_not_copied_by_the_loop_either(timed: Bench) -> None:
+    """As in an executor: the size of its row is 0, so the copies pass over it."""
+    for turn, slot in enumerate((0, 1, 2)):
+        ticket, memory = timed.ticket(slot, turn)._replace(unasked=1), timed.link.arena.slot(slot)
+        memory.view[4:] = untouched = b"\xee" * (memory.capacity - 4)
+        timed.put(ticket)
+        assert timed.next().outputs == (NOWHERE,)
+        if turn:  # The first is the worker's, and this engine leaves nothing out.
+            assert memory.view[4:] == untouched
+    assert (executor(timed).launched, timed.script.reached["enqueue"]) == (3, 1)
 
 
 def test_known_and_unknown_tickets_are_answered_in_order(bench: Bench) -> None:
@@ -444,7 +456,7 @@ def test_whether_the_descriptor_blocks_is_nothing_to_the_loop(bench: Bench, bloc
 def test_equal_tickets_are_equal_bytes_whatever_refers_to_their_parts() -> None:
     """An encoding may refer to what was written before, if it is the same object."""
     one, other = (tuple(range(300, 302)) for _ in range(2))
-    first, second = ("".join(["m/", "1#1"]), (one, one), 0), ("m/1#1", (one, other), 0)
+    first, second = ("".join(["m/", "1#1"]), (one, one), 0, 0), ("m/1#1", (one, other), 0, 0)
     assert Serializer(decode_request).encode(first) == Serializer(decode_request).encode(second)
     assert Serializer(decode_request).decode(Serializer(decode_request).encode(first)) == first
 

@@ -83,11 +83,12 @@ def test_a_damaged_ring_is_malformed_or_its_tickets_stay_in_the_tenants_memory(
 @given(st.binary(max_size=200) | st.binary(max_size=30).map(lambda tail: encode_request(KEY, ((1, 2), (3,)))[:-9] + tail))
 def test_any_bytes_are_a_ticket_or_malformed(data: bytes) -> None:
     try:
-        model, shapes, priority = decode_request(data)
+        model, shapes, priority, unasked = decode_request(data)
     except Malformed:
         return
     assert isinstance(model, str)
     assert isinstance(priority, int)
+    assert unasked >= 0
     assert all(type(size) is int and size >= 0 for shape in shapes for size in shape)
 
 

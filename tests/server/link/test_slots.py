@@ -12,7 +12,7 @@ from engines.memory import view
 from engines.signature import ALIGNMENT
 from server.errors import MemoryFull, Outgrown, TooLarge
 from server.link.blocks import BlockAllocator
-from server.link.messages import Extent
+from server.link.messages import NOWHERE, Extent
 from server.link.slots import SMALLEST, Slot
 from tests.interpreter import Watcher
 from tests.memory import MEMORY, arena_of, slot_of
@@ -169,7 +169,7 @@ def test_the_room_for_outputs_ends_at_the_capacity_of_the_ticket() -> None:
     slot.reserve(4 * SMALLEST)
     (tensor,), room = slot.inputs(signature("UINT8"), [(3,)], 2 * SMALLEST)
     assert (tensor.address, tensor.nbytes) == (slot.address, 3)
-    assert room == (slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
+    assert room == Room(slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
 
 
 def test_outputs_that_do_not_fit_raise_outgrown_with_the_size_and_write_nothing() -> None:
@@ -223,6 +223,14 @@ def test_empty_outputs_may_have_any_address() -> None:
     slot = filled()
     extents = slot.store_outputs([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
     assert content(slot, extents) == [b"", b"a"]
+
+
+def test_outputs_that_are_not_asked_for_are_nowhere_and_not_copied() -> None:
+    slot = filled()
+    outputs = [outside(b"a" * 99), inside(slot, 64, b"bc"), outside(b"d" * (5 * SMALLEST)), outside(b"e")]
+    extents = slot.store_outputs(outputs, room_from(slot, 64)._replace(unasked=0b101))
+    assert extents == (NOWHERE, Extent((2,), 64, 2), NOWHERE, Extent((1,), 128, 1))
+    assert content(slot, extents) == [b"", b"bc", b"", b"e"]
 
 
 def test_an_output_that_aliases_an_input_is_not_copied() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import DATATYPES, Signature, TensorMismatch, TensorSpec, wire
-from server.link.messages import Extent
+from server.link.messages import NOWHERE, Extent
 from server.link.slots import SMALLEST, Slot
 from server.scheduling.gather import Layouts, Member, Shapes, gather, split
 from tests.memory import arena_of
@@ -125,6 +125,16 @@ def test_split_gives_each_request_its_rows_of_every_output(rows: list[int]) -> N
         assert wire.unpack(content(slot, text), count * 2) == elements[start * 2 : (start + count) * 2]
         assert content(slot, part) == y[start : start + count].tobytes()
         start += count
+
+
+def test_split_passes_over_what_no_request_has_asked_for() -> None:
+    slot = SLOTS.slot(0)
+    (text,) = written(slot, ((2, 2), wire.pack([b"a", b"b", b"c", b"d"])))
+    parts = split((text, NOWHERE), [1, 1], MIXED, slot, 0b10)
+    assert [(content(slot, words), number) for words, number in parts] == [
+        (wire.pack([b"a", b"b"]), NOWHERE),
+        (wire.pack([b"c", b"d"]), NOWHERE),
+    ]
 
 
 def test_split_refuses_outputs_whose_first_dimension_is_not_the_number_of_rows() -> None:

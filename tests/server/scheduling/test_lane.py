@@ -393,6 +393,17 @@ async def test_requests_that_waited_behind_work_are_batched_and_each_gets_its_ro
     assert await second == Done(ticket.slot, (Extent((2,), 260, 8),), None, 1, 2, 3)
 
 
+async def test_a_batch_leaves_out_what_none_of_its_requests_has_asked_for(batchable: Lane, hand: Hand) -> None:
+    submit(batchable, batchable.take_slot(), "other", SHAPES)
+    for unasked in (0b011, 0b110):
+        slot = batchable.take_slot()
+        slot.lay_out(ROWS, [8])
+        batchable.submit(slot, "m", ((1, 2),), lambda _: None, batching=BATCHING, unasked=unasked)
+    await settle()
+    await hand.end()
+    assert [(ticket.shapes, ticket.unasked) for ticket in hand.tickets] == [(((2, 2),), 0b010)]
+
+
 async def test_the_slot_of_a_batch_is_free_when_its_last_request_is_released(batchable: Lane, hand: Hand) -> None:
     (one, _), (two, _) = await held(batchable, hand, 1, 1)
     await hand.end()
