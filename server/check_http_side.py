@@ -36,10 +36,10 @@ async def _try(served: ServedModel, options: TextOptions) -> Tried:
             (await open_functions(served.functions, served.name, 1, "", _LIMIT)).close()
     except FunctionsFailed as error:
         return Tried(unserved=f"model {served.name} {served.version} is unavailable: {error}")
-    if not served.tokenizer:
+    if not served.folder:
         return Tried()
     try:
-        text = await open_text(served.tokenizer, served.name, served.signature, 1, "", _LIMIT)
+        text = await open_text(served.folder, served.name, served.signature, 1, "", _LIMIT)
         try:
             encoder = text.encoder(options)
         finally:

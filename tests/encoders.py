@@ -54,12 +54,18 @@ def write_tokenizer(path: Path, most: int = 0) -> None:
 
 
 def encoder(
-    layers: int = 2, hidden: int = 32, scores: bool = False, pooled: bool = False, vocabulary: int = 256, seed: int = 0
+    layers: int = 2,
+    hidden: int = 32,
+    scores: bool = False,
+    pooled: bool = False,
+    vocabulary: int = 256,
+    seed: int = 0,
+    positions: int = 0,
 ) -> bytes:
     """An ONNX file: token embeddings and layers of attention and a feed-forward part, as BERT has them.
 
     It gives `last_hidden_state`, or `pooled` the mean of that as `sentence_embedding`, or for a cross-encoder `logits`, one a
-    row, from the first token.
+    row, from the first token. With `positions` it has a table of so many, and fails for longer texts.
     """
     random, nodes, weights = np.random.default_rng(seed), list[Any](), list[Any]()
 
@@ -82,6 +88,14 @@ def encoder(
     x = node("Gather", [weight("words", vocabulary, hidden), "input_ids"], "embedded")
     types = node("Gather", [weight("types", 2, hidden), "token_type_ids"], "typed")
     x = node("Add", [x, types], "begin")
+    if positions:
+        length = node(
+            "Slice",
+            [node("Shape", ["input_ids"], "shape"), constant("i1", np.array([1])), constant("i2", np.array([2]))],
+            "length",
+        )
+        used = node("Slice", [weight("positions", positions, hidden), constant("i0", np.array([0])), length], "used")
+        x = node("Add", [x, used], "placed")
     scale, bias = constant("gamma", np.ones(hidden, np.float32)), constant("beta", np.zeros(hidden, np.float32))
     root = constant("root", np.float32(hidden**-0.5))
     for n in range(layers):

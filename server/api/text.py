@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ..config.schema import ModelOptions
-from ..config.text import TextOptions
+from ..config.text import DEFAULTS, TextOptions
 from ..errors import BadRequest, NotFound
 from ..protocol.json_document import parse
 from ..tenants.service import Service, Tenant
@@ -20,7 +20,6 @@ from .openapi import errors, operation_id, request_body
 from .texts import Texts, encoder_of
 
 router = APIRouter(generate_unique_id_function=operation_id)
-_DEFAULT = TextOptions()
 _TEXTS: list[str | Enum] = ["Texts"]
 _ERRORS = errors(400, 401, 404, 421, 503, model=text_schemas.OpenAIError)
 _INFERENCE_ERRORS = errors(400, 401, 404, 408, 413, 421, 429, 500, 503, 504, model=text_schemas.OpenAIError)
@@ -84,7 +83,7 @@ async def _embed(body: bytes, tenant: Tenant, service: Service) -> Response:
         raise NotFound(f"model {asked.model!r} gives scores, not embeddings; use /v1/rerank")
     texts = Texts(tenant, asked.model, options, len(body), asked.priority, asked.timeout)
     try:
-        _check_tokens(asked.texts, texts.text.vocabulary)
+        _check_tokens(asked.texts, options, texts.text.vocabulary)
         tokens = await texts.tokens(asked.texts, "input")
         rows = await texts.results(tokens)
     except BaseException as error:
@@ -92,7 +91,7 @@ async def _embed(body: bytes, tenant: Tenant, service: Service) -> Response:
         raise
     texts.close()
     used = sum(len(each.ids) for each in tokens)
-    return Response(text_messages.embeddings(asked, rows, used, options.normalize), media_type="application/json")
+    return Response(text_messages.embeddings(asked, rows, used, texts.encoder.normalize), media_type="application/json")
 
 
 async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
@@ -112,14 +111,20 @@ async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
     return json_response(text_messages.ranking(asked, scores, sum(len(each.ids) for each in tokens)))
 
 
-def _check_tokens(texts: list[Any], size: int) -> None:
+def _check_tokens(texts: list[Any], options: TextOptions, size: int) -> None:
+    """Raise BadRequest for tokens where only texts are taken, and for such as the tokenizer does not have."""
     for index, each in enumerate(texts):
+        if isinstance(each, list) and not options.token_ids:
+            raise BadRequest(
+                f"input[{index}]: tokens; expected text, as tokens of another tokenizer would give a wrong embedding. With "
+                "LangChain set check_embedding_ctx_length=False; tokens of this model's own need models.NAME.text.token_ids"
+            )
         if isinstance(each, list) and max(each) >= size:
             raise BadRequest(f"input[{index}]: token {max(each)}; the model's tokenizer has tokens 0 to {size - 1}")
 
 
 def _options(service: Service, name: str) -> TextOptions:
-    return service.config.models.options.get(name, ModelOptions()).text or _DEFAULT
+    return service.config.models.options.get(name, ModelOptions()).text or DEFAULTS
 
 
 def _names(tenant: Tenant, service: Service) -> list[str]:

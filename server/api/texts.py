@@ -187,7 +187,7 @@ class Texts:
 def encoder_of(served: Any, options: TextOptions) -> tuple[RunningText, Encoder]:
     """The tokenizer and the encoder of a version. Raises NotFound for one that takes no texts."""
     if served.text is None:
-        why = "its tokenizer cannot be used, see the log" if served.tokenizer else "it has no tokenizer.json"
+        why = "its tokenizer cannot be used, see the log" if served.folder else "it has no tokenizer.json"
         raise NotFound(f"model {served.name!r} does not take texts: {why}")
     try:
         return served.text, served.text.encoder(options)

@@ -93,8 +93,9 @@ class ModelOptions(Section, frozen=True):
         default=None,
         examples=[{"pooling": "mean", "normalize": True, "max_tokens": 512}],
         description="How a model with a tokenizer.json is used for /v1/embeddings and /v1/rerank: `task` is embed, the "
-        "default, or rerank (a cross-encoder), `pooling` mean, cls or last, `normalize` true by default, `max_tokens` the most "
-        "of a text, `truncate` whether longer ones are cut, `output` which output to use.",
+        "default, or rerank (a cross-encoder), `truncate` whether texts of more than `max_tokens` are cut, `output` which "
+        "output to use, `token_ids` whether clients may send tokens; `pooling` (mean, cls, last, max), `normalize` and "
+        "`max_tokens` go before what the files of sentence-transformers beside the tokenizer say.",
     )
     graphs: Literal["on", "off", "required"] | None = Field(
         default=None,

@@ -12,14 +12,18 @@ MOST_TOKENS = 1 << 20
 
 
 class TextOptions(NamedTuple):
-    """How a model with a tokenizer is used. `max_tokens` 0 and `output` "" are for the tokenizer and the model to say."""
+    """How a model with a tokenizer is used. "", None and 0 are for the model and the files beside it to say."""
 
     task: Literal["embed", "rerank"] = "embed"
-    pooling: Literal["mean", "cls", "last"] = "mean"
-    normalize: bool = True
+    pooling: Literal["", "mean", "cls", "last", "max"] = ""
+    normalize: bool | None = None
     max_tokens: int = 0
     truncate: bool = False
     output: str = ""
+    token_ids: bool = False
+
+
+DEFAULTS = TextOptions()
 
 
 class TextTable(TypedDict, total=False):
@@ -31,14 +35,20 @@ class TextTable(TypedDict, total=False):
         Literal["embed", "rerank"], Field(description="Embeddings by default; scores of pairs of texts for a cross-encoder.")
     ]
     pooling: Annotated[
-        Literal["mean", "cls", "last"], Field(description="How tokens become a text's embedding: mean by default.")
+        Literal["mean", "cls", "last", "max"],
+        Field(description="How tokens become a text's embedding: as the files beside the tokenizer say, else mean."),
     ]
-    normalize: Annotated[bool, Field(description="Whether embeddings have length 1, as they do by default.")]
+    normalize: Annotated[
+        bool, Field(description="Whether embeddings have length 1: as the files beside the tokenizer say, else true.")
+    ]
     max_tokens: Annotated[
-        int, Field(ge=1, le=MOST_TOKENS, description="Most tokens of a text; the tokenizer's or the model's own, or 512.")
+        int, Field(ge=1, le=MOST_TOKENS, description="Most tokens of a text; what the files beside the tokenizer say, or 512.")
     ]
     truncate: Annotated[bool, Field(description="Whether longer texts are cut; by default they are refused.")]
     output: Annotated[str, Field(min_length=1, description="The output to use, if not the usual one.")]
+    token_ids: Annotated[
+        bool, Field(description="Whether clients may send tokens of this tokenizer in place of texts; refused by default.")
+    ]
 
 
 _TABLE: TypeAdapter[TextTable] = TypeAdapter(TextTable)
@@ -60,8 +70,8 @@ Text = Annotated[
     BeforeValidator(_text, json_schema_input_type=TextTable),
     Form(
         "table",
-        "a table with any of task ('embed', 'rerank'), pooling ('mean', 'cls', 'last'), normalize, max_tokens, truncate and "
-        'output, as in { pooling = "cls", max_tokens = 256 }',
+        "a table with any of task ('embed', 'rerank'), pooling ('mean', 'cls', 'last', 'max'), normalize, max_tokens, "
+        'truncate, output and token_ids, as in { pooling = "cls", max_tokens = 256 }',
         _written,
     ),
 ]

@@ -24,6 +24,7 @@ from engines import (
     ModelRefused,
     RuntimeSettings,
     Signature,
+    Tensor,
     chain,
     load_engine,
     unsupported,
@@ -35,6 +36,7 @@ from partitions.loads import Loads, UnpacedLoads
 
 from ..config.schema import Config, ModelOptions
 from ..config.server import ServerConfig
+from ..config.tables import dotted
 from ..protocol.classification import Labels
 from ..repository.description import describe
 from ..repository.ensemble import (
@@ -54,6 +56,7 @@ from ..repository.model_repository import Listing, ModelFile, Repository
 from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
+from ..text.encoder import Encoder, NoEncoder
 from .engine_pool import EnginePool
 from .joining import UNSEEN, Rows, look
 from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp
@@ -321,6 +324,8 @@ class ModelLoader:
         outer = file.functions.outer(signature) if file.functions else signature
         functions = file.functions.definition(signature) if file.functions else None
         executor = engine.bind(partition)
+        if file.text and not file.config.steps:
+            loaded.warnings.extend(_try_texts(file, outer, executor))
         how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
         try:
             rows = self._rows(version, executor, partition, signature, joined=how is not None)
@@ -341,7 +346,7 @@ class ModelLoader:
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
-        served = ServedModel(file.name, number, key, outer, platform, config, how, labels, queues, functions, file.tokenizer)
+        served = ServedModel(file.name, number, key, outer, platform, config, how, labels, queues, functions, file.text)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine
@@ -411,6 +416,35 @@ class ModelLoader:
         return StepModel(served, model.engines[served.key])
 
 
+def _try_texts(file: ModelFile, signature: Signature, executor: Executor) -> list[str]:
+    """Run the longest text that requests may have, where only the model knows whether it takes that: lines for the log.
+
+    Above `_MOST_TRIED` tokens the number of positions in the model's config.json is believed, as a run takes long. Raises
+    ModelRefused; the executor is closed then.
+    """
+    folder = file.text
+    assert folder
+    try:
+        encoder = Encoder(signature, file.text_options, folder)
+    except NoEncoder as error:
+        return [f"model {file.name} {file.version} does not take texts: {error}"]
+    notes = [f"model {file.name} {file.version}: {note}" for note in encoder.notes]
+    if file.functions or not encoder.is_free or _MOST_TRIED < encoder.most <= folder.positions:
+        return notes
+    longest = encoder.longest()
+    inputs = [Tensor.of(array) for array in longest.arrays]
+    try:
+        executor.enqueue(inputs).wait()
+    except EngineError as error:
+        executor.close()
+        raise ModelRefused(
+            f"a text of {encoder.most} tokens, the longest that requests may have, fails: {error}; set max_tokens of the table "
+            f"text in [{dotted(('models', file.name))}] to the most that the model takes"
+        ) from error
+    return notes
+
+
+_MOST_TRIED = 1024
 _NESTED = "is an ensemble, which cannot be a step; name its steps instead"
 
 

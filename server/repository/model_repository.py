@@ -15,7 +15,9 @@ from partitions.regular_file import open_regular, read_regular
 from ..config.schema import ModelOptions
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
+from ..config.text import DEFAULTS, TextOptions
 from ..protocol.json_document import short
+from ..text.folder import TextFolder, read_folder
 from .functions_file import FILENAME, FunctionsFile, read_functions
 from .model_config import ConfigRefused, ModelConfig, from_json, parse
 from .model_settings import StatedSettings, from_options
@@ -31,7 +33,6 @@ _IN_DIRECTORY = "model.onnx"
 _ENSEMBLE = b"ensemble"
 """What every configuration of an ensemble has somewhere."""
 _NO_PYTHON = "code of the repository is not run unless models.python is true: set that, or take the file away"
-_TOKENIZER = "tokenizer.json"
 _MOST_CONFIG = 1 << 20
 """Bytes of a config.pbtxt. To read so many takes more than a second of the interpreter."""
 _MOST_LABELS = 1 << 20
@@ -43,7 +44,7 @@ class ModelFile:
     """One version of a model that is to be served.
 
     `path` is the model's file, for an ensemble the version's directory. `labels` are the contents of label files, by output.
-    `tokenizer` is the path of its tokenizer.json, "" if it has none.
+    `text` is its tokenizer, with what is said of it, and `text_options` what the configuration says.
     """
 
     name: str
@@ -52,7 +53,8 @@ class ModelFile:
     config: ModelConfig
     labels: Mapping[str, bytes] = field(default_factory=dict)
     functions: FunctionsFile | None = None
-    tokenizer: str = ""
+    text: TextFolder | None = None
+    text_options: TextOptions = DEFAULTS
 
     @property
     def filename(self) -> str:
@@ -132,7 +134,9 @@ class Repository:
             labels = self._labels(name, config)
         except ConfigRefused as error:
             return _refused(name, str(error))
-        return replace(self._list(name, numbers, config, labels), warnings=_warnings(name, skipped, config))
+        listing = self._list(name, numbers, config, labels)
+        read = {folder for file in listing.files if file.text for folder in file.text.folders}
+        return replace(listing, warnings=_warnings(name, [each for each in skipped if each not in read], config))
 
     def _config(self, name: str, override: str | None) -> ModelConfig:
         config = self._read_config(name) if override is None else self._of_request(name, override)
@@ -213,6 +217,7 @@ class Repository:
             return Problem(version, f"{functions.where} has functions, which an ensemble cannot have; take the file away")
         if config.steps:
             return ModelFile(name, number, self._root / name / version, config, labels)
+        options = self._options.get(name, ModelOptions()).text or DEFAULTS
         try:
             path = _model_file(self._root / name / version, config.filenames)
             if not path:
@@ -221,13 +226,7 @@ class Repository:
         except OSError as error:
             where = os.path.relpath(error.filename or self._root / name / version, self._root)
             return Problem(version, f"{where}: {error.strerror}")
-        return ModelFile(name, number, path, config, labels, functions, _tokenizer(self._root / name, version))
-
-
-def _tokenizer(model: Path, version: str) -> str:
-    """The tokenizer.json of a version of the model in this directory, or of the model; "" if there is none."""
-    paths = (model / version / _TOKENIZER, model / _TOKENIZER)
-    return next((str(path) for path in paths if os.path.isfile(path)), "")
+        return ModelFile(name, number, path, config, labels, functions, read_folder(self._root / name, version), options)
 
 
 def some(names: Iterable[object]) -> str:

@@ -15,6 +15,7 @@ from ..protocol.classification import UNLABELLED, Labels
 from ..protocol.request_cache import RequestCache
 from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
+from ..text.folder import TextFolder
 from .running_functions import RunningFunctions
 from .running_text import RunningText
 from .statistics import ModelStatistics
@@ -36,7 +37,7 @@ class ServedModel:
 
     `batching` is set if its requests are batched; `labels` are the names of its output classes; `queues` are the limits of its
     queues, if its configuration has any. If it has `functions`, `signature` is what clients know, and these are `running` where
-    its requests are served. `tokenizer` is the path of its tokenizer.json, if there is one, and `text` that where it is used.
+    its requests are served. `folder` is its tokenizer with what is said of it, if it has one, and `text` that where it is used.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ServedModel:
     labels: Labels = field(default=UNLABELLED, compare=False)
     queues: QueuePolicy | None = None
     functions: Functions | None = None
-    tokenizer: str = ""
+    folder: TextFolder | None = None
     text: RunningText | None = field(default=None, compare=False)
     running: RunningFunctions | None = field(default=None, compare=False)
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..config.tables import dotted
 from ..functions.definition import Functions
+from ..text.folder import TextFolder
 from ..text.tokenizer import TokenizerFailed
 from .catalog import IndexEntry, ServedModel
 from .running_functions import FunctionsFailed, RunningFunctions, close_all, open_functions
@@ -83,8 +84,8 @@ async def _with_functions(
             running, text = (old.running, old.text) if (old := there.get(item.key)) else (None, None)
             if item.functions and running is None:
                 running = _take(staged, item) or await _functions(tenant, item.functions, item.name)
-            if item.tokenizer and text is None:
-                text = await _text(tenant, item)
+            if item.folder and text is None:
+                text = await _text(tenant, item, item.folder)
             found.append(replace(item, running=running, text=text))
         except FunctionsFailed as error:
             log.error("model %s %s is unavailable: %s", item.name, item.version, error)
@@ -106,11 +107,11 @@ async def _functions(tenant: Tenant, functions: Functions, name: str) -> Running
     return await open_functions(functions, name, tenant.config.queue, _setting(tenant), tenant.execution_limit)
 
 
-async def _text(tenant: Tenant, item: ServedModel) -> RunningText | None:
+async def _text(tenant: Tenant, item: ServedModel, folder: TextFolder) -> RunningText | None:
     """The tokenizer of a version; None, with a line in the log, if it cannot be used: the model is served all the same."""
     queue, limit = tenant.config.queue, tenant.execution_limit
     try:
-        return await open_text(item.tokenizer, item.name, item.signature, queue, _setting(tenant), limit)
+        return await open_text(folder, item.name, item.signature, queue, _setting(tenant), limit)
     except TokenizerFailed as error:
         log.warning("model %s %s does not take texts: %s", item.name, item.version, error)
         return None

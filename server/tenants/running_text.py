@@ -9,6 +9,7 @@ from engines import Signature
 from ..config.text import TextOptions
 from ..functions.thread import FunctionThread
 from ..text.encoder import Encoder
+from ..text.folder import TextFolder
 from ..text.tokenizer import TextTokenizer, TokenizerFailed, Tokens
 
 LOAD_SECONDS = 60.0
@@ -18,10 +19,13 @@ LOAD_SECONDS = 60.0
 class RunningText:
     """Belongs to the event loop of the tenant's HTTP process; `open_text` makes one. `name` is the model's."""
 
-    def __init__(self, name: str, signature: Signature, thread: FunctionThread, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self, name: str, signature: Signature, thread: FunctionThread, folder: TextFolder, tokenizer: TextTokenizer
+    ) -> None:
         self._what = f"model {name!r}: its tokenizer"
         self._signature = signature
         self._thread = thread
+        self._folder = folder
         self._tokenizer = tokenizer
         self._encoders: dict[TextOptions, Encoder] = {}
 
@@ -37,7 +41,7 @@ class RunningText:
         """How the model is used with these options. Raises NoEncoder."""
         found = self._encoders.get(options)
         if found is None:
-            found = Encoder(self._signature, options, self._tokenizer.most, self._tokenizer.pad)
+            found = Encoder(self._signature, options, self._folder, self._tokenizer.pad)
             self._encoders = {options: found}
         return found
 
@@ -56,24 +60,24 @@ class RunningText:
 
 
 async def open_text(
-    path: str, name: str, signature: Signature, most: int, setting: str, limit: tuple[float, str]
+    folder: TextFolder, name: str, signature: Signature, most: int, setting: str, limit: tuple[float, str]
 ) -> RunningText:
     """Load a tokenizer on a thread of its own. `most` requests may wait for it. Raises TokenizerFailed."""
     thread = FunctionThread(name, most, setting, *limit)
     try:
-        tokenizer = await _called(thread, f"model {name!r}: tokenizer.json", lambda: _load(path), LOAD_SECONDS)
+        tokenizer = await _called(thread, f"model {name!r}: tokenizer.json", lambda: _load(folder), LOAD_SECONDS)
     except BaseException as error:
         thread.close()
         raise TokenizerFailed(str(error)) if isinstance(error, Exception) else error from error
     if isinstance(tokenizer, TokenizerFailed):
         thread.close()
         raise tokenizer
-    return RunningText(name, signature, thread, tokenizer)
+    return RunningText(name, signature, thread, folder, tokenizer)
 
 
-def _load(path: str) -> TextTokenizer | TokenizerFailed:
+def _load(folder: TextFolder) -> TextTokenizer | TokenizerFailed:
     try:
-        return TextTokenizer(path)
+        return TextTokenizer(folder)
     except TokenizerFailed as error:
         return error
 

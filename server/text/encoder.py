@@ -1,5 +1,6 @@
 """What an encoder model takes and gives for texts: which tensors, padded batches, pooling. Pure."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,12 +11,15 @@ from engines import Signature, TensorSpec
 
 from ..config.text import TextOptions
 from ..errors import Failed
+from .folder import TextFolder
 from .tokenizer import Tokens
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _OUTPUTS = ("sentence_embedding", "logits", "last_hidden_state", "token_embeddings")
 """The outputs that are looked for, in this order, if the configuration names none."""
 _MOST_TOKENS = 512
+_POOLINGS = ("mean", "cls", "last", "max")
+_ANY = 1 << 30
 _STEP = 8
 """Lengths are padded to a multiple of this, so that requests have few different shapes and join into batches."""
 
@@ -34,10 +38,13 @@ class Filled(NamedTuple):
 class Encoder:
     """A model for texts. Raises NoEncoder for a model of another kind.
 
-    `rows` is the most texts in a run, `most` the most tokens of one. `said` is how many tokens its tokenizer says, 0 for none.
+    `rows` is the most texts in a run, `most` the most tokens of one. What the `options` leave open is as the `folder` says, and
+    `notes` are lines on what they have otherwise.
     """
 
-    def __init__(self, signature: Signature, options: TextOptions, said: int, pad: int) -> None:
+    def __init__(self, signature: Signature, options: TextOptions, folder: TextFolder, pad: int = 0) -> None:
+        if folder.refusal:
+            raise NoEncoder(folder.refusal)
         self.options = options
         self._pad = pad
         self._inputs = signature.inputs
@@ -52,10 +59,20 @@ class Encoder:
         """As in `Room`: all outputs but the one that is read."""
         self.rows = signature.max_batch or 1
         self._least, self._fixed, most = self._lengths()
-        self.most = min(options.max_tokens or said or _MOST_TOKENS, most)
+        self.most = min(options.max_tokens or folder.most or _MOST_TOKENS, most)
+        self.pooling = options.pooling or folder.pooling or _POOLINGS[0]
+        self.normalize = next((each for each in (options.normalize, folder.normalize) if each is not None), True)
+        self.notes = _notes(options, folder, self._rank)
+        if options.task == "embed":
+            self._check_modules(folder)
 
     def __repr__(self) -> str:
         return f"<Encoder of up to {self.rows} texts of {self.most} tokens, {self.options.task}>"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no shape of the model limits the length of texts."""
+        return self.most < _ANY and not self._fixed and all(len(spec.limits) < 2 for spec in self._inputs)
 
     def batches(self, tokens: Sequence[Tokens]) -> list[list[int]]:
         """The numbers of texts for each run: those of similar lengths together, as each is padded to the longest."""
@@ -80,6 +97,10 @@ class Encoder:
         arrays = [found[spec.name].astype(spec.datatype.numpy, copy=False) for spec in self._inputs]
         return Filled(tuple([array.shape for array in arrays]), arrays)
 
+    def longest(self) -> Filled:
+        """The inputs of one run of a text of `most` tokens."""
+        return self.fill([Tokens([self._pad] * self.most)])
+
     def result(self, tokens: Sequence[Tokens], outputs: Sequence[tuple[tuple[int, ...], memoryview]]) -> Any:
         """A row of float32 for each text, of an array of its own: its embedding, or its score alone.
 
@@ -91,7 +112,7 @@ class Encoder:
             logits = self._numbers(values.reshape(len(tokens), -1)[:, -1:].astype(np.float32))
             return np.exp(-np.logaddexp(np.float32(0), -logits))  # 1 / (1 + exp(-logits)), where that would overflow.
         pooled = self._numbers(self._pooled(tokens, values) if self._rank == 3 else values.astype(np.float32))
-        if self.options.normalize:
+        if self.normalize:
             pooled /= np.maximum(np.sqrt((pooled * pooled).sum(1, keepdims=True)), 1e-12)
         return pooled
 
@@ -102,14 +123,32 @@ class Encoder:
 
     def _pooled(self, tokens: Sequence[Tokens], values: Any) -> Any:
         sizes = [len(each.ids) for each in tokens]
-        if self.options.pooling == "cls":
+        if self.pooling == "cls":
             return values[:, 0].astype(np.float32)
-        if self.options.pooling == "last":
+        if self.pooling == "last":
             return values[range(len(sizes)), [size - 1 for size in sizes]].astype(np.float32)
+        if self.pooling == "max":
+            return np.stack([values[row, :size].max(0) for row, size in enumerate(sizes)]).astype(np.float32)
         pooled = np.empty((len(sizes), values.shape[2]), np.float32)
         for row, size in enumerate(sizes):
             values[row, :size].mean(0, dtype=np.float32, out=pooled[row])
         return pooled
+
+    def _check_modules(self, folder: TextFolder) -> None:
+        """Raise NoEncoder for what the folder says of embeddings and is not done here. Pooled outputs have it in the graph."""
+        name = self._output.spec.name
+        if folder.classifies and name == "logits" and not self.options.output:
+            raise NoEncoder(f"config.json says that it is a {folder.classifies}, which gives scores; set text.task = 'rerank'")
+        if self._rank != 3:
+            return
+        if folder.modules:
+            those = " and ".join(folder.modules)
+            raise NoEncoder(
+                f"modules.json has {those}, which output {name!r} is without; export the model with its sentence_embedding, as "
+                "optimum-cli does for a model of sentence-transformers"
+            )
+        if self.pooling not in _POOLINGS:
+            raise NoEncoder(f"its pooling is {self.pooling}, which is not done here; set text.pooling to another one")
 
     def _find_output(self, signature: Signature) -> "tuple[_Output, int]":
         named = {spec.name: _Output(index, spec) for index, spec in enumerate(signature.outputs)}
@@ -127,7 +166,7 @@ class Encoder:
 
     def _lengths(self) -> tuple[int, int, int]:
         """The shortest and the only length that the model takes, 0 for any, and the longest."""
-        least, fixed, most = 0, 0, 1 << 30
+        least, fixed, most = 0, 0, _ANY
         for spec in self._inputs:
             size = spec.dims[1]
             if isinstance(size, int):
@@ -139,6 +178,20 @@ class Encoder:
 
 def _names(spec: TensorSpec) -> list[str]:
     return [dim for dim in spec.dims if isinstance(dim, str)]
+
+
+def _notes(options: TextOptions, folder: TextFolder, rank: int) -> tuple[str, ...]:
+    """Where the configuration has it otherwise than the model's files, or more tokens: it is followed."""
+    said = {
+        "pooling": (options.pooling or None, folder.pooling if rank == 3 and folder.pooling else None),
+        "normalize": (options.normalize, folder.normalize),
+        "max_tokens": (options.max_tokens or None, min(options.max_tokens, folder.most) or None),
+    }
+    return tuple(
+        f"text.{key} is {json.dumps(ours)}, which goes before what the files beside tokenizer.json say, {json.dumps(theirs)}"
+        for key, (ours, theirs) in said.items()
+        if None not in (ours, theirs) and ours != theirs
+    )
 
 
 class _Output(NamedTuple):

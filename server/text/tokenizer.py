@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from partitions.installing import install_command
 
 from ..errors import BadRequest, TooLarge
+from .folder import TextFolder
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 """Names of the padding token in files that do not say which it is."""
@@ -30,12 +31,9 @@ class TokenizerFailed(Exception):
 
 
 class TextTokenizer:
-    """Belongs to one thread. `most` is the number of tokens that its file truncates to, 0 if it says nothing.
+    """Belongs to one thread. Raises TokenizerFailed if the file or the library is missing or wrong."""
 
-    Raises TokenizerFailed if the file or the library is missing or wrong.
-    """
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, folder: TextFolder) -> None:
         os.environ.setdefault(
             "TOKENIZERS_PARALLELISM", "false"
         )  # One thread a model is enough; more would be on its cores too.
@@ -44,11 +42,16 @@ class TextTokenizer:
         except ImportError as error:
             raise TokenizerFailed(f"tokenizers is not installed; run {install_command('text')} ({error})") from error
         try:
-            self._tokenizer: Any = Tokenizer.from_file(path)
+            self._tokenizer: Any = Tokenizer.from_file(folder.tokenizer)
         except Exception as error:  # The library raises no other class.
             raise TokenizerFailed(f"tokenizer.json cannot be used: {error}") from error
-        said = self._tokenizer.truncation
-        self.most: int = said["max_length"] if said else 0
+        said: Any = self._tokenizer.truncation
+        left = bool(said) and said["direction"] == "left" if folder.cuts_left is None else folder.cuts_left
+        self._side = "left" if left else "right"
+        self._lowers = folder.lowers
+        normalizer = self._tokenizer.normalizer
+        if folder.lowercase is not None and hasattr(normalizer, "lowercase"):  # tokenizer_config.json goes first.
+            normalizer.lowercase = folder.lowercase
         self.pad = self._pad()
         self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer.no_padding()
@@ -78,7 +81,8 @@ class TextTokenizer:
             for index in range(start, end):
                 size = len(found[index].ids)
                 if size > most and truncate:
-                    found[index] = Tokens(found[index].ids[:most])
+                    ids = found[index].ids
+                    found[index] = Tokens(ids[-most:] if self._side == "left" else ids[:most])
                 elif not 0 < size <= most:
                     expected = f"expected 1 to {most} (models.NAME.text: max_tokens, truncate)"
                     raise BadRequest(f"{where}[{index}]: {size} tokens; {expected}")
@@ -86,7 +90,7 @@ class TextTokenizer:
 
     def _encode(self, texts: Sequence[Any]) -> list[Tokens]:
         given = [(index, text) for index, text in enumerate(texts) if not isinstance(text, list)]
-        encoded = self._tokenizer.encode_batch_fast([text for _, text in given])
+        encoded = self._tokenizer.encode_batch_fast([_lower(text) if self._lowers else text for _, text in given])
         found: list[Tokens] = [Tokens(text) for text in texts]
         for (index, text), each in zip(given, encoded, strict=True):
             found[index] = Tokens(each.ids, each.type_ids if isinstance(text, tuple) else None)
@@ -96,7 +100,7 @@ class TextTokenizer:
         if most != self._limit:
             self._limit = most
             if most:
-                self._tokenizer.enable_truncation(most)
+                self._tokenizer.enable_truncation(most, direction=self._side)
             else:
                 self._tokenizer.no_truncation()
 
@@ -106,6 +110,10 @@ class TextTokenizer:
             return int(said["pad_id"])
         found = (self._tokenizer.token_to_id(name) for name in _PADS)
         return next((token for token in found if token is not None), 0)
+
+
+def _lower(text: Any) -> Any:
+    return text.lower() if isinstance(text, str) else tuple(map(str.lower, text))
 
 
 def _characters(text: Any) -> int:

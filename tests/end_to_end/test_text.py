@@ -70,6 +70,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("encoder", "first", "short"):
         encoders.write(root, name, encoders.encoder(), most=16 if name == "short" else 0)
     encoders.write(root, "cross", encoders.encoder(scores=True))
+    encoders.write(root, "sentence", encoders.encoder(positions=32))
+    said = {
+        "modules.json": [
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        ],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "config.json": {"max_position_embeddings": 32},
+    }
+    (root / "sentence" / "1_Pooling").mkdir()
+    for name, content in said.items():
+        (root / "sentence" / name).write_text(json.dumps(content))
     repository.write(root, "identity", repository.IDENTITY)
     return root
 
@@ -78,6 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(root: Path) -> Iterator[Served]:
     tenant = TenantConfig(name="acme", granules=1, models=("*",), keys_sha256=(digest("secret"),))
     tables = {"first": {"pooling": "cls", "normalize": False, "truncate": True, "max_tokens": 4}, "cross": {"task": "rerank"}}
+    tables |= {"encoder": {"token_ids": True}}
     with serving(of(root, tenant, **tables), direct=True) as served:
         yield served
 
@@ -128,8 +141,17 @@ def test_pooling_length_and_truncation_are_configured(client: openai.OpenAI, roo
     assert answer.usage.prompt_tokens == 4
 
 
+def test_a_folder_of_sentence_transformers_is_read(client: openai.OpenAI, root: Path) -> None:
+    """The first token's features, as they are, of texts of up to 32 tokens."""
+    answer = client.embeddings.create(model="sentence", input=TEXTS[4])
+    np.testing.assert_allclose(answer.data[0].embedding, Reference(root / "sentence").run(TEXTS[4])[0], atol=2e-5)
+    assert client.embeddings.create(model="sentence", input="cat " * 30).usage.prompt_tokens == 32
+    with pytest.raises(openai.BadRequestError, match=r"input\[0\]: 33 tokens; expected 1 to 32 "):
+        client.embeddings.create(model="sentence", input="cat " * 31)
+
+
 def test_models_that_take_texts_are_listed(client: openai.OpenAI) -> None:
-    assert [each.id for each in client.models.list()] == ["cross", "encoder", "first", "short"]
+    assert [each.id for each in client.models.list()] == ["cross", "encoder", "first", "sentence", "short"]
     assert client.models.retrieve("encoder").owned_by == "acme"
     with pytest.raises(openai.NotFoundError, match=r"model 'identity' does not take texts: it has no tokenizer.json"):
         client.models.retrieve("identity")
@@ -148,6 +170,12 @@ def test_models_that_take_texts_are_listed(client: openai.OpenAI) -> None:
         ),
         ({"model": "encoder", "input": [[1, -1]]}, 400, None, "expected text that is not empty, or a list of tokens"),
         ({"model": "encoder", "input": [9999]}, 400, None, "input[0]: token 9999; the model's tokenizer has tokens 0 to "),
+        (
+            {"model": "short", "input": [[1]]},
+            400,
+            None,
+            "input[0]: tokens; expected text, as tokens of another tokenizer would",
+        ),
         (
             {"model": "short", "input": ["cat", "cat " * 15]},
             400,

@@ -243,6 +243,12 @@ def test_a_model_that_takes_texts_says_so_or_why_it_does_not(checked: Checked) -
     assert checked.check() == 0
     assert checked.err[0] == "greenlane: possible mistakes:"
     assert checked.err[1].startswith("model encoder 1 does not take texts: ")
+    encoders.write_tokenizer(checked.folder / "models" / "encoder" / "tokenizer.json")
+    (checked.folder / "models" / "encoder" / "modules.json").write_text("[]]")
+    assert checked.check() == 0
+    assert [line.partition(" (")[0] for line in checked.err[1:]] == [
+        "model encoder 1 does not take texts: modules.json is not JSON"
+    ]
 
 
 def test_a_configuration_that_contradicts_its_model_is_found(checked: Checked) -> None:

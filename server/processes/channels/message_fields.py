@@ -22,6 +22,7 @@ from ...scheduling.slot_pool import SlotStatistics
 from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import ModelReport, Report
 from ...tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
+from ...text.folder import TextFolder
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -85,20 +86,20 @@ class ServedModelFields(Fields):
     labels: dict[str, bytes]
     queues: QueuePolicyFields | None
     functions: Functions | None = None
-    tokenizer: str = ""
+    folder: TextFolder | None = None
 
     @classmethod
     def of(cls, served: ServedModel) -> "ServedModelFields":
         batching = mirror(BatchingFields, served.batching) if served.batching else None
         queues = QueuePolicyFields.of(served.queues) if served.queues else None
         plain = served.name, served.version, served.key, served.signature, served.platform, served.config
-        return cls(*plain, batching, dict(served.labels.files), queues, served.functions, served.tokenizer)
+        return cls(*plain, batching, dict(served.labels.files), queues, served.functions, served.folder)
 
     def served(self) -> ServedModel:
         batching = Batching(**asdict(self.batching)) if self.batching else None
         queues = self.queues.policy() if self.queues else None
         plain = self.name, self.version, self.key, self.signature, self.platform, self.config
-        return ServedModel(*plain, batching, Labels(self.labels), queues, self.functions, self.tokenizer)
+        return ServedModel(*plain, batching, Labels(self.labels), queues, self.functions, self.folder)
 
 
 class SizeFields(Fields):

@@ -397,10 +397,10 @@ def test_how_a_model_takes_texts_is_a_table(folder: Path) -> None:
     table = "[models.minilm.text]\npooling = 'cls'\nmax_tokens = 128\n"
     found = load(write(folder, sections() + table)).models.options["minilm"].text
     assert found == TextOptions(pooling="cls", max_tokens=128)
-    for wrong in ("pooling = 'max'", "max_tokens = 0", "normalise = true", "normalize = 1"):
+    for wrong in ("pooling = 'weighted'", "max_tokens = 0", "normalise = true", "normalize = 1"):
         (problem,) = problems(folder, sections() + f"[models.minilm.text]\n{wrong}")
         assert problem.startswith("models.minilm.text: ")
-        assert "a table with any of task ('embed', 'rerank'), pooling ('mean', 'cls', 'last'), normalize" in problem
+        assert "a table with any of task ('embed', 'rerank'), pooling ('mean', 'cls', 'last', 'max'), normalize" in problem
 
 
 def test_functions_of_models_are_refused_where_tenants_share_a_process(folder: Path) -> None:

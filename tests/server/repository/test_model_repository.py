@@ -285,10 +285,24 @@ def test_links_are_followed(repository, tmp_path, add):
     assert versions(repository.read("linked")) == [1]
 
 
+def test_the_folders_of_modules_are_read_and_no_warning(repository, tmp_path, add):
+    add("a/1/model.onnx")
+    for name in ("1_Pooling", "2_Normalize", "onnx"):
+        (tmp_path / "a" / name).mkdir()
+    (tmp_path / "a" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    modules = [{"type": "x.Pooling", "path": "1_Pooling"}, {"type": "x.Normalize", "path": "2_Normalize"}]
+    (tmp_path / "a" / "modules.json").write_text(json.dumps(modules))
+    assert "1_Pooling, 2_Normalize, onnx" in repository.read("a").warnings[0]
+    (tmp_path / "a" / "tokenizer.json").touch()
+    listing = repository.read("a")
+    assert listing.files[0].text.pooling == "cls"
+    assert [line.partition(";")[0] for line in listing.warnings] == ["a: not looked into: onnx"]
+
+
 def test_a_tokenizer_that_cannot_be_looked_at_is_none(repository, tmp_path, add):
     add("a/1/model.onnx")
     (tmp_path / "a" / "tokenizer.json").symlink_to("x" * 300)
-    assert [file.tokenizer for file in repository.read("a").files] == [""]
+    assert [file.text for file in repository.read("a").files] == [None]
 
 
 def test_a_model_that_cannot_be_opened_is_a_problem_with_the_systems_reason(repository, tmp_path, add):

@@ -8,6 +8,7 @@ from engines.datatypes import DATATYPES
 from server.config.text import TextOptions
 from server.errors import Failed
 from server.text.encoder import Encoder, NoEncoder, cosines
+from server.text.folder import TextFolder
 from server.text.tokenizer import Tokens
 
 IDS = TensorSpec("input_ids", DATATYPES["INT32"], ("b", "n"))
@@ -19,7 +20,8 @@ PLAIN = TextOptions()
 
 
 def encoder(*inputs: TensorSpec, options: TextOptions = PLAIN, said: int = 0, output: TensorSpec = HIDDEN) -> Encoder:
-    return Encoder(Signature(inputs, (POOLED, output), max_batch=4), options, said, pad=7)
+    folder = TextFolder("tokenizer.json", limits=said)
+    return Encoder(Signature(inputs, (POOLED, output), max_batch=4), options, folder, pad=7)
 
 
 def fixed(size: int) -> TensorSpec:
@@ -49,7 +51,7 @@ def test_texts_of_similar_lengths_are_together() -> None:
     assert encoder(IDS).batches(tokens) == [[1, 3, 5, 2], [4, 0]]
 
 
-@pytest.mark.parametrize(("pooling", "expected"), [("mean", [1.5, 2.5]), ("cls", [0, 1]), ("last", [3, 4])])
+@pytest.mark.parametrize(("pooling", "expected"), [("mean", [1.5, 2.5]), ("cls", [0, 1]), ("last", [3, 4]), ("max", [3, 4])])
 def test_padding_has_no_part_in_pooling(pooling: str, expected: list[float]) -> None:
     values = np.full((1, 8, 2), np.nan, np.float32)
     values[0, :2] = [[0, 1], [3, 4]]

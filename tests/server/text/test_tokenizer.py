@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.errors import BadRequest, TooLarge
+from server.text.folder import TextFolder
 from server.text.tokenizer import MOST_CHARACTERS, SLICE, TextTokenizer, TokenizerFailed
 from tests import encoders
 
@@ -29,7 +30,7 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path) -> tuple[TextTokenizer, Watched]:
     encoders.write(tmp_path, "encoder", encoders.encoder())
-    tokenizer = TextTokenizer(str(tmp_path / "encoder" / "tokenizer.json"))
+    tokenizer = TextTokenizer(TextFolder(str(tmp_path / "encoder" / "tokenizer.json")))
     tokenizer._tokenizer = found = Watched(tokenizer._tokenizer)
     return tokenizer, found
 
@@ -37,7 +38,7 @@ def watched(tmp_path: Path) -> tuple[TextTokenizer, Watched]:
 def test_without_the_library_the_error_has_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(TokenizerFailed, match=r"^tokenizers is not installed; run scripts/install text \("):
-        TextTokenizer("tokenizer.json")
+        TextTokenizer(TextFolder("tokenizer.json"))
 
 
 def test_a_query_counts_with_each_of_its_documents(watched: tuple[TextTokenizer, Watched]) -> None:
