@@ -30,6 +30,7 @@ status=0
   echo "command:  $*"
   echo "date:     $(date -u '+%Y-%m-%d %H:%M UTC'), ended with $status"
   echo "revision: ${REVISION:-$(git describe --always --dirty 2>/dev/null || echo unknown)}"
+  echo "GPU:      ${GPUS:-$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | paste -sd ';')}"
   echo "version:  $("$sanitizer" --version | tail -n 1)"
   cat "$log.new"
 } > "$log"
