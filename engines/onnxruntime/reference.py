@@ -69,7 +69,7 @@ class Reference:
         """The answer to these inputs. Blocks. Raises ModelRefused with ONNX Runtime's error."""
         feeds = {spec.name: each for spec, each in zip(self.signature.inputs, inputs, strict=True)}
         try:
-            return [np.asarray(each) for each in self._session.run(self._names, feeds)]
+            return [_encoded(np.asarray(each)) for each in self._session.run(self._names, feeds)]
         except Exception as error:
             raise ModelRefused(f"ONNX Runtime: {clean_message(error, self.path.parent)}") from error
 
@@ -78,3 +78,12 @@ class Reference:
         changed = self.run(rounded(self.signature.inputs, sample.inputs, seed))
         pairs = zip(self.signature.outputs, sample.outputs, changed, strict=True)
         return max((row_error(a, b) for spec, a, b in pairs if spec.datatype.name in ("FP16", "FP32", "FP64")), default=0.0)
+
+
+def _encoded(array: Array) -> Array:
+    """Texts as the bytes that clients get."""
+    if array.dtype != object:
+        return array
+    found = np.empty(array.size, object)
+    found[:] = [each.encode() if isinstance(each, str) else each for each in array.flat]
+    return found.reshape(array.shape)

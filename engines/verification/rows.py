@@ -1,5 +1,6 @@
 """Whether the rows of a batch depend on each other: found by running two random rows alone and together."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -8,7 +9,9 @@ import numpy as np
 
 from ..base import Executor, Tensor
 from ..errors import EngineError
-from ..signature import Shape, Signature
+from ..memory import view
+from ..signature import Shape, Signature, TensorSpec
+from ..wire import unpack
 from .rule import compare, is_usable
 from .samples import ATTEMPTS, draw
 
@@ -36,7 +39,16 @@ def run_on(executor: Executor, inputs: Sequence[Array]) -> list[Array]:
         return asked(inputs)
     outputs = executor.enqueue([Tensor.of(each) for each in inputs]).wait()
     specs = executor.engine.signature.outputs
-    return [tensor.array(spec.datatype) for spec, tensor in zip(specs, outputs, strict=True)]
+    return [_array(spec, tensor) for spec, tensor in zip(specs, outputs, strict=True)]
+
+
+def _array(spec: TensorSpec, tensor: Tensor) -> Array:
+    """A copy of a tensor on the host; BYTES as an array of bytes objects."""
+    if spec.datatype.size:
+        return tensor.array(spec.datatype)
+    elements = np.empty(math.prod(tensor.shape), object)
+    elements[:] = unpack(view(tensor.address, tensor.nbytes), elements.size)
+    return elements.reshape(tensor.shape)
 
 
 def stop_padding(executor: Executor) -> None:

@@ -62,7 +62,7 @@ def coarsest(datatypes: Collection[str], rounds: bool) -> str:
 
 
 def compare(specs: Sequence[TensorSpec], reference: Sequence[Array], answer: Sequence[Array], precision: str) -> Comparison:
-    """Compare two answers, an array for each output. Those of BYTES are not looked at.
+    """Compare two answers, an array for each output.
 
     An output of another shape, and a number that is finite in only one of the two, is an infinite error.
     """
@@ -71,7 +71,7 @@ def compare(specs: Sequence[TensorSpec], reference: Sequence[Array], answer: Seq
     for spec, ours, theirs in zip(specs, reference, answer, strict=True):
         if spec.datatype.kind == "float":
             found.append(Comparison(spec.name, row_error(numbers(spec.datatype, ours), numbers(spec.datatype, theirs)), limit))
-        elif spec.datatype.size:
+        else:
             found.append(_discrete(spec.name, ours, theirs, limit))
     return max(found, key=lambda each: each.error / each.tolerance)
 
@@ -114,7 +114,7 @@ def numbers(datatype: DataType, array: Array) -> Array:
 
 
 def _discrete(name: str, reference: Array, answer: Array, limit: float) -> Comparison:
-    """Integers and booleans: the share of the elements that differ."""
+    """Integers, booleans and texts: the share of the elements that differ."""
     if reference.shape != answer.shape:
         return Comparison(name, math.inf, limit)
     exact = limit < tolerance("TF32")

@@ -82,7 +82,21 @@ def test_drawn_integers_are_rows_of_the_table_and_masks_are_ones(tmp_path: Path)
     assert draw(load_engine(save(tmp_path / "m.onnx", source)).signature.inputs, [(2, 3)], {})[0].min() == 1
 
 
-def test_texts_decide_nothing(tmp_path: Path, partition: CpuPartition) -> None:
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("kinds (int64[n, 3] x) => (string[n, 3] y) { y = Cast<to = 8>(x) }", ""),
+        ("kinds (int64[n, 3] x) => (string[n, 3] y) { m = CumSum(x, z) y = Cast<to = 8>(m) }", "output 'y' of a row beside"),
+    ],
+)
+def test_outputs_of_text_are_compared_too(source: str, expected: str, tmp_path: Path, partition: CpuPartition) -> None:
+    depends, unknown = found(source.replace("{ m =", "<int32 z = {0}> { m ="), tmp_path, partition)
+    assert depends.startswith(expected)
+    assert bool(depends) == bool(expected)
+    assert not unknown
+
+
+def test_inputs_of_text_decide_nothing(tmp_path: Path, partition: CpuPartition) -> None:
     depends, unknown = found("texts (string[n, 2] x) => (string[n, 2] y) { y = Identity(x) }", tmp_path, partition)
     assert not depends
     assert "BYTES" in unknown
