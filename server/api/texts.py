@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..config.text import TextOptions
-from ..errors import DeadlineExceeded, NotFound, QueueFull
+from ..errors import DeadlineExceeded, MemoryFull, NotFound, QueueFull
 from ..inference.inference import Inference
 from ..link.messages import Done
 from ..protocol.request import Input, write_inputs
@@ -64,10 +64,12 @@ class Texts:
         return f"<Texts for {self._name} of {self._tenant.name}>"
 
     async def tokens(self, texts: Sequence[Any], where: str) -> list[Tokens]:
-        """The tokens of texts, of pairs, or of lists of tokens. Raises as `TextTokenizer.encode`, and DeadlineExceeded."""
+        """The tokens of texts, of pairs, or of lists of tokens. Raises as `RunningText.tokens`, and DeadlineExceeded."""
         try:
             async with asyncio.timeout(self._left()):
-                return await self.text.tokens(texts, self.encoder, where)
+                return await self.text.tokens(texts, self.encoder, where, self._tenant.lane.slots.blocks)
+        except MemoryFull as error:
+            raise self._tenant.lane.admission.reject(str(error)) from None
         except TimeoutError:
             raise self._tenant.lane.admission.expire(self._timeout or 0.0) from None
 

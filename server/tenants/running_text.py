@@ -1,16 +1,18 @@
 """The tokenizer of a version that is served, and the thread that it runs on in this process."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from engines import Signature
 
 from ..config.text import TextOptions
 from ..functions.thread import FunctionThread
+from ..link.blocks import BlockAllocator
 from ..text.encoder import Encoder
 from ..text.folder import TextFolder
-from ..text.tokenizer import TextTokenizer, TokenizerFailed, Tokens
+from ..text.tokenizer import TextTokenizer, TokenizerFailed, Tokens, needed
 
 LOAD_SECONDS = 60.0
 """How long a tokenizer may take to load."""
@@ -27,6 +29,9 @@ class RunningText:
         self._thread = thread
         self._folder = folder
         self._tokenizer = tokenizer
+        self._readers = 0
+        self._block: tuple[int, int] | None = None
+        """Where the block is that is reserved for the library, and its size."""
         self._encoders: dict[TextOptions, Encoder] = {}
 
     def __repr__(self) -> str:
@@ -45,14 +50,35 @@ class RunningText:
             self._encoders = {options: found}
         return found
 
-    async def tokens(self, texts: Sequence[Any], encoder: Encoder, where: str) -> list[Tokens]:
-        """As `TextTokenizer.encode`, on the thread. Raises QueueFull and Unavailable too, as `FunctionThread` does."""
+    async def tokens(self, texts: Sequence[Any], encoder: Encoder, where: str, blocks: BlockAllocator) -> list[Tokens]:
+        """As `TextTokenizer.encode`, on the thread; what that takes is counted in the tenant's memory, by `blocks`.
+
+        Raises QueueFull and Unavailable too, as `FunctionThread` does, and TooLarge and MemoryFull.
+        """
         self._thread.check_room()
         most, truncate = encoder.most, encoder.options.truncate
-        found: list[Tokens] = await _called(
-            self._thread, self._what, lambda: self._tokenizer.encode(texts, most, truncate, where)
-        )
+        with self._reserved(needed(texts, most), blocks):
+            found: list[Tokens] = await _called(
+                self._thread, self._what, lambda: self._tokenizer.encode(texts, most, truncate, where)
+            )
         return found
+
+    @contextmanager
+    def _reserved(self, nbytes: int, blocks: BlockAllocator) -> Iterator[None]:
+        """Hold a block for one call of the library at a time: as large as the largest that waits needs."""
+        if nbytes > (self._block[1] if self._block else 0):
+            block = blocks.allocate(nbytes)
+            if self._block:
+                blocks.free(*self._block)
+            self._block = block
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if self._block and not self._readers:
+                blocks.free(*self._block)
+                self._block = None
 
     def close(self) -> None:
         """Its model is not served any more, and no request for it is left."""

@@ -1,6 +1,8 @@
 """A tokenizer of Hugging Face's `tokenizers` (extra `text`). Blocks for as long as its texts are long; releases the GIL."""
 
 import os
+import unicodedata
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,12 +13,20 @@ from .folder import TextFolder
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 """Names of the padding token in files that do not say which it is."""
-MOST_CHARACTERS = 8 << 20
-"""Characters of one request. A query is read again with each document, so a small body could ask for gigabytes."""
-SLICE = 32 << 10
-"""Characters to read at a time, unless one text has more: the library takes some 100 bytes for each until it is done with all,
-and a call of it cannot be stopped.
+MOST_BYTES = 8 << 20
+"""Of the texts of one request, as `weight` counts. A query is read again with each document, so a small body could ask for
+gigabytes.
 """
+SLICE = 32 << 10
+"""Bytes to read at a time, unless one text has more: a call of the library cannot be stopped."""
+BYTES_PER_BYTE = 300
+"""What the library takes for each byte that it reads, until it is done with all of a call (measured: 33 to 290)."""
+LEAST_RESERVED = 1 << 20
+"""Bytes. Less is not counted: most requests take less."""
+_MOST_OF_CHARACTER = 33
+"""Bytes of a character once normalized, in UTF-8, at most: U+FDFA becomes 18 letters."""
+_AT_ONCE = 1024
+"""Characters to normalize at a time, with the interpreter's lock held."""
 
 
 class Tokens(NamedTuple):
@@ -63,37 +73,75 @@ class TextTokenizer:
     def encode(self, texts: Sequence[Any], most: int, truncate: bool, where: str) -> list[Tokens]:
         """The tokens of texts, of pairs of texts, or of lists of token ids, which are taken as they are.
 
-        Raises BadRequest for one of more than `most` tokens, unless they are to be cut, and TooLarge for more than
-        `MOST_CHARACTERS` in all; `where` is the list's name in errors.
+        Of a text no more than `most_of_text` is read. Raises BadRequest for one of more than `most` tokens, unless they are to
+        be cut, and TooLarge for more than `MOST_BYTES` in all, or if what was read of a text has fewer tokens; `where` is the
+        list's name in errors.
         """
         self._limit_to(most if truncate else 0)
-        sizes = [_characters(text) for text in texts]
-        if (total := sum(sizes)) > MOST_CHARACTERS:
-            raise TooLarge(f"{where}: {total} characters, the query counted with each document; the limit is {MOST_CHARACTERS}")
+        read = [self._cut(text, most_of_text(most)) for text in texts]
+        if (total := sum(each.weight for each in read)) > MOST_BYTES:
+            raise TooLarge(
+                f"{where}: {total} bytes once normalized, the query counted with each document; the limit is {MOST_BYTES}"
+            )
         found: list[Tokens] = []
         while len(found) < len(texts):
             start = end = len(found)
             room = SLICE
-            while end < len(texts) and (end == start or sizes[end] <= room):
-                room -= sizes[end]
+            while end < len(texts) and (end == start or read[end].weight <= room):
+                room -= read[end].weight
                 end += 1
-            found += self._encode(texts[start:end])
+            found += self._encode([each.text for each in read[start:end]])
             for index in range(start, end):
-                size = len(found[index].ids)
-                if size > most and truncate:
-                    ids = found[index].ids
-                    found[index] = Tokens(ids[-most:] if self._side == "left" else ids[:most])
-                elif not 0 < size <= most:
-                    expected = f"expected 1 to {most} (models.NAME.text: max_tokens, truncate)"
-                    raise BadRequest(f"{where}[{index}]: {size} tokens; {expected}")
+                found[index] = self._checked(found[index], read[index], most, truncate, f"{where}[{index}]")
         return found
+
+    def _checked(self, tokens: Tokens, read: "_Read", most: int, truncate: bool, where: str) -> Tokens:
+        """The tokens of a text, cut to `most`. Raises BadRequest or TooLarge."""
+        size = len(tokens.ids)
+        if read.is_cut and size < most + (not truncate):
+            limit = most_of_text(most)
+            raise TooLarge(f"{where}: a text of more than {limit} bytes once normalized, which is the limit for {most} tokens")
+        if size > most and truncate:
+            return Tokens(tokens.ids[-most:] if self._side == "left" else tokens.ids[:most])
+        if not 0 < size <= most:
+            expected = f"expected 1 to {most} (models.NAME.text: max_tokens, truncate)"
+            raise BadRequest(f"{where}: {'at least ' if read.is_cut else ''}{size} tokens; {expected}")
+        return tokens
+
+    def _cut(self, text: Any, most: int) -> "_Read":
+        """What is read of a text, or of a pair of texts. Tokens have no weight."""
+        if isinstance(text, list):
+            return _Read(text, 0, False)
+        if isinstance(text, tuple):
+            parts = [self._cut(part, most) for part in text]
+            return _Read(
+                tuple(each.text for each in parts), sum(each.weight for each in parts), any(each.is_cut for each in parts)
+            )
+        if text.isascii():
+            end = weight = min(len(text), most)
+        else:
+            end, weight = self._end(text, most)
+        left = self._side == "left"
+        return _Read(text if end == len(text) else text[len(text) - end :] if left else text[:end], weight, end < len(text))
+
+    def _end(self, text: str, most: int) -> tuple[int, int]:
+        """How many characters of a text, from the side that is kept, have at most so many bytes, and these bytes."""
+        weight = 0
+        for start in range(0, len(text), _AT_ONCE):
+            end = min(start + _AT_ONCE, len(text))
+            part = text[len(text) - end : len(text) - start] if self._side == "left" else text[start:end]
+            if weight + (more := _weight(part)) > most:
+                return start, weight
+            weight += more
+        return len(text), weight
 
     def _encode(self, texts: Sequence[Any]) -> list[Tokens]:
         given = [(index, text) for index, text in enumerate(texts) if not isinstance(text, list)]
         encoded = self._tokenizer.encode_batch_fast([_lower(text) if self._lowers else text for _, text in given])
         found: list[Tokens] = [Tokens(text) for text in texts]
         for (index, text), each in zip(given, encoded, strict=True):
-            found[index] = Tokens(each.ids, each.type_ids if isinstance(text, tuple) else None)
+            types = array("B", each.type_ids) if isinstance(text, tuple) else None
+            found[index] = Tokens(array("I", each.ids), types)  # A list takes nine times as much.
         return found
 
     def _limit_to(self, most: int) -> None:
@@ -116,6 +164,35 @@ def _lower(text: Any) -> Any:
     return text.lower() if isinstance(text, str) else tuple(map(str.lower, text))
 
 
-def _characters(text: Any) -> int:
-    """Of a text, or of a pair of texts; tokens have none."""
-    return 0 if isinstance(text, list) else len(text) if isinstance(text, str) else sum(map(len, text))
+class _Read(NamedTuple):
+    """What is read of a text or of a pair, its bytes once normalized, and whether that is not all of it."""
+
+    text: Any
+    weight: int
+    is_cut: bool
+
+
+def most_of_text(most: int) -> int:
+    """Bytes of a text, once normalized, that are read for `most` tokens: far more than such texts have."""
+    return max(64 << 10, 16 * most)
+
+
+def needed(texts: Sequence[Any], most: int) -> int:
+    """Bytes that reading these takes at most, for the largest call of the library; 0 for less than `LEAST_RESERVED`."""
+    sizes = [_bound(text, most_of_text(most)) for text in texts]
+    found = BYTES_PER_BYTE * max(min(sum(sizes), SLICE), max(sizes, default=0))
+    return found if found >= LEAST_RESERVED else 0
+
+
+def _bound(text: Any, most: int) -> int:
+    """A bound for the weight of a text."""
+    if isinstance(text, list):
+        return 0
+    if isinstance(text, tuple):
+        return sum(_bound(part, most) for part in text)
+    return min(most, len(text) * (1 if text.isascii() else _MOST_OF_CHARACTER))
+
+
+def _weight(text: str) -> int:
+    """Bytes of a text once normalized. It is what a tokenizer's usual normalizers make of it at most."""
+    return len(unicodedata.normalize("NFKC", text).encode("utf-8", "surrogatepass"))
