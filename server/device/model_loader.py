@@ -132,8 +132,11 @@ class ModelLoader:
         return _steps(self._repository.read(name, override))
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """These names, ensembles last, since their steps have to be loaded before them."""
-        return sorted(names, key=lambda name: bool(self.steps(name)))
+        """These names, each behind its steps, as those have to be loaded before an ensemble."""
+        given, ordered = list(names), dict[str, None]()
+        for name in given:
+            ordered |= dict.fromkeys([*(step for step in self.steps(name) if step in given), name])
+        return list(ordered)
 
     def attempt(self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING) -> LoadedModel:
         """Prepare and bind a model without logging its problems. `among` is as in `prepare`."""

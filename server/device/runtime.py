@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import MappingProxyType
@@ -36,7 +36,7 @@ from .reclaim import free_engines
 from .refresh import ModelRefresh
 from .stretches import Stretches
 from .tenant_locks import TenantLocks
-from .tenant_models import OnLoading, TenantModels
+from .tenant_models import AS_CONFIGURED, AtStart, OnLoading, TenantModels
 from .widths import TenantWidths
 
 log = logging.getLogger("greenlane.runtime")
@@ -132,13 +132,10 @@ class Runtime:
     async def start(
         self,
         granules: Mapping[str, Granules],
-        left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
         models: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        at_start: AtStart = AS_CONFIGURED,
     ) -> dict[str, frozenset[int] | None]:
-        """As `DeviceRuntime.start`; models that are `left_out`, by tenant, are not loaded.
-
-        `models` are lists of tenants that differ from those of the configuration.
-        """
+        """As `DeviceRuntime.start`; `models` are lists of tenants that differ from those of the configuration."""
         self._lists.set(models)
         self._loop = asyncio.get_running_loop()
         if self._paces_loads:
@@ -147,7 +144,7 @@ class Runtime:
             frontend.open(self)
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
-        self._tenant_models.start(left_out)
+        self._tenant_models.start(at_start)
         self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._locks))
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from engines.tensorrt.thread_priority import lower_priority
 
@@ -41,6 +42,21 @@ CRASHED = "its process ended each time it was loaded; load it again when its fil
 """The reason of a model that is left out."""
 
 
+class AtStart(NamedTuple):
+    """How models are loaded at the start of a process that replaces another, so that its tenants are served as by that one.
+
+    By tenant and name, the configurations that models were loaded with on request, and why others are not loaded. By tenant,
+    and name, `ranks` are the order in which they are loaded, 0 where there is none.
+    """
+
+    overrides: Mapping[tuple[str, str], str | None] = MappingProxyType({})
+    left_out: Mapping[tuple[str, str], str] = MappingProxyType({})
+    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+
+
+AS_CONFIGURED = AtStart()
+
+
 class TenantModels:
     """Changes the models of each tenant. Every method belongs to the event loop; blocking calls run on threads.
 
@@ -72,7 +88,6 @@ class TenantModels:
         self._on_loading = on_loading
         self._stretches = stretches
         self._ladders = ladders
-        self._left_out: Mapping[str, Collection[str]] = {}
         self.served = LoadedModels(tenants, strict_readiness)
         self.pager = Pager(
             self.tenants, self.served, frontends, model_loader, workers, locks.paging, lifecycle, self._loads, ladders
@@ -91,11 +106,10 @@ class TenantModels:
     def __repr__(self) -> str:
         return f"<TenantModels {len(self._changes)} changes on their way, {self.served!r}>"
 
-    def start(self, left_out: Mapping[str, Collection[str]]) -> None:
-        """Start loading all models of all tenants but those that are left out; each tenant must have its partition."""
-        self._left_out = left_out
+    def start(self, at_start: AtStart) -> None:
+        """Start loading all models of all tenants; each tenant must have its partition."""
         self.pager.open()
-        self._loading = asyncio.create_task(self._load_all())
+        self._loading = asyncio.create_task(self._load_all(at_start))
 
     def add(self, tenant: TenantConfig) -> None:
         """A tenant without models has come."""
@@ -274,13 +288,15 @@ class TenantModels:
                 await self._put(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", UNLOADED)], {}))
                 log.info("unloaded for %s: %s", tenant, name, extra={"caller": tenant})
 
-    async def _load_all(self) -> None:
+    async def _load_all(self, at_start: AtStart) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
-        await asyncio.gather(*(self.load_tenant(tenant) for tenant in list(self.tenants)))
+        await asyncio.gather(*(self.load_tenant(tenant, at_start=at_start) for tenant in list(self.tenants)))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self.served.state())
 
-    async def load_tenant(self, name: str, options: Mapping[str, ModelOptions] = NO_OPTIONS) -> None:
+    async def load_tenant(
+        self, name: str, options: Mapping[str, ModelOptions] = NO_OPTIONS, at_start: AtStart = AS_CONFIGURED
+    ) -> None:
         """Load all models that a tenant may call, with these options in place of the current ones. Ends early if the server
         does.
         """
@@ -290,15 +306,18 @@ class TenantModels:
         for name in names:
             self._frontends[tenant.name].announce(name)
         self._frontends[tenant.name].listed()
+        overrides, left_out, ranks = at_start
+        names.sort(key=lambda model: ranks.get(tenant.name, {}).get(model, 0))
         for name in await asyncio.to_thread(self._model_loader.in_order, names):
             if self._lifecycle.state not in ("starting", "serving", "incomplete"):
                 return
             async with self.ordering[tenant.name]:
-                if name in self._left_out.get(tenant.name, ()):
-                    problem = IndexEntry(name, "", "UNAVAILABLE", CRASHED)
+                if why := left_out.get((tenant.name, name)):
+                    problem = IndexEntry(name, "", "UNAVAILABLE", why)
                     await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
                     continue
-                await self._replace(tenant.name, name, options=options)
+                override = overrides.get((tenant.name, name))
+                await self._replace(tenant.name, name, override, whole=override is not None, options=options)
         if not any(self.served.serves(tenant.name, name) for name in self.served.of(tenant.name)):
             log.warning(
                 "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"

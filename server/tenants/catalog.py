@@ -94,6 +94,8 @@ class Catalog:
         self._entries: dict[str, list[IndexEntry]] = {}
         self.paged: set[ModelKey] = set()
         """The versions that are paged out: served, but their next request waits until the device side has them again."""
+        self._lost: set[ModelKey] = set()
+        """The versions whose device side has ended: each is loading until it is `put` again, and what it counted is kept."""
         self.expected: Callable[[str], bool] | None = None
         """Which names may turn out to be models, while it is not known which models there are; None once it is."""
 
@@ -104,9 +106,12 @@ class Catalog:
         """The model at a version, the highest by default. Raises NotFound, or Unavailable with the reason."""
         try:
             versions = self._served[name]
-            return versions[version] if version else next(iter(versions.values()))
+            found = versions[version] if version else next(iter(versions.values()))
         except KeyError:
             raise self._missing(name, version) from None
+        if found.key in self._lost:
+            raise self._missing(name, version)
+        return found
 
     def route(self, name: str, version: str | None = None, had: ServedModel | None = None) -> ServedModel:
         """The model that an inference is to run with: at this version, else at one by the weights, or the highest.
@@ -160,7 +165,7 @@ class Catalog:
         return [
             (
                 name,
-                list(self._served.get(name, {}).values()),
+                [each for each in self._served.get(name, {}).values() if each.key not in self._lost],
                 [replace(e, state="UNAVAILABLE") for e in entries if _is_problem(e)],
             )
             for name, entries in self._entries.items()
@@ -171,6 +176,14 @@ class Catalog:
         if name not in self._served:
             self._entries[name] = [IndexEntry(name, "", "LOADING")]
 
+    def lose(self) -> None:
+        """The device side of all versions has ended: each model is loading until it is `put` again."""
+        self._lost.update(self._by_key)
+        self.paged.clear()
+        for name in self._served:
+            self._entries[name] = [IndexEntry(name, "", "LOADING")]
+            self._follow(name)
+
     def put(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
         """Serve exactly these versions of a model; each keeps the counters of the same version before.
 
@@ -180,6 +193,7 @@ class Catalog:
         before = self._served.pop(name, {})
         for item in before.values():
             del self._by_key[item.key]
+            self._lost.discard(item.key)
         kept = [_continue(item, before.get(item.version)) for item in served]
         self._by_key.update({item.key: item for item in kept})
         if kept:
@@ -194,7 +208,8 @@ class Catalog:
 
     def _follow(self, name: str) -> None:
         """Have requests find the versions of a model that are served now, by the weights that hold now."""
-        if (versions := self._served.get(name)) is None:
+        versions = {number: item for number, item in self._served.get(name, {}).items() if item.key not in self._lost}
+        if not versions:
             self._routes.pop(name, None)
             self._turns.pop(name, None)
             return

@@ -11,7 +11,7 @@ import pytest
 
 from .harness import cores
 from .processes import Load, Running, client, configure, running_device
-from .wire import FOREVER, SMALL, answered, infer, spin, until
+from .wire import FOREVER, SMALL, answered, as_before, infer, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -36,7 +36,7 @@ def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def acme(server: Running) -> Iterator[httpx.Client]:
     with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: infer(http, "identity", SMALL).status_code == 200)
+        until(lambda: as_before(http))
         yield http
 
 
@@ -59,7 +59,7 @@ def test_requests_are_answered_503_at_once_and_served_again_when_the_device_proc
         for _ in range(3):
             server.kill(DEVICE)
             until(lambda: infer(acme, "identity", SMALL).status_code == 503)
-            until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+            until(lambda: as_before(acme))
             load.more()
             other.more()
     wrong = [each for one in (load, other) for each in one.wrong]
@@ -104,14 +104,14 @@ def test_a_repartition_survives_the_device_process(standard: Path, tmp_path: Pat
         moved = http.put("/admin/partitions", json={"acme": 2})
         assert moved.status_code == 200, moved.text
         server.kill(DEVICE)
-        until(lambda: infer(http, "identity", SMALL).status_code == 200)
+        until(lambda: as_before(http))
         assert http.get("/admin/partitions").json()["partitions"]["acme"]["size"] == 2
         assert http.post("/admin/partitions/probe").json()["partitions"]["acme"]["located"] == sorted(cores()[:2])
 
 
 def test_models_are_loaded_and_unloaded_after_the_device_process_was_replaced(server: Running, acme: httpx.Client) -> None:
     server.kill(DEVICE)
-    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    until(lambda: as_before(acme))
     assert acme.post("/v2/repository/models/identity/unload").status_code == 200
     assert infer(acme, "identity", SMALL).status_code == 503
     assert acme.post("/v2/repository/models/identity/load").status_code == 200

@@ -12,7 +12,7 @@ import pytest
 
 from .harness import cores
 from .processes import Load, Running, client, configure, running, running_device
-from .wire import answered, infer, spin, until
+from .wire import answered, as_before, infer, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -40,7 +40,7 @@ def server(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: py
 @pytest.fixture
 def acme(server: Running) -> Iterator[httpx.Client]:
     with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: answered(http) == 200)
+        until(lambda: as_before(http))
         until(lambda: wide(http).get("granules") == [0, 1])
         yield http
 
@@ -101,7 +101,7 @@ def test_a_borrower_whose_process_was_killed_borrows_again(server: Running, acme
     with Load(server, "identity", **{"X-Tenant": "globex"}) as load:
         os.kill(server.pid("acme"), signal.SIGKILL)
         with client(server, **{"X-Tenant": "acme"}) as http:
-            until(lambda: answered(http) == 200)
+            until(lambda: as_before(http))
             until(lambda: wide(http).get("granules") == [0, 1])
             load.more()
     assert load.wrong == []
@@ -126,6 +126,6 @@ def test_when_the_process_with_its_models_is_replaced_a_tenant_borrows_again(ser
     has_device = any("greenlane dev" in one.name for one in server.family())
     os.kill(server.pid("dev 0" if has_device else "acme"), signal.SIGKILL)
     with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: answered(http) == 200)
+        until(lambda: as_before(http))
         until(lambda: wide(http).get("granules") == [0, 1])
         launch(http)

@@ -12,7 +12,7 @@ import pytest
 from .devices_server import GRANULES
 from .harness import cores
 from .processes import Load, Running, client, configure, running, running_devices
-from .wire import FOREVER, SMALL, Connection, infer, lane, posted, spin, until
+from .wire import FOREVER, SMALL, Connection, as_before, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
 
@@ -164,7 +164,7 @@ def test_a_tenant_that_has_moved_is_served_again_by_replaced_processes(server: R
         load.more()
     assert load.wrong == []
     server.kill(PROCESSES["1"])
-    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    until(lambda: as_before(acme))
     assert infer(acme, "rows", SMALL).status_code == 503, "it is still unloaded"
     assert acme.post("/v2/repository/models/rows/load").status_code == 200
     assert acme.get("/admin/partitions").json()["partitions"]["acme"]["device"] == "1"

@@ -1,5 +1,6 @@
 """On cores of the host a tenant's process has its models too: what ends it ends nothing else."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -8,12 +9,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from . import repository
 from .harness import cores
-from .processes import Load, Running, client, configure, running, threads
+from .processes import Load, Running, client, configure, running, running_module, threads
 from .test_device_process import TENANTS, others
 from .wire import SMALL, answered, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+
+OVERRIDE = {"parameters": {"config": json.dumps({"max_batch_size": 3})}}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,32 @@ def test_a_process_that_crashes_takes_down_its_tenant_only(server: Running, acme
     assert 'greenlane_process_restarts_total{process="the HTTP process of acme"} 3.0\n' in scraped
     assert 'greenlane_process_restarts_total{process="the HTTP process of globex"} 0.0\n' in scraped
     assert 'greenlane_partition_utilization_ratio{device="0",partition=' in scraped
+
+
+@pytest.mark.parametrize("options", [[], ["--device"]], ids=["tenant process", "device process"])
+def test_each_model_is_served_as_soon_as_a_replaced_process_has_it(tmp_path: Path, options: list[str]) -> None:
+    """Also the first time, and where the process ended while another model was being loaded."""
+    for name in ("identity", "late"):
+        repository.write(tmp_path / "models", name, repository.IDENTITY)
+    tenants = TENANTS.replace(', "spin"', "")
+    path, name = configure(tmp_path / "greenlane.toml", tmp_path / "models", tenants), "dev 0" if options else "acme"
+    with running_module("tests.end_to_end.gated_server", path, *options) as server:
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            until(lambda: answered(http, "late") == 200)
+            assert http.post("/v2/repository/models/late/load", json=OVERRIDE).status_code == 200
+        os.mkfifo(tmp_path / "late")
+        for _ in range(2):
+            server.kill(name)
+            with client(server, **{"X-Tenant": "acme"}) as http:
+                until(lambda: answered(http) == 200)
+                refused, ready = infer(http, "late", SMALL), http.get("/v2/models/late/ready")
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert refused.json() == ready.json() == {"error": "model 'late' is loading: try again soon"}
+                assert http.get("/v2/models/identity/ready").status_code == 200
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            (tmp_path / "late").write_bytes(b"")
+            until(lambda: answered(http, "late") == 200)
+            assert http.get("/v2/models/late/config").json()["max_batch_size"] == 3, "as it was loaded on request"
 
 
 def test_a_replaced_process_has_the_granules_and_models_of_before(server: Running, acme: httpx.Client) -> None:

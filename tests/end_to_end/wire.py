@@ -73,6 +73,11 @@ def answered(http: httpx.Client, model: str = "identity") -> int:
         return 0
 
 
+def as_before(http: httpx.Client) -> bool:
+    """Whether a model is served, and a process that was replaced has loaded all others too."""
+    return answered(http) == 200 and {each["state"] for each in http.get("/admin/device").json()["devices"]} == {"serving"}
+
+
 def statistics(http: httpx.Client, model: str, version: str = "1") -> Document:
     """What the server counted for a model."""
     answer = http.get(f"/v2/models/{model}/versions/{version}/stats")

@@ -23,13 +23,16 @@ class OpenDevice(Message):
 class StartTenants(Message):
     """Partition the device and load models, but not those that are left out, by tenant, because they ended processes before.
 
-    `models` are the lists of tenants that are not those of the configuration any more. Answered with the host's cores of each
-    partition, by tenant.
+    `models` are the lists of tenants that are not those of the configuration any more, and `changes` what was loaded and
+    unloaded on request. Models are loaded in the order of their `ranks`, 0 where there is none. Answered with the host's cores
+    of each partition, by tenant.
     """
 
     granules: dict[str, tuple[int, ...]]
     left_out: dict[str, list[str]] = msgspec.field(default_factory=dict)
     models: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    changes: "list[LoadModel | UnloadModel]" = msgspec.field(default_factory=list)
+    ranks: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class WaitUntilLoaded(Message):

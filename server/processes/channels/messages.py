@@ -155,6 +155,10 @@ class FailInFlight(Message):
     device: str = ""
 
 
+class LoseModels(Message):
+    """The device side has ended: every model is loading until it is published again."""
+
+
 class Relink(Message):
     """Use a link with these descriptors, which were sent by this number, to the same tensor memory. See `Lane.relink`.
 

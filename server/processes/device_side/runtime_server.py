@@ -11,7 +11,9 @@ from partitions import Device
 
 from ...config.schema import Config, DeviceConfig
 from ...device.runtime import Runtime
+from ...device.tenant_models import CRASHED, AtStart
 from ...host.exit_codes import NEEDS_RESTART
+from ...tenants.catalog import UNLOADED
 from ...tenants.frontend import Frontend, State
 from ..channels import device_messages as messages
 from ..channels.config_fields import options_of
@@ -55,7 +57,7 @@ class RuntimeServer:
         """The handlers of the messages that a runtime answers."""
         return {
             messages.OpenDevice: self._open,
-            messages.StartTenants: lambda message: self.opened.start(message.granules, message.left_out, message.models),
+            messages.StartTenants: self._start,
             messages.WaitUntilLoaded: lambda _: self.opened.loaded(),
             messages.PrepareMove: lambda message: self.opened.moves.prepare(message.granules),
             messages.SettleMove: lambda _: self.opened.moves.settle(),
@@ -100,6 +102,15 @@ class RuntimeServer:
             pages=self._pages,
         )
         return DeviceInfoFields.of(await self.runtime.open())
+
+    async def _start(self, message: messages.StartTenants) -> dict[str, frozenset[int] | None]:
+        at_start = AtStart(
+            {(each.tenant, each.name): each.override for each in message.changes if isinstance(each, messages.LoadModel)},
+            {(each.tenant, each.name): UNLOADED for each in message.changes if isinstance(each, messages.UnloadModel)}
+            | {(tenant, name): CRASHED for tenant, names in message.left_out.items() for name in names},
+            message.ranks,
+        )
+        return await self.opened.start(message.granules, message.models, at_start)
 
     async def _executions(self, _: messages.GetExecutions) -> list[ExecutionFields]:
         return [ExecutionFields.of(each) for each in await self.opened.models.executions()]

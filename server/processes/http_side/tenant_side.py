@@ -54,6 +54,7 @@ class TenantSide:
             messages.Refuse: self._refuse,
             messages.Suspend: self._suspend,
             messages.FailInFlight: self._fail_in_flight,
+            messages.LoseModels: self._lose_models,
             messages.Relink: self._relink,
             messages.AddHelper: self._add_helper,
             messages.GetReport: self._report,
@@ -140,6 +141,10 @@ class TenantSide:
             self._spread.fail_in_flight(message.device, message.reason)
         elif self.tenant:
             self.tenant.fail_in_flight(message.reason, message.queued)
+
+    def _lose_models(self, _: messages.LoseModels) -> None:
+        if self.tenant:
+            self.tenant.catalog.lose()
 
     async def _relink(self, message: messages.Relink) -> bool:
         assert self.tenant, "only tenants have links"

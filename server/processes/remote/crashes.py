@@ -44,6 +44,10 @@ class LoadCrashes:
         """Whether this model is left out."""
         return self._crashes[tenant, model] >= MOST
 
+    def suspects(self) -> set[tuple[str, str]]:
+        """The models during whose last load a process ended, with their tenants."""
+        return set(self._crashes)
+
     def left_out(self) -> Mapping[str, list[str]]:
         """The models that are left out, by tenant."""
         found: dict[str, list[str]] = {}

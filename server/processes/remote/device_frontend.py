@@ -1,7 +1,7 @@
 """A tenant's HTTP process as the supervisor sees it for one device."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ...link.ring import Descriptors
@@ -21,6 +21,9 @@ class DeviceFrontend(HttpSide, Protocol):
     def served(self) -> list[ServedModel]:
         """The models that this device has published last."""
 
+    def last_uses_known(self) -> Mapping[str, int]:
+        """When each model was last used, as far as the supervisor knows without asking, on any clock; 0 for never."""
+
     def begin_load(self, name: str) -> None:
         """This device loads a model on request; `end_load` follows."""
 
@@ -28,7 +31,7 @@ class DeviceFrontend(HttpSide, Protocol):
         """That has ended, with this error or none."""
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
-        """As `ManagedFrontend.fail_in_flight`."""
+        """As `ManagedFrontend.fail_in_flight`; with `queued` no model is served any more that is not published again."""
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         """As `ManagedFrontend.relink`."""

@@ -10,12 +10,18 @@ from .device_frontend import DeviceFrontend
 
 
 class DeviceTenants:
-    """Belongs to the event loop. `frontends` are those of the tenants that a replacement of the process has too."""
+    """Belongs to the event loop. `frontends` are those of the tenants that a replacement of the process has too.
 
-    def __init__(self, frontends: Mapping[str, DeviceFrontend]) -> None:
+    `allows` says whether a tenant may call a model now.
+    """
+
+    def __init__(self, frontends: Mapping[str, DeviceFrontend], allows: Callable[[str, str], bool] = lambda *_: True) -> None:
         self.frontends: dict[str, DeviceFrontend] = dict(frontends)
         self.away = False
         """Whether the process has ended, and no other one has loaded the same models yet."""
+        self._allows = allows
+        self._ended = False
+        """Whether it has ended, and no other one has workers yet."""
         self._leaving: dict[str, DeviceFrontend] = {}
         """Tenants that this process still serves, but no replacement of it: they are moving to another device."""
         self._reasons: dict[str, str] = {}
@@ -43,14 +49,20 @@ class DeviceTenants:
         }
 
     def fail(self, reason: str) -> None:
-        """The process has ended: fail all requests of its tenants with this reason, and new ones, until `resume`."""
-        self.away = True
+        """The process has ended: fail all requests of its tenants with this reason, and new ones, until `serve`."""
+        self.away = self._ended = True
         self._reasons.clear()
         self._published.clear()
         for frontend in self.frontends.values():
             frontend.fail_in_flight(reason)
         for frontend in self._leaving.values():
             frontend.fail_in_flight(reason, queued=False)  # The other device serves what waits.
+
+    def serve(self) -> None:
+        """Another process has workers: each model of its tenants is served from the moment at which it is published."""
+        self._ended = False
+        for tenant, frontend in self.frontends.items():
+            frontend.suspend(self._reasons.get(tenant, ""))
 
     async def forget_models(self, problem: Callable[[str, str], Collection[IndexEntry]]) -> None:
         """Serve no model that only the process before had published; `problem` says why, by tenant and name."""
@@ -59,10 +71,8 @@ class DeviceTenants:
                 await frontend.publish(name, [], list(problem(tenant, name)))
 
     def resume(self) -> None:
-        """The process serves as the one before did: its tenants take requests again, if it has not suspended them itself."""
+        """The process serves as the one before did."""
         self.away = False
-        for tenant, frontend in self.frontends.items():
-            frontend.suspend(self._reasons.get(tenant, ""))
 
     def leave(self, tenant: str) -> None:
         """The process serves this tenant on, but no replacement of it does."""
@@ -100,6 +110,8 @@ class DeviceTenants:
     async def _publish(self, message: messages.PublishModel) -> bool:
         if (frontend := self.frontends.get(message.tenant)) is None:  # It has moved to another device.
             return False
+        if self.away and not self._allows(message.tenant, message.name):  # It is sent the new list once all is loaded.
+            return True
         served = [each.served() for each in message.served]
         self._published.add((message.tenant, message.name))
         return await frontend.publish(message.name, served, message.problems)
@@ -122,7 +134,7 @@ class DeviceTenants:
 
     def _suspend(self, message: messages.SuspendTenant) -> None:
         self._reasons[message.tenant] = message.reason
-        if not self.away and (frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant)):
+        if not self._ended and (frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant)):
             frontend.suspend(message.reason)
 
     def _distrust(self, message: messages.DistrustTenant) -> None:

@@ -53,6 +53,14 @@ class HttpProcesses:
         self._helpers, self._ended_helpers = {}, []
         self.connected.clear()
 
+    def last_uses(self) -> dict[str, int]:
+        """When each model was last used, as far as the last reports say, on the clock of `time.monotonic_ns`."""
+        found: dict[str, int] = {}
+        for source in (self._reports, *(source for _, source in self._helpers.values())):
+            for each in source.last.served:
+                found[each.name] = max(each.statistics.last, found.get(each.name, 0))
+        return found
+
     def notify(self, message: Message) -> None:
         """Send all of them this message."""
         for channel in self.channels:

@@ -9,6 +9,7 @@ from partitions.plan import Granules
 from ...control.stretch import Wide
 from ..channels.device_messages import LoadModel, SetDeviceAffinity, StartTenants, UnloadModel
 from .crashes import LoadCrashes
+from .device_frontend import DeviceFrontend
 from .kept_lists import KeptLists
 
 Changes = dict[str, LoadModel | UnloadModel]
@@ -53,13 +54,15 @@ class KeptState:
         for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
             del self._changes[tenant, name]
 
-    def start(self) -> StartTenants:
-        """What a replacement is started with."""
-        return StartTenants(dict(self._granules), dict(self.crashes.left_out()), self.lists.at_start())
-
-    def requested(self) -> list[LoadModel | UnloadModel]:
-        """What a replacement is to load and unload after its start, without models that end their process."""
-        return [each for key, each in self._changes.items() if not self.crashes.crashes(*key)]
+    def start(self, frontends: Mapping[str, DeviceFrontend]) -> StartTenants:
+        """What a replacement is started with: the models that were used last come first, and last what may end it again."""
+        first = {name: _ranked(frontend.last_uses_known()) for name, frontend in frontends.items()}
+        ranks = {name: found for name, found in first.items() if found}
+        for tenant, model in self.crashes.suspects():
+            ranks.setdefault(tenant, {})[model] = 1
+        return StartTenants(
+            dict(self._granules), dict(self.crashes.left_out()), self.lists.at_start(), list(self._changes.values()), ranks
+        )
 
     def changes(self, tenant: str) -> Changes:
         return {name: change for (of, name), change in self._changes.items() if of == tenant}
@@ -84,3 +87,9 @@ class KeptState:
         self.lists.remove(tenant)
         for key in [key for key in self._changes if key[0] == tenant]:
             del self._changes[key]
+
+
+def _ranked(last_uses: Mapping[str, int]) -> dict[str, int]:
+    """Below 0 for models that were used, the lower the later."""
+    used = sorted((at, name) for name, at in last_uses.items() if at)
+    return {name: -number for number, (_, name) in enumerate(used, 1)}

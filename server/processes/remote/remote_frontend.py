@@ -119,6 +119,9 @@ class RemoteFrontend:
                 channel.notify(messages.FailInFlight(reason, queued))
             elif queued:
                 channel.notify(messages.Suspend(reason))  # Its requests in flight the lead ends.
+        if queued:
+            self._catalog.lose()
+            self._processes.notify(messages.LoseModels())
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         """See `ManagedFrontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
@@ -161,6 +164,9 @@ class RemoteFrontend:
     def served(self) -> list[ServedModel]:
         """The models that the process was sent last."""
         return self._catalog.served()
+
+    def last_uses_known(self) -> Mapping[str, int]:
+        return self._processes.last_uses()
 
     async def problems(self) -> list[IndexEntry]:
         """The models that cannot be served, with the reasons, as the process has them. Raises Unavailable if it ends."""

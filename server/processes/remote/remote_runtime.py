@@ -46,8 +46,8 @@ class RemoteRuntime:
         self, label: str, frontends: Mapping[str, DeviceFrontend], on_state: Callable[[Iterable[str], State], None]
     ) -> None:
         self.label = label
-        self.tenants = DeviceTenants(frontends)
         self.kept = KeptState()
+        self.tenants = DeviceTenants(frontends, self.kept.lists.allows)
         self._calls = DeviceCalls(label, self.tenants)
         self._reports = DeviceReports(self._calls.call)
         self.moves = RemoteMoves(self._calls, self.kept)
@@ -86,7 +86,8 @@ class RemoteRuntime:
             await channel.call(messages.OpenDevice(), DeviceInfoFields)
             if self.kept.affinity:
                 channel.notify(self.kept.affinity)
-            await channel.call(self.kept.start(), _Cores)
+            await channel.call(self.kept.start(self.frontends), _Cores)
+            self.tenants.serve()
             self._resuming = asyncio.create_task(self._resume(channel))
         self._calls.sender = sender  # Before its start the process has no worker that could change links.
 
@@ -161,14 +162,13 @@ class RemoteRuntime:
         self._calls.restart(why)
 
     async def _resume(self, channel: Channel) -> None:
-        """Serve the tenants of a process that replaces another once the same models are loaded."""
-        for message in (messages.WaitUntilLoaded(), *self.kept.requested()):
-            try:
-                await channel.call(message)
-            except (RequestError, EngineError, PartitionError) as error:
-                if channel.closed.is_set():  # It is replaced as well.
-                    return
-                log.warning("not as before in %s: %s", self.label, error)
+        """Follow a process that replaces another, and serves its tenants, until the same models are loaded."""
+        try:
+            await channel.call(messages.WaitUntilLoaded())
+        except (RequestError, EngineError, PartitionError) as error:
+            if channel.closed.is_set():  # It is replaced as well.
+                return
+            log.warning("not as before in %s: %s", self.label, error)
         await self.tenants.forget_models(self._not_found_again)
         while late := self.kept.lists.late():  # They were changed while it loaded.
             try:

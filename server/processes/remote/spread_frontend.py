@@ -172,6 +172,9 @@ class MemberFrontend:
     def served(self) -> list[ServedModel]:
         return self._whole.served_by(self.device)
 
+    def last_uses_known(self) -> Mapping[str, int]:
+        return self._whole.last_uses_known()
+
     def announce(self, name: str) -> None:
         self._whole.announce(name)
 

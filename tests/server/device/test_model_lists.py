@@ -9,7 +9,9 @@ import pytest
 
 from server.config.changes import with_options, with_tables
 from server.config.schema import Config, ModelOptions
+from server.device.tenant_models import CRASHED, AtStart
 from server.errors import Conflict, NotFound, Unavailable
+from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 from server.tenants.service import Tenant
 
 from .test_runtime import Site, add_model, serving
@@ -187,6 +189,30 @@ async def test_a_process_that_starts_with_a_list_loads_that_one_and_one_that_hea
         ("c", "READY"),
         ("d", "UNAVAILABLE"),
     ]
+    await site.runtime.close()
+
+
+async def test_a_process_that_replaces_another_starts_as_that_was_and_with_the_models_that_matter_most(root: Path) -> None:
+    add_ensemble(root, "of_b", "b")
+    site = Site(root)
+    overrides = {("acme", "a"): '{"max_batch_size": 3}', ("acme", "b"): None}
+    at_start = AtStart(overrides, {("acme", "c"): UNLOADED, ("globex", "b"): CRASHED}, {"acme": {"of_b": -1, "a": 1}})
+    published: list[str] = []
+    frontend = site.frontends["acme"]
+    publish = frontend.publish
+
+    async def note(name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+        published.append(name)
+        return await publish(name, served, problems)
+
+    frontend.publish = note  # type: ignore[method-assign]
+    await site.runtime.start({"acme": (0, 1), "globex": (2, 3)}, {}, at_start)
+    await site.runtime.loaded()
+    assert published == ["b", "of_b", "c", "a"], "an ensemble behind its steps, and what may end the process last"
+    assert site.tenant("acme").catalog.find("a").config["max_batch_size"] == 3
+    for tenant, name, why in (("acme", "c", UNLOADED), ("globex", "b", CRASHED)):
+        with pytest.raises(Unavailable, match=why):
+            site.tenant(tenant).catalog.find(name)
     await site.runtime.close()
 
 

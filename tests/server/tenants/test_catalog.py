@@ -114,6 +114,30 @@ def test_before_the_models_are_known_only_names_that_the_tenant_may_call_are_una
     assert made.index(["m"])[0] == IndexEntry("m", "", "UNAVAILABLE", "not loaded")
 
 
+def test_a_model_whose_device_side_has_ended_is_loading_until_it_is_put_again_and_keeps_its_counts() -> None:
+    made = catalog(served("m", "1"), served("m", "2"), served("n", "1"))
+    made.weigh({"m": {"1": 1.0, "2": 1.0}})
+    made.paged.add("n/1#1")
+    counts = made.find("n").statistics
+    made.lose()
+    for name, version in (("m", None), ("m", "1"), ("n", None)):
+        for look_up in (made.find, made.route):
+            with pytest.raises(Unavailable, match=rf"^model '{name}' is loading: try again soon$"):
+                look_up(name, version)
+    made.announce("m")
+    assert made.index() == [IndexEntry("m", "", "LOADING"), IndexEntry("n", "", "LOADING")]
+    assert made.listing() == [("m", [], []), ("n", [], [])], "a process that comes now serves none of them either"
+    assert [each.name for each in made.served()] == ["m", "m", "n"], "what they counted is reported"
+    made.put("n", [served("n", "1")], [])  # Each process counts its loads from one on: it may have the same key.
+    assert made.find("n").statistics is made.route("n").statistics is counts
+    assert made.index() == [IndexEntry("m", "", "LOADING"), IndexEntry("n", "1", "READY")]
+    with pytest.raises(NotFound):
+        made.find("n", "2")
+    made.put("m", [], [])
+    with pytest.raises(NotFound):
+        made.find("m")
+
+
 def test_a_served_model_stays_ready_during_a_reload() -> None:
     made = catalog(served("m", "1"))
     made.announce("m")

@@ -1,7 +1,9 @@
 """What is sent to the process that replaces one with a device side."""
 
 from server.control.stretch import Wide
+from server.processes.channels.device_messages import LoadModel, UnloadModel
 from server.processes.remote.kept_state import KeptState
+from server.processes.remote.remote_frontend import RemoteFrontend
 
 
 def test_wide_partitions_that_were_planned_before_a_move_are_not_those_of_a_replacement() -> None:
@@ -11,7 +13,7 @@ def test_wide_partitions_that_were_planned_before_a_move_are_not_those_of_a_repl
     kept.plans = {"acme": Wide((0, 1, 3), {"globex": (3,)}, 0.001)}
     kept.on_moved({"acme": (0,), "globex": (1, 2, 3)})
     assert kept.plans == {}
-    assert kept.start().granules == {"acme": (0,), "globex": (1, 2, 3)}
+    assert kept.start({}).granules == {"acme": (0,), "globex": (1, 2, 3)}
 
 
 def test_a_tenant_whose_wide_partition_was_taken_away_has_none_and_the_others_keep_theirs() -> None:
@@ -19,3 +21,36 @@ def test_a_tenant_whose_wide_partition_was_taken_away_has_none_and_the_others_ke
     kept.plans = {name: Wide((0, 1), {"globex": (1,)}, 0.001) for name in ("acme", "initech")}
     kept.on_narrowed(["acme"])
     assert list(kept.plans) == ["initech"]
+
+
+class UsedFrontend(RemoteFrontend):
+    """A tenant's HTTP side whose models were used at these times."""
+
+    def __init__(self, **last_uses: int) -> None:
+        self._last_uses = last_uses
+
+    def __repr__(self) -> str:
+        return "<UsedFrontend>"
+
+    def last_uses_known(self) -> dict[str, int]:
+        return self._last_uses
+
+
+def test_what_was_used_last_is_loaded_first_and_what_may_have_ended_the_process_last() -> None:
+    kept = KeptState()
+    kept.on_started({"acme": (0,), "globex": (1,)})
+    kept.crashes.on_loading("acme", "late")
+    kept.crashes.on_end("its process")
+    found = kept.start({"acme": UsedFrontend(old=5, new=9, never=0, late=10), "globex": UsedFrontend(never=0)})
+    ranks = found.ranks["acme"]
+    assert sorted(["never", "late", "old", "new"], key=lambda name: ranks.get(name, 0)) == ["new", "old", "never", "late"]
+    assert found.left_out == {}, "it ended once"
+    assert list(found.ranks) == ["acme"]
+
+
+def test_models_are_loaded_as_the_last_request_for_each_said() -> None:
+    kept = KeptState()
+    kept.on_started({"acme": (0,)})
+    for change in (LoadModel("acme", "a", None), UnloadModel("acme", "b"), LoadModel("acme", "a", "{}")):
+        kept.on_changed(change)
+    assert kept.start({}).changes == [LoadModel("acme", "a", "{}"), UnloadModel("acme", "b")]

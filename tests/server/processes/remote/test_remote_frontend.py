@@ -21,6 +21,7 @@ from server.processes.channels.messages import (
     CancelTicket,
     FailInFlight,
     GetReport,
+    LoseModels,
     Message,
     Publish,
     Refuse,
@@ -35,7 +36,8 @@ from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.catalog import IndexEntry
-from server.tenants.frontend import Report
+from server.tenants.frontend import ModelReport, Report
+from server.tenants.statistics import ModelStatistics
 
 PROBLEM = IndexEntry("broken", "1", "UNAVAILABLE", "no such file")
 
@@ -87,7 +89,19 @@ class Process:
         return channel
 
 
-MESSAGES = (Announce, Publish, SetAffinity, SetState, Refuse, Suspend, FailInFlight, Relink, GetReport, WaitUntilIdle)
+MESSAGES = (
+    Announce,
+    Publish,
+    SetAffinity,
+    SetState,
+    Refuse,
+    Suspend,
+    FailInFlight,
+    LoseModels,
+    Relink,
+    GetReport,
+    WaitUntilIdle,
+)
 
 
 class Device:
@@ -168,11 +182,13 @@ async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(frontend
     frontend.suspend("the device is away")
     frontend.fail_in_flight("it has ended")
     await frontend.drained()
-    assert [type(each) for each in helper.heard] == [Publish, SetState, Suspend, Suspend, WaitUntilIdle]
-    assert [type(each) for each in lead.heard[2:]] == [Publish, Suspend, FailInFlight, WaitUntilIdle]
-    lead.answers[GetReport] = ReportFields.of(Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
-    helper.answers[GetReport] = ReportFields.of(Report([], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
+    assert [type(each) for each in helper.heard] == [Publish, SetState, Suspend, Suspend, LoseModels, WaitUntilIdle]
+    assert [type(each) for each in lead.heard[2:]] == [Publish, Suspend, FailInFlight, LoseModels, WaitUntilIdle]
+    used, later = (ModelReport("m", version, ModelStatistics(last=at), 0) for version, at in (("1", 5), ("2", 7)))
+    lead.answers[GetReport] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
+    helper.answers[GetReport] = ReportFields.of(Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
     found = await frontend.report()
+    assert frontend.last_uses_known() == {"m": 7}
     assert (found.index, found.lane, found.slots) == ([PROBLEM], LaneStatistics(1, 2, 3, 9, 6), SlotStatistics(2, 3, 4))
     frontend.remove_helper(2)
     assert (await frontend.report()).lane == LaneStatistics(1, 2, 3, 9, 6), "a counter never falls"
@@ -329,7 +345,7 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
     frontend.fail_in_flight("gone", queued=False)
     frontend.fail_in_flight("gone")
     await frontend.drained()
-    assert process.heard == [FailInFlight("gone", False), FailInFlight("gone", True), WaitUntilIdle()]
+    assert process.heard == [FailInFlight("gone", False), FailInFlight("gone", True), LoseModels(), WaitUntilIdle()]
     channel.close()
     process.close()
     frontend.renew()()

@@ -189,7 +189,7 @@ async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) 
     process = Process()
     await process.start(runtime)
     await until_resumed(runtime)
-    assert "LoadModel" not in process.types(), "it may be what ended the process"
+    assert process.heard[1] == messages.StartTenants({"acme": (0,)}), "it may be what ended the process"
     process.close()
 
 
@@ -309,15 +309,20 @@ async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_gran
 
 async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: RemoteRuntime, frontend: RemoteFrontend) -> None:
     await (await served(runtime)).end(runtime)
-    second = Process(WaitUntilLoaded=asyncio.Event())
-    await second.start(runtime)
-    await second.hears("WaitUntilLoaded")
+    second = Process(StartTenants=asyncio.Event(), WaitUntilLoaded=asyncio.Event())
+    starting = asyncio.create_task(second.start(runtime))
+    await second.hears("StartTenants")
     second.channel.notify(messages.SuspendTenant("acme", "its worker failed"))
-    second.channel.notify(messages.SuspendTenant("acme", ""))
-    second.channel.notify(messages.SuspendTenant("acme", "its worker failed again"))
-    while runtime.tenants._reasons.get("acme") != "its worker failed again":
+    while runtime.tenants._reasons.get("acme") != "its worker failed":
         await asyncio.sleep(0)
-    assert frontend._suspended == GONE, "no request may name the models of before"
+    assert frontend._suspended == GONE, "nothing reads the link before"
+    second.gates["StartTenants"].set()
+    await starting
+    assert frontend._suspended == "its worker failed"
+    for reason in ("", "its worker failed again"):
+        second.channel.notify(messages.SuspendTenant("acme", reason))
+        while frontend._suspended != reason:
+            await asyncio.sleep(0)
     second.gates["WaitUntilLoaded"].set()
     await until_resumed(runtime)
     assert frontend._suspended == "its worker failed again"
@@ -329,19 +334,18 @@ async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: R
     third.close()
 
 
-@pytest.mark.parametrize("at", ["WaitUntilLoaded", "LoadModel"])
 async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an_answer(
-    runtime: RemoteRuntime, frontend: RemoteFrontend, at: str
+    runtime: RemoteRuntime, frontend: RemoteFrontend
 ) -> None:
     process = await served(runtime)
-    await runtime.models.load("acme", "m")
     await process.end(runtime)
-    second = Process(**{at: asyncio.Event()})
+    assert frontend._suspended == GONE
+    second = Process(WaitUntilLoaded=asyncio.Event())
     await second.start(runtime)
-    await second.hears(at)
+    await second.hears("WaitUntilLoaded")
     second.close()
     await until_resumed(runtime)  # Before the supervisor notices: it may be waiting for something else of this process.
-    assert frontend._suspended == GONE
+    assert runtime.away
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
@@ -355,13 +359,36 @@ async def test_tenants_are_served_again_though_not_all_is_as_before(
     runtime: RemoteRuntime, frontend: RemoteFrontend, error: RequestError
 ) -> None:
     process = await served(runtime)
-    await runtime.models.load("acme", "m")
     await process.end(runtime)
     second = Process()
-    second.answers |= {messages.WaitUntilLoaded: error, messages.LoadModel: error}
+    second.answers[messages.WaitUntilLoaded] = error
     await second.start(runtime)
     await until_resumed(runtime)
     assert frontend._suspended == ""
+    second.close()
+
+
+async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_may_still_call_it(
+    runtime: RemoteRuntime, frontend: RemoteFrontend
+) -> None:
+    process = await served(runtime)
+    for name in ("a", "b", "c"):
+        await process.channel.call(messages.PublishModel("acme", name, [model(name)], []), bool)
+    await runtime.models.unload("acme", "c")
+    await runtime.models.load("acme", "b", "{}")
+    await process.end(runtime)
+    with pytest.raises(Unavailable, match="model 'a' is loading"):
+        frontend._catalog.find("a")
+    second = Process(WaitUntilLoaded=asyncio.Event())
+    await second.start(runtime)
+    changes = [messages.UnloadModel("acme", "c"), messages.LoadModel("acme", "b", "{}")]
+    assert second.heard[1] == messages.StartTenants({"acme": (0,)}, changes=changes)
+    await runtime.models.use({"acme": ["a"]})
+    for name in ("a", "b"):
+        await second.channel.call(messages.PublishModel("acme", name, [model(name)], []), bool)
+    assert frontend._catalog.find("a")
+    with pytest.raises(Unavailable, match="model 'b' is loading"):
+        frontend._catalog.find("b")
     second.close()
 
 
