@@ -89,14 +89,14 @@ def read(model: type[Section], key: str, value: object) -> Any:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         content = read_regular(path, MOST_BYTES)
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError([f"{path.name or path}: cannot be read at {path.absolute()}: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{path.name}: line {line} is not UTF-8, as TOML has to be"]) from error
     except ValueError as error:  # A TOMLDecodeError, or about a number of thousands of digits.
-        lines = content.decode().split("\n")
+        lines = content.decode("utf-8-sig").split("\n")
         raise ConfigError([f"{path.name}: {_not_toml(str(error), lines)}"]) from error
     except RecursionError as error:
         raise ConfigError([f"{path.name}: not TOML: nested too deeply"]) from error

@@ -5,6 +5,7 @@ Broken content is a result, not an exception: a `Listing` has what can be served
 
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from .unserved import unserved_backend
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 _TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
 """Directories that may stand beside a model's versions in Triton's layout; they are skipped without a warning."""
+_KINDS = (".onnx", ".plan")
+"""How the names of models' files end."""
 _MOST_NAMED = 16
 """How many names a message lists at most; a repository or a request may have thousands."""
 _IN_DIRECTORY = "model.onnx"
@@ -106,8 +109,12 @@ class Repository:
         return Repository(self._root, {**self._options, **options}, self._source, self._python)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted. Raises OSError if the root cannot be read."""
-        return sorted(name for name in os.listdir(self._root) if _is_name(name) and os.path.isdir(self._root / name))
+        """The names of all models, sorted; also of files in place of folders, which `read` refuses. Raises OSError if the root
+        cannot be read.
+        """
+        found = [name for name in os.listdir(self._root) if _is_name(name)]
+        folders = {name for name in found if os.path.isdir(self._root / name)}
+        return sorted(folders | {Path(name).stem for name in found if _is_model(self._root / name)})
 
     def may_be_ensemble(self, name: str) -> bool:
         """Whether a model is an ensemble; if it is, this is True. Its configuration is read, but not parsed."""
@@ -126,7 +133,7 @@ class Repository:
         try:
             numbers, skipped = _version_directories(self._root / name)
         except (FileNotFoundError, NotADirectoryError):
-            return _refused(name, "not in the repository")
+            return _refused(name, self._not_there(name))
         except OSError as error:
             return _refused(name, f"{name}: {error.strerror}")
         try:
@@ -137,6 +144,13 @@ class Repository:
         listing = self._list(name, numbers, config, labels)
         read = {folder for file in listing.files if file.text for folder in file.text.folders}
         return replace(listing, warnings=_warnings(name, [each for each in skipped if each not in read], config))
+
+    def _not_there(self, name: str) -> str:
+        """Why a name that is no folder is no model."""
+        for kind in _KINDS:
+            if _is_model(self._root / f"{name}{kind}"):
+                return f"{name}{kind} is not in a folder of its own; move it to {name}/1/model{kind}"
+        return "not in the repository"
 
     def _config(self, name: str, override: str | None) -> ModelConfig:
         config = self._read_config(name) if override is None else self._of_request(name, override)
@@ -166,7 +180,7 @@ class Repository:
     def _read_config(self, name: str) -> ModelConfig:
         source = f"{name}/config.pbtxt"
         try:
-            return parse(read_regular(self._root / source, _MOST_CONFIG).decode(), source)
+            return parse(read_regular(self._root / source, _MOST_CONFIG).decode("utf-8-sig"), source)
         except FileNotFoundError:
             return ModelConfig()
         except OSError as error:
@@ -180,7 +194,7 @@ class Repository:
 
     def _read_labels(self, path: str) -> bytes:
         try:
-            content = read_regular(self._root / path, _MOST_LABELS)
+            content = read_regular(self._root / path, _MOST_LABELS).removeprefix(BOM_UTF8)
             content.decode()
         except OSError as error:
             raise ConfigRefused(f"{path}: {error.strerror}; it is a label_filename") from error
@@ -199,7 +213,7 @@ class Repository:
             problems.append(Problem(str(missing[0]), f"{config.source}: version_policy names {these} not there"))
         if not found:
             file = "".join(config.filenames[:1])  # None for an ensemble, whose version directories may be empty.
-            problems.append(Problem("", f"no version in it; expected {name}/1/{file}"))
+            problems.append(Problem("", f"no version in it; expected {name}/1/{file}{_elsewhere(self._root / name, file)}"))
         return Listing(name, tuple(files[number] for number in config.versions.select(list(files))), tuple(problems))
 
     def _version(self, name: str, number: int, config: ModelConfig, labels: Mapping[str, bytes]) -> ModelFile | Problem:
@@ -221,7 +235,8 @@ class Repository:
         try:
             path = _model_file(self._root / name / version, config.filenames)
             if not path:
-                other = unserved_backend(_listed(self._root / name / version))
+                listed = _listed(self._root / name / version)
+                other = _misnamed(listed, config.filenames) or unserved_backend(listed)
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             where = os.path.relpath(error.filename or self._root / name / version, self._root)
@@ -274,6 +289,31 @@ def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
                 open_regular(path).close()
                 return path
     return None
+
+
+def _is_model(path: Path) -> bool:
+    """Whether this is a file that could be a model, by its name."""
+    return path.suffix in _KINDS and os.path.isfile(path)
+
+
+def _misnamed(listed: Iterable[str], filenames: Sequence[str]) -> str:
+    """What to do with a file of another name than these, as the end of a sentence; "" without one."""
+    found = next((name for name in sorted(listed) if name.isprintable() and name.endswith(_KINDS)), "")
+    name = next((each for each in filenames if each.endswith(Path(found).suffix)), filenames[0])
+    return found and f"; {short(found)} is there: rename it to {name}, or give its name as default_model_filename"
+
+
+def _elsewhere(model: Path, filename: str) -> str:
+    """What to do with a model's file that is in its folder without a version, as the end of a sentence; "" without one."""
+    if os.path.isfile(model / "1"):
+        return f"; {model.name}/1 is a file, and a version is a folder"
+    with suppress(OSError):
+        folders = [model, *(model / name for name in sorted(_listed(model)) if os.path.isdir(model / name))]
+        paths = [folder / name for folder in folders for name in sorted(_listed(folder)) if name.isprintable()]
+        found = next((path.relative_to(model.parent) for path in paths if _is_model(path)), None)
+        if found and filename:
+            return f"; {found} is there: move it to {model.name}/1/model{found.suffix}"
+    return ""
 
 
 def _listed(directory: Path) -> list[str]:

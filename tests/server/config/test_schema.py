@@ -393,6 +393,15 @@ def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: 
     ]
 
 
+def test_a_byte_order_mark_is_skipped(folder: Path) -> None:
+    path = write(folder, sections())
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert load(path).tenants["acme"].granules == 6
+    path.write_text(path.read_text(encoding="utf-8-sig") + "\n= 1\n", encoding="utf-8-sig")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load(path)
+
+
 def test_how_a_model_takes_texts_is_a_table(folder: Path) -> None:
     table = "[models.minilm.text]\npooling = 'cls'\nmax_tokens = 128\n"
     found = load(write(folder, sections() + table)).models.options["minilm"].text

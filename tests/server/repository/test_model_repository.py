@@ -106,7 +106,48 @@ def test_an_onnx_file_goes_before_a_plan_unless_the_platform_says_otherwise(repo
 
 def test_a_file_that_is_named_has_no_substitute(repository, add):
     add("m/1/model.onnx", m='default_model_filename: "best.onnx"')
-    assert problem(repository.read("m")) == Problem("1", "no best.onnx in m/1")
+    hint = "model.onnx is there: rename it to best.onnx, or give its name as default_model_filename"
+    assert problem(repository.read("m")) == Problem("1", f"no best.onnx in m/1; {hint}")
+
+
+@pytest.mark.parametrize(
+    ("path", "version", "reason"),
+    [
+        ("m.onnx", "", "m.onnx is not in a folder of its own; move it to m/1/model.onnx"),
+        ("m.plan", "", "m.plan is not in a folder of its own; move it to m/1/model.plan"),
+        ("m/model.onnx", "", "no version in it; expected m/1/model.onnx; m/model.onnx is there: move it to m/1/model.onnx"),
+        ("m/m.plan", "", "no version in it; expected m/1/model.onnx; m/m.plan is there: move it to m/1/model.plan"),
+        ("m/onnx/model.onnx", "", "no version in it; expected m/1/model.onnx; m/onnx/model.onnx is there: move it to m/1/"),
+        ("m/1", "", "no version in it; expected m/1/model.onnx; m/1 is a file, and a version is a folder"),
+        (
+            "m/1/my.onnx",
+            "1",
+            "no model.onnx or model.plan in m/1; my.onnx is there: rename it to model.onnx, or give its name as default_model_",
+        ),
+        ("m/1/my.plan", "1", "no model.onnx or model.plan in m/1; my.plan is there: rename it to model.plan, or give its name"),
+    ],
+)
+def test_a_file_in_another_place_is_met_with_what_to_do(repository, add, path, version, reason):
+    add(path)
+    assert repository.names() == ["m"]
+    found = problem(repository.read("m"))
+    assert (found.version, found.reason[: len(reason)]) == (version, reason)
+
+
+def test_a_folder_goes_before_a_file_beside_it(repository, add):
+    add("m.onnx", "m/1/model.onnx", ".hidden.onnx", "notes.txt")
+    assert repository.names() == ["m"]
+    assert versions(repository.read("m")) == [1]
+
+
+def test_a_byte_order_mark_is_skipped(repository, tmp_path, add):
+    add("m/1/model.onnx")
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        'max_batch_size: 4 output { name: "y" data_type: TYPE_FP32 dims: 1 label_filename: "labels.txt" }', encoding="utf-8-sig"
+    )
+    (tmp_path / "m" / "labels.txt").write_text("cat", encoding="utf-8-sig")
+    (file,) = repository.read("m").files
+    assert (file.config.max_batch, file.labels) == (4, {"y": b"cat"})
 
 
 @pytest.mark.parametrize("directory", ["one", "1.0", "-1", "01", "0", "\u0661"])
