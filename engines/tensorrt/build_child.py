@@ -17,9 +17,9 @@ from threading import Lock
 
 from partitions import PartitionError
 
-from ..errors import EngineError
+from ..errors import EngineError, ModelRefused
 from .api import TensorRT, find_tensorrt
-from .building.builder import PlanRequest, build, find_or_build
+from .building.builder import PlanRequest, build, find_or_build, timings_file
 from .building.builds import encode
 from .building.kernels import KernelsRequest
 from .building.progress import Progress, Step
@@ -31,6 +31,11 @@ _PR_SET_PDEATHSIG = 1
 _NICE = 19
 _STEP_INTERVAL = 1.0
 """Seconds between two messages about the same per cent."""
+
+TIMES_KERNELS = (
+    "TensorRT builds it by timing kernels on the GPU, which would delay the tenants that it serves, and they the timings; "
+    "build it ahead with `greenlane build` and serve the .plan, or start the server again, which builds before it is ready"
+)
 
 Send = Callable[[bytes], None]
 
@@ -45,7 +50,7 @@ def main() -> int:
     lower_priority(order.cores)
     if isinstance(order.request, KernelsRequest):
         return answer_kernels(order.request, order.gpu, send)
-    return answer_plan(order.request, order.gpu, send)
+    return answer_plan(order.request, order.gpu, order.is_idle, send)
 
 
 def die_with_parent(parent: int) -> None:
@@ -108,16 +113,19 @@ def answer_kernels(request: KernelsRequest, gpu: int, send: Send) -> int:
     return 0
 
 
-def answer_plan(request: PlanRequest, gpu: int | None, send: Send) -> int:
-    """Find or build the plan, and send where it is or why there is none."""
+def answer_plan(request: PlanRequest, gpu: int | None, is_idle: bool, send: Send) -> int:
+    """Find or build the plan, and send where it is or why there is none: also if the GPU that it needs is not idle."""
     built = False
 
     def make(onnx: bytes) -> bytes:
         nonlocal built
+        if gpu is not None and not is_idle:
+            raise ModelRefused(f"{request.onnx_path}: {TIMES_KERNELS}")
         built = True
         use_idle_time()
         send(encode("begun", process=os.getpid()))
-        return build(onnx, request.options, _progress_sender(send), api=_library(request, gpu), path=request.onnx_path)
+        library, timings = _library(request, gpu), timings_file(request)
+        return build(onnx, request.options, _progress_sender(send), api=library, path=request.onnx_path, timings=timings)
 
     try:
         path = find_or_build(request, make)

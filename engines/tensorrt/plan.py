@@ -177,9 +177,10 @@ class LoadedPlan:
         if self.missing_sms(partition, profile):
             meant = self.profiles[profile]
             how = "tuned" if meant.tuned else "meant"
+            hazard = ", where kernels whose blocks wait for each other may fail or never end" if meant.tuned else ""
             self.warn_once(
-                f"profile {profile} is {how} for {meant.sms} SMs and runs on {partition.size} of {partition!r}; build one for "
-                f"this size with --profile --sms {partition.size}"
+                f"profile {profile} is {how} for {meant.sms} SMs and runs on {partition.size} of {partition!r}{hazard}; build "
+                f"one for this size with --profile --sms {partition.size}"
             )
 
     def close(self) -> None:

@@ -71,11 +71,11 @@ class Runtime:
         self._max_execution = config.server.max_execution
         self._paces_loads = config.models.paced_loads
         self.manager = PartitionManager(device)
-        self.builds = open_builds(config.models)
+        self._lifecycle = Lifecycle(publish)
+        self.builds = open_builds(config.models, lambda: self._lifecycle.state == "starting")
         self.model_loader = open_model_loader(config, device, read, self.builds, frontends)
         self.model_loader.on_lost = self.on_device_lost
         self._on_lost = on_lost
-        self._lifecycle = Lifecycle(publish)
         self._priorities = GilPriorities()
         self._workers: dict[str, Worker] = {}
         self._epoch = time.monotonic_ns()

@@ -2,7 +2,9 @@
 from.
 """
 
+import json
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,10 +53,22 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
 def building_as(gpu: Gpu, real: Any, library: str, version: str) -> dict[str, Any]:
     """The same, with only the members of another library's builder, by its manifest, and callable in the same ways.
 
-    Members that it has and `real` lacks are stored and have no effect. So this tests which names are used, not what they do.
+    Members that it has and `real` lacks are stored and have no effect. So this tests which names are used, not what they do;
+    but what it has timed can be kept, as that of `real` cannot.
     """
     classes = find_manifest(library, version)["classes"]
     whole = building(gpu, real)
+
+    class Builder(whole["Builder"]):  # type: ignore[misc]
+        def create_builder_config(self) -> Any:
+            return IBuilderConfig(self._real.create_builder_config())
+
+        def build_serialized_network(self, network: Any, config: IBuilderConfig) -> Any:
+            plan = super().build_serialized_network(network, config.wrapped)
+            config.timings.entries.add(sha256(gpu.plans[bytes(memoryview(plan))]).hexdigest())
+            return plan
+
+    whole["Builder"] = Builder
 
     def made(name: str) -> Callable[..., Any]:
         return lambda *args: RestrictedObject(whole[name](*args), name, classes)
@@ -66,6 +80,46 @@ def building_as(gpu: Gpu, real: Any, library: str, version: str) -> dict[str, An
     flags = {name: flag for name, flag in real.BuilderFlag.__members__.items() if name in classes["BuilderFlag"]["values"]}
     kept = {"ILogger": real.ILogger, "IProgressMonitor": real.IProgressMonitor}
     return {**found, **kept, "BuilderFlag": SimpleNamespace(__members__=flags)}
+
+
+class ITimingCache:
+    """What was timed: here, the digests of models. Damaged, it is empty."""
+
+    def __init__(self, blob: bytes) -> None:
+        try:
+            self.entries = set(json.loads(blob or b"[]"))
+        except ValueError:
+            self.entries = set()
+
+    def combine(self, other: "ITimingCache", ignore_mismatch: bool) -> bool:
+        self.entries |= other.entries
+        return True
+
+    def serialize(self) -> bytes:
+        return json.dumps(sorted(self.entries)).encode()
+
+
+class IBuilderConfig:
+    """The real one, but for its timings."""
+
+    def __init__(self, real: Any) -> None:
+        vars(self).update(wrapped=real, timings=ITimingCache(b""))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.wrapped, name, value)
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
+        return ITimingCache(serialized_timing_cache)
+
+    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        vars(self)["timings"] = cache
+        return True
+
+    def get_timing_cache(self) -> ITimingCache:
+        return self.timings
 
 
 class RestrictedObject:

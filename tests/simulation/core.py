@@ -22,7 +22,7 @@ class Device:
 
     def __new__(cls, device_id: int | None = None) -> "Device":
         cls._gpu.enter("Device")
-        if device_id != cls._gpu.index:
+        if device_id not in (None, cls._gpu.index):  # None is the current one.
             raise ValueError(f"device_id must be within [0, 1), got {device_id}")
         if not hasattr(cls._gpu.here, "device"):
             cls._gpu.here.device = object.__new__(cls)

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ...signature import Signature, TensorSpec
 from ..api import Message, TensorRT, clean_message, collect_messages, find_tensorrt, first_error
 from ..release import releasing
 from .progress import BuildWatch, Progress, monitor
+from .timings import kept_timings
 
 log = logging.getLogger("greenlane.engines")
 
@@ -83,16 +84,18 @@ def build(
     api: TensorRT | None = None,
     path: Path | None = None,
     stream_for: StreamFor | None = None,
+    timings: Path | None = None,
 ) -> bytes:
     """Build a model and return the engine file's bytes. Blocks for seconds to minutes, without the GIL; one build a thread.
 
-    `path` is where the model came from: weights in separate files are looked for in its folder. Profiles that are chosen by
-    default are logged. The CUDA context that is current in the calling thread stays so, though the library uses the GPU.
+    `path` is where the model came from: weights in separate files are looked for in its folder. `timings` is the file in which
+    a library that times kernels keeps what it has timed. Profiles that are chosen by default are logged. The CUDA context that
+    is current in the calling thread stays so, though the library uses the GPU.
 
     Raises ModelRefused with the library's first error, Cancelled, or what `progress` raised.
     """
     where = path or "the model"
-    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, BuildWatch(progress or (lambda step: True)))
+    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, timings, BuildWatch(progress or (lambda step: True)))
     try:
         with restored(), collect_messages() as messages:
             return job.run(messages)
@@ -117,7 +120,8 @@ def build_cached(
     """
     library = api or find_tensorrt()
     request = PlanRequest(onnx_path, cache_dir, options, library.library, library.version, device)
-    return find_or_build(request, lambda onnx: build(onnx, options, progress, api=library, path=onnx_path))
+    kept = timings_file(request)
+    return find_or_build(request, lambda onnx: build(onnx, options, progress, api=library, path=onnx_path, timings=kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,12 @@ class PlanRequest:
     library: str
     version: str
     device: str = ""
+
+
+def timings_file(request: PlanRequest) -> Path:
+    """Beside the plans: the timings of kernels that all plans of this version for this kind of GPU share."""
+    what = json.dumps([request.library, request.version, request.device])
+    return request.cache_dir / f"timings-{hashlib.sha256(what.encode()).hexdigest()[:32]}.cache"
 
 
 def find(request: PlanRequest) -> Path | None:
@@ -246,6 +256,7 @@ class _Job:
     options: BuildOptions
     path: Path | None
     stream_for: StreamFor | None
+    timings: Path | None
     watch: BuildWatch
 
     def run(self, messages: list[Message]) -> bytes:
@@ -337,10 +348,20 @@ class _Job:
         library_profile = builder.create_optimization_profile()
         for name, range_ in profile.ranges.items():
             library_profile.set_shape(name, *range_)
-        profile = replace(profile, tuned=self._tune(library_profile, index, profile.sms))
+        sms = profile.sms
+        if sms is None and self.api.library not in PORTABLE:
+            profile = replace(profile, sms=self._whole_gpu(), tuned=True)
+        else:
+            profile = replace(profile, tuned=self._tune(library_profile, index, sms))
         if profile.ranges or profile.tuned or len(self.options.profiles) > 1:
             config.add_optimization_profile(library_profile)
         return profile
+
+    def _whole_gpu(self) -> int:
+        """The SMs of the GPU on which the library times kernels."""
+        from cuda.core import Device  # Not installed where no library needs a GPU to build.
+
+        return int(Device().resources.sm.sm_count)
 
     def _tune(self, library_profile: Any, index: int, sms: int | None) -> bool:
         if sms is None:
@@ -355,7 +376,9 @@ class _Job:
     def _make(self, builder: Any, network: Any, config: Any) -> bytes | None:
         watching = monitor(self.api.module, self.watch)
         config.progress_monitor = watching
-        memory = builder.build_serialized_network(network, config)
+        times_kernels = self.api.library not in PORTABLE
+        with kept_timings(config, self.timings) if self.timings and times_kernels else nullcontext():
+            memory = builder.build_serialized_network(network, config)
         return None if memory is None else bytes(memoryview(memory))
 
     def _recorded(self, config: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,13 +55,14 @@ class BuildOrder:
     """The order to a child, pickled to its standard input.
 
     `gpu` is the ordinal of the GPU that it may use, None for none. `cores` are the host's cores that it may run on, empty for
-    those of its parent. `parent` is the parent's process id.
+    those of its parent. `parent` is the parent's process id. `is_idle`: nothing is served from that GPU.
     """
 
     request: PlanRequest | KernelsRequest
     gpu: int | None
     cores: frozenset[int]
     parent: int
+    is_idle: bool = True
 
     @property
     def path(self) -> Path:
@@ -74,7 +75,8 @@ class Builds:
 
     `cache` is where plans and compiled kernels are kept; by default, in each model's folder. `time_limit` is in seconds, 0 for
     none. `command` starts the child. Children are killed when this process ends, however it does. `compiles`: compile kernels
-    in children too, where the library compiles at run time; otherwise the process that binds an engine compiles.
+    in children too, where the library compiles at run time; otherwise the process that binds an engine compiles. `is_idle`:
+    whether nothing is served from the GPU yet; a library that times kernels on it builds only then.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Builds:
         time_limit: float = TIME_LIMIT,
         command: Sequence[str] = COMMAND,
         compiles: bool = False,
+        is_idle: Callable[[], bool] = lambda: True,
     ) -> None:
         self.cache = cache
         self.compiles = compiles
@@ -90,6 +93,7 @@ class Builds:
         """Those of the engines that were built here or are kept in its cache."""
         self._time_limit = time_limit
         self._command = tuple(command)
+        self._is_idle = is_idle
         self._cores: frozenset[int] = frozenset()
         self._changing = Lock()
         self._running: dict[bytes, Future[Path]] = {}
@@ -126,7 +130,8 @@ class Builds:
         request = PlanRequest(path, folder, options, library, version, device)
         if trusting and (known := find(request)):
             return known
-        return self._result_of(BuildOrder(request, None if library in PORTABLE else gpu, self._cores, os.getpid()))
+        needed = None if library in PORTABLE else gpu
+        return self._result_of(BuildOrder(request, needed, self._cores, os.getpid(), self._is_idle()))
 
     def compile_kernels(self, request: KernelsRequest, gpu: int) -> None:
         """Have kernels compiled and cached. Blocks, without the GIL. Raises ModelRefused and Cancelled as `plan` does.

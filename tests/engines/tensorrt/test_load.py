@@ -1,9 +1,11 @@
 """Plans that are loaded, refused, and bound to partitions of a simulated GPU."""
 
 import gc
+import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -524,6 +526,75 @@ def test_a_library_that_measures_builds_on_the_gpu_and_for_each_kind_of_it(tmp_p
             bench.close()
     assert len(built) == 3
     assert (tmp_path / f"gpu-{Gpu.index}").exists()
+
+
+def test_a_library_that_times_kernels_builds_nothing_on_a_gpu_that_serves(tmp_path: Path, rtx: Any) -> None:
+    """What was built before is served, also after a change of the cores that builds may use."""
+    files, idle = [tmp_path / name for name in ("one.onnx", "other.onnx")], [True]
+    for count, path in enumerate(files, 2):
+        path.write_bytes(model(f"m (float[{count}, 3] x) => (float[{count}, 3] y) {{ y = Add(x, x) }}"))
+    builds = Builds(command=as_tensorrt.command(tmp_path, "11.4"), is_idle=lambda: idle[0])
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx, "tensorrt", "11.4")), gpu) as bench:
+        known(files[0])
+        load_engine(files[0], bench.device, builds=builds)
+        idle[0] = False
+        load_engine(files[0], bench.device, builds=builds)
+        why = r"other\.onnx: TensorRT builds it by timing kernels on the GPU, .*; build it ahead with `greenlane build`"
+        with pytest.raises(ModelRefused, match=why):
+            load_engine(files[1], bench.device, builds=builds)
+        bench.close()
+
+
+def test_what_was_timed_is_kept_beside_the_plans_for_later_builds(
+    tmp_path: Path, rtx: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, gpu = tmp_path / "cache", Gpu()
+
+    def build(count: int) -> list[str]:
+        """Build another model; what is kept afterwards."""
+        path = tmp_path / f"{count}.onnx"
+        path.write_bytes(model(f"m (float[{count}, 3] x) => (float[{count}, 3] y) {{ y = Add(x, x) }}"))
+        build_cached(path, cache, api=find_tensorrt(["tensorrt"]), device="a GPU")
+        (kept,) = cache.glob("timings-*.cache")
+        return json.loads(kept.read_bytes()) if kept.is_file() else []  # type: ignore[no-any-return]
+
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx, "tensorrt", "11.4")), gpu) as bench:
+        first = build(2)
+        assert len(first) == 1
+        assert set(first) < set(build(3))
+        (kept,) = cache.glob("timings-*.cache")
+        kept.write_bytes(b"damaged")
+        assert len(build(4)) == 1
+        assert caplog.messages == []
+        kept.unlink()
+        kept.mkdir()
+        build(5)
+        assert [message.partition(":")[0] for message in caplog.messages] == [
+            "kernels are timed again",
+            "timings of kernels are not kept for the next build",
+        ]
+        bench.close()
+
+
+@pytest.mark.parametrize("version", ["10.11", "11.4"])
+def test_a_plan_that_was_timed_on_the_whole_gpu_warns_on_a_partition_before_it_runs(
+    tmp_path: Path, rtx: Any, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, gpu = tmp_path / "double.onnx", Gpu()
+    path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
+    with opened(tmp_path, library(gpu, "tensorrt", version, **building_as(gpu, rtx, "tensorrt", version)), gpu) as bench:
+        (profile,) = read_plan(build_cached(path, tmp_path, api=find_tensorrt(["tensorrt"]))).artifact.profiles  # type: ignore[union-attr]
+        assert (profile.sms, profile.tuned) == (132, True)
+        engine = load_engine(path, bench.device, builds=Builds(command=as_tensorrt.command(tmp_path, version)))
+        gpu.meanwhile("IExecutionContext.execute_async_v3", lambda: warned.extend(caplog.messages))
+        warned: list[str] = []
+        with closing(engine), closing(engine.bind(bench.partition)) as executor:
+            assert executor.describe()["missing_sms"] == 124
+        (text,) = [message for message in warned if "132 SMs" in message]
+        assert "profile 0 is tuned for 132 SMs and runs on 8 of" in text
+        assert "where kernels whose blocks wait for each other may fail or never end" in text
+        bench.close()
 
 
 def test_the_simulated_library_goes_by_one_of_the_real_names() -> None:

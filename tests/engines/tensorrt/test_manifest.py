@@ -25,7 +25,7 @@ MEMBERS = [(name, member) for name in PLAIN for member in vars(OURS[name]) if no
 MEMBERS.remove(("ILogger", "Severity"))
 
 FOLDER = Path(api.__file__).parent
-SOURCES = [*sorted(FOLDER.glob("*.py")), FOLDER / "building" / "builder.py", FOLDER / "building" / "progress.py"]
+SOURCES = [*sorted(FOLDER.glob("*.py")), *sorted((FOLDER / "building").glob("*.py"))]
 RECEIVERS = {
     "builder.py": {
         "builder": "Builder",
@@ -35,6 +35,7 @@ RECEIVERS = {
         "tensor": "ITensor",
         "library_profile": "IOptimizationProfile",
     },
+    "timings.py": {"config": "IBuilderConfig", "cache": "ITimingCache"},
     "": {
         "plan": "ICudaEngine",
         "config": "IRuntimeConfig",

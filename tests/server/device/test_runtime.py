@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Engine, RuntimeSettings, Signature, TensorSpec
+from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature, TensorSpec
 from engines.base import COUNTS
+from engines.build import BuildOptions
 from partitions import DeviceLost, Misplaced, PartitionError
 from server.admin.metrics import COUNTED, ServerCollector
 from server.config.schema import Config, DeviceConfig, ModelsConfig
@@ -172,6 +173,14 @@ async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> Non
     assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
     assert repr(site.runtime).startswith("<Runtime serving, ")
     await site.controller.close()
+
+
+async def test_a_library_that_times_kernels_builds_nothing_once_the_device_serves(root: Path) -> None:
+    """What it would build with is not installed here; what a real child says first is that it may not."""
+    request = root / "a" / "1" / "model.onnx", BuildOptions(), "tensorrt", "11.4"
+    async with serving(root) as site:
+        with pytest.raises(ModelRefused, match=r"model\.onnx: TensorRT builds it by timing kernels on the GPU"):
+            await asyncio.to_thread(site.runtime.builds.plan, *request)
 
 
 async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(root: Path) -> None:
