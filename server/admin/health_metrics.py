@@ -38,7 +38,7 @@ def processes(controller: Controller) -> Iterator[Metric]:
     for process, count in controller.restarts.items():
         restarts.add_metric([process], count)
     refused = CounterMetricFamily(
-        "greenlane_refused_connections", "Connections that the dispatcher refused, as too many waited", labels=["reason"]
+        "greenlane_refused_connections", "Connections that the dispatcher refused, as no process takes them", labels=["reason"]
     )
     for reason, count in controller.refused_connections.items():
         refused.add_metric([reason], count)

@@ -1,12 +1,13 @@
 """`python -m server`, except that a device side learns which models there are once a FIFO named `gate` is opened.
 
 It is beside the repository. A FIFO named `late` there is such a gate for a model of that name, whenever it is loaded. With
---device cores have a device process, as a GPU has.
+--device cores have a device process, as a GPU has. No device can be opened while there is a file that NO_DEVICE names.
 """
 
+import os
 import sys
 
-from partitions import Device
+from partitions import Device, DeviceUnavailable
 from server import __main__ as command
 from server.app import open_configured
 from server.config.schema import DeviceConfig
@@ -41,6 +42,8 @@ def opener(config: DeviceConfig) -> Device:
     """Open a device, in the process that loads its models."""
     ModelLoader.names = gated  # type: ignore[method-assign]
     ModelLoader.prepare = late  # type: ignore[method-assign, assignment]
+    if (gone := os.environ.get("NO_DEVICE")) and os.path.exists(gone):
+        raise DeviceUnavailable("core 1 is gone")
     return open_configured(config)
 
 

@@ -88,6 +88,32 @@ def test_each_model_is_served_as_soon_as_a_replaced_process_has_it(tmp_path: Pat
             assert http.get("/v2/models/late/config").json()["max_batch_size"] == 3, "as it was loaded on request"
 
 
+def test_requests_are_answered_503_while_a_process_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait until then, as most processes are replaced at once, and not for as long as it takes."""
+    repository.write(tmp_path / "models", "identity", repository.IDENTITY)
+    monkeypatch.setenv("NO_DEVICE", str(tmp_path / "gone"))
+    path = configure(tmp_path / "greenlane.toml", tmp_path / "models", TENANTS.replace(', "spin"', ""))
+    with running_module("tests.end_to_end.gated_server", path) as server, Load(server, **{"X-Tenant": "globex"}) as other:
+        (tmp_path / "gone").touch()
+        server.kill("acme")
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            refused = infer(http, "identity", SMALL)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), "its connection waited"
+            why = "the process that serves this tenant cannot be started now, and the log says why; try again in a second"
+            for asked in ("/v2/health/ready", "/v2/models/identity/ready"):
+                answer = http.get(asked)
+                assert (answer.status_code, answer.json()["error"]) == (503, why)
+        with client(server, **{"X-Tenant": "globex"}) as http:
+            assert http.get("/v2/health/ready").status_code == 200
+            server.kill("(dispatcher)")
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            assert http.get("/v2/health/ready").status_code == 503, "a new dispatcher knows it too"
+            (tmp_path / "gone").unlink()
+            until(lambda: answered(http) == 200)
+        other.more()
+    assert all("503" not in str(each) for each in other.wrong)
+
+
 def test_a_replaced_process_has_the_granules_and_models_of_before(server: Running, acme: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/identity/unload").status_code == 200
     server.kill("acme")

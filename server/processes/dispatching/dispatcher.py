@@ -29,7 +29,7 @@ from ..channels.handoff import Ends, Handoff
 from ..channels.routing import DISPATCHER, MAX_HEAD, SHARED, UNAUTHENTICATED, destination, owner
 from ..children.process_setup import set_up
 from .handoff_queue import MAX_QUEUED, HandoffQueue
-from .refused import DESCRIPTORS, QUEUE, TIMEOUT, WAITING, RefusedConnections
+from .refused import ABSENT, DESCRIPTORS, QUEUE, TIMEOUT, WAITING, RefusedConnections
 
 log = logging.getLogger("greenlane.processes")
 
@@ -49,6 +49,8 @@ malformed handoff.
 """
 WITHDRAWN = b"~"
 """Before the name of an HTTP process: the supervisor's message that it has ended. No name begins so."""
+AWAY = b"^"
+"""Before the name of an HTTP process: it cannot be started, so that its connections are to be refused until it was."""
 RECONFIGURE, RECONFIGURED = b"=", b"."
 """The supervisor's message with a file of the tenants' keys (see `Keys`), and the answer once they are used."""
 _PAUSE = 0.1
@@ -84,7 +86,8 @@ class Dispatcher:
     """Serves until the other end of `control` is closed. `listeners` are non-blocking.
 
     Over `control` the supervisor sends the name of an HTTP process with both ends of the socket over which it takes
-    connections, the name of one that has ended after WITHDRAWN, and heartbeats. `header_timeout` is in seconds of `clock`.
+    connections, the name of one that has ended after WITHDRAWN, or cannot be started after AWAY, and heartbeats.
+    `header_timeout` is in seconds of `clock`.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class Dispatcher:
         self._max_queued = max_queued
         self._queues = {name: self._queue_of(name) for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
         self._refused = RefusedConnections(self._watch_refused, self._unwatch, header_timeout, clock)
+        self._away: set[str] = set()
+        """The tenants whose process cannot be started."""
         self._gone: set[str] = set()
         """Tenants that have gone: a connection for one of them shows no valid tenant any more."""
         self._waiting: OrderedDict[int, Waiting] = OrderedDict()
@@ -180,6 +185,9 @@ class Dispatcher:
                 self._control.send(HEARTBEAT_ANSWER)
             self._refused.report(self._control)
             return
+        if name.startswith(AWAY):
+            self._refuse_all(owner(name.removeprefix(AWAY).decode()))
+            return
         process = name.removeprefix(WITHDRAWN).decode()
         queue = self._queues.get(owner(process))
         if queue is None:  # Its tenant has not come after all, or had gone when this dispatcher was started.
@@ -191,6 +199,7 @@ class Dispatcher:
         if not name.startswith(WITHDRAWN):
             ends = Ends(*[socket.socket(fileno=each) for each in descriptors])
             queue.connect(process, ends)
+            self._away.discard(owner(process))
             self._watch(ends.ours, lambda events: self._on_process(queue, process, events))
         elif owner(process) in self._gone:
             self._empty(queue)
@@ -268,17 +277,25 @@ class Dispatcher:
         if handoff.name in self._gone:
             handoff = handoff._replace(name=UNAUTHENTICATED)
         queue = self._queues[handoff.name]
-        if not queue.put(handoff):
-            self._refuse(handoff)
+        if handoff.name in self._away:
+            self._refuse(handoff, ABSENT)
+        elif not queue.put(handoff):
+            self._refuse(handoff, QUEUE)
         self._flush(queue)
 
-    def _refuse(self, handoff: Handoff) -> None:
-        """Answer a connection for which there is no room; a flood of those without a tenant is only counted."""
+    def _refuse_all(self, tenant: str) -> None:
+        """Answer what waits for a process that cannot be started, and what comes until it was."""
+        self._away.add(tenant)
+        for waiting in self._queues[tenant].take() if tenant in self._queues else ():
+            self._refuse(waiting, ABSENT)
+
+    def _refuse(self, handoff: Handoff, reason: str) -> None:
+        """Answer a connection that no process takes; a flood of those without a tenant is only counted."""
         if handoff.name == UNAUTHENTICATED:
-            self._refused.count(QUEUE)
+            self._refused.count(reason)
             handoff.close()
             return
-        self._refused.refuse(handoff.connection, QUEUE)
+        self._refused.refuse(handoff.connection, reason)
         if handoff.read_ahead is not None:
             os.close(handoff.read_ahead)
 

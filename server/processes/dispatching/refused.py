@@ -13,11 +13,12 @@ log = logging.getLogger("greenlane.processes")
 
 REFUSED = b"#"
 """Before the JSON of how many connections were refused for which reason since the last message to the supervisor."""
-QUEUE, WAITING, DESCRIPTORS, TIMEOUT = "queue", "waiting", "descriptors", "headers"
-"""The reasons: too many wait for one process; too many whose headers are incomplete; no descriptors are left, so that it is
-closed without an answer; the headers did not come in time."""
+QUEUE, ABSENT, WAITING, DESCRIPTORS, TIMEOUT = "queue", "absent", "waiting", "descriptors", "headers"
+"""The reasons: too many wait for one process; it cannot be started; too many whose headers are incomplete; no descriptors are
+left, so that it is closed without an answer; the headers did not come in time."""
 _TEXTS = {
     QUEUE: "too many connections wait for the process that serves this tenant; try again in a second",
+    ABSENT: "the process that serves this tenant cannot be started now, and the log says why; try again in a second",
     WAITING: "too many connections wait for the rest of their headers; try again in a second",
     TIMEOUT: "the headers did not come within {:g} s",
 }

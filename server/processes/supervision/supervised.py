@@ -123,6 +123,8 @@ class SupervisedProcess(Supervised):
         self.handoff: Ends | None = None
         self.takes_connections = False
         """Whether the dispatcher may hand it connections: not before it has its models."""
+        self.failures = 0
+        """How many attempts to start it have failed since it took connections."""
         self.retired = False
         """Whether its tenant has gone, so that it is not started again."""
         self.heartbeat = Heartbeat()
@@ -162,14 +164,18 @@ class SupervisedDevice(Supervised):
         return self._stopped.after(now, observe(self.process.pid)) if self.process and self.process.pid else 0.0
 
 
-async def connect(runtime: RemoteRuntime, each: Supervised) -> None:
-    """Have a runtime use this process. Where it replaces another that was serving, that is done again first."""
+async def connect(runtime: RemoteRuntime, each: Supervised) -> bool:
+    """Have a runtime use this process. Where it replaces another that was serving, that is done again first; False, and it is
+    killed, if that cannot be.
+    """
     assert each.descriptors
     try:
         await runtime.connect(each.channel, each.descriptors)
     except (PartitionError, ConfigError, RequestError) as error:
         log.error("%s cannot be started again: %s", each.label, error)
         each.kill()
+        return False
+    return True
 
 
 def kill_if_outdated(each: Supervised, started_with: Config, now: Config) -> None:

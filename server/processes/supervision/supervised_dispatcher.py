@@ -21,6 +21,8 @@ from .supervised import Current, SupervisedProcess, kill_if_hung
 
 log = logging.getLogger("greenlane.processes")
 
+MOST_FAILURES = 2
+"""Attempts to start a process in a row that may fail before its connections are refused, which wait until then."""
 LABEL = "the dispatcher"
 """Its name in the log."""
 
@@ -87,9 +89,17 @@ class SupervisedDispatcher:
 
     def announce(self, each: SupervisedProcess) -> None:
         """Send it the sockets over which this process takes connections. A new dispatcher is sent those of all processes."""
+        if each.failures >= MOST_FAILURES:
+            self.refuse(each)
         if self._control and each.handoff and each.takes_connections:
             with suppress(OSError):
                 socket.send_fds(self._control, [each.name.encode()], [end.fileno() for end in each.handoff])
+
+    def refuse(self, each: SupervisedProcess) -> None:
+        """This process cannot be started: have the dispatcher refuse its connections until it is announced."""
+        if self._control:
+            with suppress(OSError):
+                self._control.send(dispatcher.AWAY + each.name.encode())
 
     def withdraw(self, each: SupervisedProcess) -> None:
         """Close the sockets to this process, which has ended, and have the dispatcher hand what it did not take to the next."""

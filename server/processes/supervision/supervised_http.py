@@ -28,7 +28,7 @@ from .affinity import Affinity
 from .helper_processes import HelperProcesses
 from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
 from .supervised import Current, HostedRuntime, SupervisedProcess, connect, kill_if_hung, kill_if_outdated
-from .supervised_dispatcher import SupervisedDispatcher
+from .supervised_dispatcher import MOST_FAILURES, SupervisedDispatcher
 
 log = logging.getLogger("greenlane.processes")
 
@@ -221,6 +221,15 @@ class SupervisedHttp:
         return [each for each in self._processes.values() if each.number == LEAD]
 
     async def _start(self, each: SupervisedProcess) -> None:
+        """Start a process, with its helpers. Where that fails repeatedly, its connections are refused until it does not."""
+        try:
+            await self._try_to_start(each)
+        finally:
+            each.failures = 0 if each.takes_connections or each.retired else each.failures + 1
+            if each.failures == MOST_FAILURES:
+                self._dispatcher.refuse(each)
+
+    async def _try_to_start(self, each: SupervisedProcess) -> None:
         if each.retired:
             return
         helpers, config = self._helpers.get(each.name), self._current.config
@@ -237,7 +246,8 @@ class SupervisedHttp:
             assert each.descriptors
             await each.frontend.connect(each.channel, each.descriptors)
             if each.hosted:
-                await connect(each.hosted.runtime, each)
+                if not await connect(each.hosted.runtime, each):
+                    return
                 kill_if_outdated(each, config, self._current.config)
                 await each.hosted.runtime.resumed(_MAX_HOLD)  # Connections wait meanwhile, which is better than a 503.
         else:
