@@ -334,7 +334,8 @@ class CudaDevice:
         """Page-lock host memory and map it for the device, for all contexts.
 
         Blocks for some 0.1 ms a MiB, or for 0.4 if its pages are not populated before. Tenants may be served meanwhile: pages
-        are populated first, which takes no lock of the driver's, and pinned in pieces (`PIN_PIECE`).
+        are populated first, which takes no lock of the driver's, and what is larger than `PIN_PIECE` is pinned in pieces. They
+        end where addresses are multiples of it, and one `cuMemcpyAsync` may not cross from one to the next.
 
         Raises PartitionError for memory that is pinned already, is not the process's, or exceeds its limit.
         """
@@ -349,7 +350,7 @@ class CudaDevice:
             self.driver_memory.changing(),
             ExitStack() as done,
         ):
-            for at, size in pieces(address, nbytes, PIN_PIECE):
+            for at, size in _registrations(address, nbytes):
                 handle_return(driver.cuMemHostRegister(at, size, flags))
                 done.callback(_unregister, at)
             device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
@@ -373,7 +374,7 @@ class CudaDevice:
             self.driver_memory.changing(),
             ExitStack() as left,
         ):
-            for at, _ in pieces(address, (end or address + 1) - address, PIN_PIECE):
+            for at, _ in _registrations(address, (end or address + 1) - address):
                 left.callback(_unregister, at)
 
     def _record_pinned(self, address: int, nbytes: int | None) -> int | None:
@@ -425,6 +426,11 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             return CudaDevice(index, device.name, device.uuid, split(device, granule_sms), priorities, clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
+
+
+def _registrations(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """The pieces in which memory is pinned: what is no larger than one is one."""
+    return pieces(address, nbytes, PIN_PIECE if nbytes > PIN_PIECE else address + nbytes)
 
 
 def _unregister(address: int) -> None:

@@ -325,6 +325,13 @@ def test_memory_is_pinned_in_pieces_so_that_launches_get_their_turn_in_between(d
     assert len(gpu.pinned) == 1, "the others were unpinned all the same"
 
 
+def test_memory_of_one_piece_is_one_registration_wherever_it_begins(device: Any, gpu: Gpu) -> None:
+    memory = create_string_buffer(PIN_PIECE)
+    with closing(device.pin(addressof(memory), PIN_PIECE)):
+        assert gpu.pinned == {addressof(memory): PIN_PIECE}
+    assert gpu.pinned == {}
+
+
 def test_where_a_piece_cannot_be_pinned_none_stays_pinned(device: Any, gpu: Gpu) -> None:
     memory = create_string_buffer(3 * PIN_PIECE)
     gpu.fail("cuMemHostRegister", 3)
