@@ -1,23 +1,27 @@
 """Two GPUs of one host: a process and a tenant on each. Skipped unless there are two.
 
-`pytest -q -s tests/gpu/test_two_devices.py` takes about three minutes; with OUT set, the figures go to $OUT/two_devices.json.
+The part `two` of tests/gpu/all.sh, within three minutes; with OUT set, the figures go to $OUT/two_devices.json.
 """
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 
 from . import process
+from .asking import asking
 from .bench import MIB, assert_close, expected
 from .networks import add, feed, mlp, plan, several
 from .process import PATIENCE, Client, Served
@@ -26,7 +30,13 @@ pytestmark = pytest.mark.gpu
 NETWORKS = {"mlp": mlp, "several": several}
 ASKED = 3_000
 """Inferences of which a 99th percentile is taken."""
-MOVES = 4
+MOVES = 6
+AGAIN = 4.0
+"""Seconds until a tenant is served again whose device process was killed, its kernels being known. The goal is 2."""
+BESIDE = 5.0
+"""Milliseconds by which a tenant's slowest answer may be slower beside a move to its GPU, in the median of the moves."""
+MOVED = 60.0
+"""The same of the tenant that moves."""
 TENANTS = """
 [tenants.acme]
 device = "0"
@@ -34,6 +44,10 @@ granules = 4
 models = ["*"]
 [tenants.globex]
 device = "1"
+granules = 4
+models = ["*"]
+[tenants.initech]
+device = "0"
 granules = 4
 models = ["*"]
 """
@@ -174,6 +188,20 @@ def test_a_device_process_uses_its_gpu_alone(models: Path, tmp_path: Path, found
     assert taken[0] < 32 * MIB
 
 
+def test_an_engine_on_the_second_gpu_takes_its_own_memory_and_refuses_the_first_s(
+    tmp_path: Path, found: dict[str, Any]
+) -> None:
+    command = [sys.executable, "-m", "tests.gpu.second", str(plan(tmp_path, mlp()))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=process.PATIENCE)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout.splitlines()[-1])
+    found["memory of an engine on the second GPU"] = said
+    foreign = {name: said.pop(name) for name in list(said) if name.startswith("the first GPU's")}
+    assert set(said.values()) == {"right"}
+    assert len(foreign) == 2
+    assert all("is device 0's, but the engine is bound to device 1" in text for text in foreign.values())
+
+
 # Before the server of all other tests is started: it would have processes of the same names.
 def test_a_tenant_on_both_gpus_is_answered_by_both_and_survives_one(
     models: Path, tmp_path: Path, found: dict[str, Any]
@@ -220,7 +248,7 @@ def test_each_tenant_gets_right_answers_from_its_own_gpu(server: Served, found: 
     devices = server.admin("GET", "device")["devices"]
     found["devices"] = [each["description"] for each in devices]
     assert [(each["kind"], each["tenants"], each["state"]) for each in devices] == [
-        ("cuda", ["acme"], "serving"),
+        ("cuda", ["acme", "initech"], "serving"),
         ("cuda", ["globex"], "serving"),
     ]
     probed = server.admin("POST", "partitions/probe")
@@ -231,36 +259,40 @@ def test_each_tenant_gets_right_answers_from_its_own_gpu(server: Served, found: 
         check(client, "globex", 3)
 
 
-def test_a_killed_device_process_is_not_noticed_on_the_other_gpu(server: Served, found: dict[str, Any]) -> None:
+def test_a_process_killed_under_load_is_replaced_soon_and_not_noticed_on_the_other_gpu(
+    server: Served, found: dict[str, Any]
+) -> None:
     other = server.device_process("1")
-    with closing(Client(server.port)) as client, ThreadPoolExecutor(1) as pool:
-        milliseconds(client, "globex", 500)
-        quiet = p99(milliseconds(client, "globex"))
+    with asking(server.port, "acme") as acme, asking(server.port, "globex") as globex:
         began = time.monotonic()
+        with closing(Client(server.port)) as client:
+            milliseconds(client, "initech", 1_500)
+        killed = time.monotonic()
         os.kill(server.device_process("0"), signal.SIGKILL)
-        serves = pool.submit(_until_served, server, "acme", began)
-        during: list[float] = []
-        while not serves.done():
-            during += milliseconds(client, "globex", 500)
-        found["a process killed: seconds until its tenant is served again"] = round(serves.result(), 1)
-    found["p99 of the other GPU's tenant, ms: quiet, while a process is killed and replaced"] = [quiet, p99(during)]
-    found["its slowest answer meanwhile, ms"] = max(during)
-    assert p99(during) < max(3 * quiet, quiet + 1)
+        _until_served(server, "acme", killed)
+        with closing(Client(server.port)) as client:
+            check(client, "acme", 4)
+        ended = time.monotonic()
+    assert acme.refused, "it was killed in the middle of work"
+    assert all(text.startswith("refused") for text in acme.wrong), acme.wrong
+    again = acme.again() - killed
+    quiet, during = globex.during(began, killed), globex.during(killed, ended)
+    found["a process killed under load: seconds until its tenant is served again"] = round(again, 2)
+    found["p99 of the other GPU's tenant, ms: quiet, while a process is killed and replaced"] = [p99(quiet), p99(during)]
+    found["its slowest answer, ms: quiet, meanwhile"] = [max(quiet), max(during)]
+    assert globex.wrong == []
+    assert p99(during) < max(3 * p99(quiet), p99(quiet) + 1)
     assert server.device_process("1") == other
+    assert again < AGAIN
 
 
-def _until_served(server: Served, tenant: str, began: float) -> float:
-    """The seconds since `began` until this tenant gets an answer again, after it got errors."""
+def _until_served(server: Served, tenant: str, began: float, failed: bool = False) -> float:
+    """The seconds since `began` until this tenant gets an answer again, after it got errors or others have."""
     arrays = feed(mlp(), {"x": (1, 784)}, 1)
-    return _until(lambda client: client.infer("mlp", tenant, arrays), server, began)
-
-
-def _until(ask: Callable[[Client], object], server: Served, began: float) -> float:
-    failed = False
     while time.monotonic() < began + PATIENCE:
         with closing(Client(server.port)) as client:
             try:
-                ask(client)
+                client.infer("mlp", tenant, arrays)
             except (AssertionError, OSError):
                 failed = True
                 time.sleep(0.05)
@@ -297,24 +329,42 @@ def test_tenants_of_both_gpus_are_repartitioned_at_once(server: Served) -> None:
     assert (one.wrong, two.wrong) == ([], [])
 
 
-def test_a_tenant_moves_to_the_other_gpu_and_back_while_it_is_served(server: Served, found: dict[str, Any]) -> None:
-    seconds: list[float] = []
-    with Asking(server.port, "acme") as moving, Asking(server.port, "globex") as beside:
-        quiet, began_at = p99(beside.took), len(beside.took)
+def test_a_tenant_moves_to_the_other_gpu_and_back_while_all_are_served(server: Served, found: dict[str, Any]) -> None:
+    """Beside it on each GPU one tenant is asked: it feels no more than a repartition."""
+    spans = list[tuple[float, float]]()
+    with ExitStack() as stack:
+        moving, *beside = [stack.enter_context(asking(server.port, name)) for name in ("acme", "initech", "globex")]
+        client = stack.enter_context(closing(Client(server.port)))
+        began = time.monotonic()
+        for _ in range(4):
+            check(client, "acme", 4)
+        calm, seconds = time.monotonic(), list[float]()
         for turn in range(MOVES):
-            to, began = str(1 - turn % 2), time.monotonic()
+            to, since = str(1 - turn % 2), time.monotonic()
             moved = server.admin("PUT", "tenants/acme/device", {"device": to, "granules": 4})
-            seconds.append(round(time.monotonic() - began, 2))
+            seconds.append(round(time.monotonic() - since, 2))
             assert moved["partitions"]["acme"]["device"] == to
-            probed = server.admin("POST", "partitions/probe")
-            assert probed["overlaps"] == []
-            moving.more()
-            beside.more()
-        during = beside.took[began_at:]
+            check(client, "acme", 5)
+            spans.append((since, time.monotonic()))
+            assert server.admin("POST", "partitions/probe")["overlaps"] == []
+    assert [each.wrong for each in (moving, *beside)] == [[], [], []]
     found["seconds that a move to the other GPU takes"] = seconds
-    found["the moved tenant's slowest answer, ms"] = max(moving.took)
-    found["p99 of the tenant beside, ms: quiet, during the moves"] = [quiet, p99(during)]
-    assert (moving.wrong, beside.wrong) == ([], [])
+    over = {}
+    for name, asked in zip(("the moved tenant", "beside on GPU 0", "beside on GPU 1"), (moving, *beside), strict=True):
+        worst = [asked.worst(*span) for span in spans]
+        found[f"slowest answers of {name}, ms: quiet, during each move"] = [asked.worst(began, calm), *worst]
+        found[f"p99 of {name}, ms: quiet, during the moves"] = [
+            p99(asked.during(began, calm)),
+            p99([took for span in spans for took in asked.during(*span)]),
+        ]
+        over[name] = {to: median(worst[to::2]) - asked.worst(began, calm) for to in (0, 1)}
+    mover, *others = over.values()
+    assert max(mover.values()) <= MOVED, over
+    assert max(max(each.values()) for each in others) <= BESIDE, over
+    check_both(server)
+
+
+def check_both(server: Served) -> None:
     with closing(Client(server.port)) as client:
         check(client, "acme", 5)
         check(client, "globex", 6)
@@ -325,7 +375,6 @@ def test_a_tenant_that_moved_is_served_there_again_when_that_process_was_killed(
     began = time.monotonic()
     os.kill(server.device_process("1"), signal.SIGKILL)
     _until_served(server, "acme", began)
-    with closing(Client(server.port)) as client:
-        check(client, "acme", 8)
-        check(client, "globex", 9)
+    _until_served(server, "globex", began, failed=True)
+    check_both(server)
     assert server.admin("GET", "partitions")["partitions"]["acme"]["device"] == "1"

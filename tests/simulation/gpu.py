@@ -75,9 +75,16 @@ class Gpu:
     arch = "90"
 
     def __init__(
-        self, sms: int = 132, coarse: int = 120, smallest: int = 8, fine: int = 128, cuda: tuple[int, int] = (13, 0)
+        self,
+        sms: int = 132,
+        coarse: int = 120,
+        smallest: int = 8,
+        fine: int = 128,
+        cuda: tuple[int, int] = (13, 0),
+        index: int = INDEX,
     ) -> None:
         self.cuda = cuda
+        self.index = index
         self.sms = sms
         self.smallest = smallest
         self.grouped = {smallest: coarse, 2: fine}
@@ -106,7 +113,7 @@ class Gpu:
         self.has_pool = True
         self.contexts: list[Context] = []
         """Green ones that were not destroyed."""
-        self.primary = Context(tuple(range(sms)), 0x100, green=False)
+        self.primary = Context(tuple(range(sms)), 0x100, green=False, device=index)
         self.primary.streams = [Stream(self.primary, handle) for handle in DEFAULT_STREAMS]
         self.ordinary = [self.primary]
         """Contexts that are not green, also those of other devices."""
@@ -232,7 +239,7 @@ class Gpu:
         if queues and not self.takes_queues:
             raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_TYPE: no work queues")
         self.free -= 5 * MIB
-        context = Context(sms[self.short :], next(self._handles), queues=next(iter(queues), Context.queues))
+        context = Context(sms[self.short :], next(self._handles), device=self.index, queues=next(iter(queues), Context.queues))
         self.contexts.append(context)
         return context
 

@@ -29,7 +29,7 @@ def trap(gpu: Gpu, stream: Stream, blocks: int, cycles: int) -> Callable[[], Non
 
 def opener(config: DeviceConfig) -> Device:
     """As in tests.gpu.losing, with the simulation in place of the libraries from then on."""
-    gpu = Gpu()
+    gpu = Gpu(index=config.index)
     _SIMULATION.enter_context(installed(gpu, library(gpu)))
     _SIMULATION.enter_context(patch.dict(kernels.KERNELS, trap=trap))
     return real.opener(config)
