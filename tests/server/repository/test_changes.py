@@ -75,10 +75,10 @@ def test_directories_that_links_show_in_very_many_places_are_looked_into_only_so
             (above / name).symlink_to(under)
         above = under
     (found,) = stamps(tmp_path, ["m"]).values()
-    assert len(found) <= 100_000
+    assert len(found) < 200_000
     deep = str(tmp_path / "n")
-    for _ in range(1000):
+    for _ in range(100):
         os.mkdir(deep)
         deep += "/d"
     (found,) = stamps(tmp_path, ["n"]).values()
-    assert found
+    assert len(found) < 20
