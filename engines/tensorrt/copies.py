@@ -6,13 +6,19 @@ Solution: by default, two kernels run on the partition's SMs before and after th
 the outputs out. They find addresses in a ring of tables that the host writes, one table an inference, and count inferences on
 the device. So a captured graph needs no change from one launch to the next, though every inference has other memory.
 
+What is written to the host beyond what PCIe takes backs up into what every kernel of the GPU needs, whatever memory that uses.
+So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns, in the order in
+which they come, which are words in memory of the device that all copy kernels share. A block that has its turn runs to its end,
+and passes it on after 128 KiB if another one waits. A kernel that is killed takes the context of all tenants with it, and so
+these words. Tenants with processes of their own would have to share that memory between them.
+
 Copies by the copy engines are submitted before and after the graph and not captured in it. A captured copy would keep the host
 addresses of the first inference, and every launch would have to update each node by its handle. Outside it is a call for each
 piece of a tensor, and the stream keeps the order.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from cuda.bindings import driver
@@ -27,12 +33,12 @@ from .clock import DeviceClock
 
 SOURCE = r"""
 struct Row { const char *from; char *to; unsigned long long nbytes; };
-struct State { unsigned count, arrived, unused[2]; Row rows[1]; };
+struct State { unsigned count, unused[3]; Row rows[1]; };
 struct Clock { unsigned long long ns, works, began, unused; };
 struct Seen { unsigned long long ns, works; };
+struct Turn { unsigned next, serving, apart[30]; };
 
-constexpr unsigned LARGE_BLOCKS = 12;
-constexpr unsigned long long LARGE = 4 << 20;
+constexpr unsigned long long SMALL = 4 << 10, PIECE = 128 << 10;
 
 __device__ unsigned long long nanoseconds() {
     unsigned long long found;
@@ -40,24 +46,65 @@ __device__ unsigned long long nanoseconds() {
     return found;
 }
 
-// Row n begins with block n, so that different blocks copy the small tensors of one inference at the same time.
-// A large tensor is copied by few blocks: more would queue more reads than the host can answer, and a neighbour's reads would
-// wait behind them.
-__device__ void copy(const Row &row, unsigned number) {
-    const unsigned blocks = row.nbytes > LARGE ? min(gridDim.x, LARGE_BLOCKS) : gridDim.x;
-    const unsigned long long block = (blockIdx.x + gridDim.x - number % gridDim.x) % gridDim.x;
-    if (block >= blocks) return;
-    const unsigned long long thread = block * blockDim.x + threadIdx.x, threads = blocks * blockDim.x;
-    const bool aligned = !((reinterpret_cast<size_t>(row.from) | reinterpret_cast<size_t>(row.to)) & 15);
-    const unsigned long long wide = aligned ? row.nbytes / 16 : 0;
-    for (unsigned long long at = thread; at < wide; at += threads)
-        reinterpret_cast<uint4 *>(row.to)[at] = reinterpret_cast<const uint4 *>(row.from)[at];
-    for (unsigned long long at = wide * 16 + thread; at < row.nbytes; at += threads) row.to[at] = row.from[at];
+__device__ unsigned look(const unsigned &word) { return *reinterpret_cast<const volatile unsigned *>(&word); }
+
+// Copy these bytes by this block. So many reads of each thread are in flight at a time.
+template <unsigned AHEAD>
+__device__ void move(const char *from, char *to, unsigned long long nbytes) {
+    const bool aligned = !((reinterpret_cast<size_t>(from) | reinterpret_cast<size_t>(to)) & 15);
+    const unsigned long long wide = aligned ? nbytes / 16 : 0;
+    const uint4 *const source = reinterpret_cast<const uint4 *>(from);
+    uint4 *const target = reinterpret_cast<uint4 *>(to);
+    for (unsigned long long at = threadIdx.x; at < wide; at += AHEAD * blockDim.x) {
+        uint4 held[AHEAD];
+#pragma unroll
+        for (unsigned i = 0; i < AHEAD; ++i)
+            if (at + i * blockDim.x < wide) held[i] = source[at + i * blockDim.x];
+#pragma unroll
+        for (unsigned i = 0; i < AHEAD; ++i)
+            if (at + i * blockDim.x < wide) target[at + i * blockDim.x] = held[i];
+    }
+    for (unsigned long long at = wide * 16 + threadIdx.x; at < nbytes; at += blockDim.x) to[at] = from[at];
+}
+
+// The same while this block has the turn, which it passes on after a piece if another block waits.
+template <unsigned AHEAD>
+__device__ void move_in_turn(const char *from, char *to, unsigned long long nbytes, Turn *turn) {
+    unsigned mine = 0;
+    bool has = false;
+    for (unsigned long long at = 0; at < nbytes; at += PIECE) {
+        unsigned last = 0;
+        if (!threadIdx.x) {
+            if (!has) {
+                mine = atomicAdd(&turn->next, 1);
+                while (look(turn->serving) != mine) __nanosleep(100);
+            }
+            last = look(turn->next);  // Read beside the copy, so that looking takes no time.
+        }
+        __syncthreads();
+        move<AHEAD>(from + at, to + at, min(PIECE, nbytes - at));
+        __syncthreads();
+        has = last == mine + 1 && at + PIECE < nbytes;
+        if (!threadIdx.x && !has) *reinterpret_cast<volatile unsigned *>(&turn->serving) = mine + 1;
+    }
+}
+
+// A small tensor is copied by one block, which takes no turn: all tenants' small ones do not fill PCIe. Row n goes to block n,
+// so that different blocks copy the small tensors of one inference at the same time. A larger one is divided among all blocks.
+template <unsigned AHEAD>
+__device__ void copy(const Row &row, unsigned number, Turn *turns) {
+    if (row.nbytes <= SMALL) {
+        if (blockIdx.x == number % gridDim.x) move<AHEAD>(row.from, row.to, row.nbytes);
+        return;
+    }
+    const unsigned long long part = ((row.nbytes + gridDim.x - 1) / gridDim.x + 15) & ~15ull, start = blockIdx.x * part;
+    if (start < row.nbytes)
+        move_in_turn<AHEAD>(row.from + start, row.to + start, min(part, row.nbytes - start), turns + blockIdx.x);
 }
 
 // The table is read from host memory once and kept on the device for copy_out: behind a neighbour's copies each read takes
 // 15 microseconds. What the clock says is written to the host first, as that takes as long and nothing here waits for it.
-extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state,
+extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state, Turn *turns,
                                    Clock *clocks, Seen *seen, unsigned clock) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         clocks[clock].began = nanoseconds();
@@ -69,28 +116,32 @@ extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned ro
     const Row *table = ring + (state->count % length) * rows;
     for (unsigned row = threadIdx.x; row < min(rows, HELD); row += blockDim.x) held[row] = table[row];
     __syncthreads();
-    for (unsigned row = 0; row < inputs; ++row) copy(row < HELD ? held[row] : table[row], row);
+    for (unsigned row = 0; row < inputs; ++row) copy<4>(row < HELD ? held[row] : table[row], row, turns + 1);
     if (blockIdx.x != gridDim.x - 1) return;
     for (unsigned row = inputs + threadIdx.x; row < rows; row += blockDim.x)
         state->rows[row] = row < HELD ? held[row] : table[row];
 }
 
-extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state, Clock *clocks, unsigned clock) {
-    for (unsigned row = inputs; row < rows; ++row) copy(state->rows[row], row - inputs);
-    __threadfence_system();
+// One block.
+extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state, Turn *turns, Clock *clocks, unsigned clock) {
+    for (unsigned row = inputs; row < rows; ++row) copy<8>(state->rows[row], row - inputs, turns);
     __syncthreads();
-    if (threadIdx.x || atomicInc(&state->arrived, gridDim.x - 1) != gridDim.x - 1) return;
+    if (threadIdx.x) return;
     state->count += 1;
     clocks[clock].ns += nanoseconds() - clocks[clock].began;
     clocks[clock].works += 1;
 }
 """
 
-# On an H100 this copied 600 KB in 29 us and 38 MB at 48 GB/s; the copy engine took 22 us and reached 51 GB/s.
-# LARGE_BLOCKS above was measured there too, for 2 to 32 blocks (2026-11-21, the script was not kept): 12 copy 38 MB as fast as
-# 32 (779 us), 8 take 901 us. A neighbour's 3 KB meanwhile take 36 us with 12 blocks and 78 with 32, its 600 KB 54 and 111.
-# LARGE was chosen and not measured.
-CONFIG = LaunchConfig(grid=32, block=512)
+# What kernels of neighbours feel of copies without a pause was measured on an H100 (2026-11-26, with other kernels than these;
+# victims of 20 to 513 us on 64 SMs). Writes to the host by one block of 512 threads: 45 GB/s, and victims take 0.99 to 1.09
+# times as long; by two blocks 4.6 to 5.7 times, by 32 some 11 to 13 times. Reads by four blocks: 48 GB/s and 1.0 to 1.5 times,
+# by 32 up to 3.4 times. `python -m benchmarks.pcie` measures such kernels. SMALL, PIECE and the reads ahead were chosen and not
+# measured.
+READERS = 4
+IN = LaunchConfig(grid=READERS, block=512)
+OUT = LaunchConfig(grid=1, block=512)
+TURNS_BYTES = 128 * (1 + READERS)
 RING_LENGTH = 16
 """Tables in a ring, and so the limit of inferences of one executor in flight."""
 CLOCKS = 16
@@ -155,15 +206,15 @@ class SmCopies:
     captured = True
 
     def __init__(
-        self, kernels: Sequence[Kernel], ring: Buffer, state: Buffer, inputs: int, rows: int, clocks: Buffer, seen: Buffer
+        self, kernels: "CopyKernels", ring: Buffer, state: Buffer, inputs: int, rows: int, clocks: Buffer, seen: Buffer
     ) -> None:
-        self._copy_in, self._copy_out = kernels
+        self._copy_in, self._copy_out, turns = kernels
         self._ring = ring
         self._state = state
         self._clocks = clocks
         self._seen = seen
-        self._in = (ring, np.uint32(RING_LENGTH), np.uint32(rows), np.uint32(inputs), state, clocks, seen)
-        self._out = (np.uint32(rows), np.uint32(inputs), state, clocks)
+        self._in = (ring, np.uint32(RING_LENGTH), np.uint32(rows), np.uint32(inputs), state, turns, clocks, seen)
+        self._out = (np.uint32(rows), np.uint32(inputs), state, turns, clocks)
         self._times = np.frombuffer(view(int(seen.handle), 16 * CLOCKS), np.uint64).reshape(CLOCKS, 2)
         self._times[:] = 0
         self._free_clocks = list(range(CLOCKS - 1, 0, -1))
@@ -188,10 +239,10 @@ class SmCopies:
         self._tables[self._counted[0] % RING_LENGTH] = table
 
     def copy_in(self, stream: Stream, clock: int = 0) -> None:
-        launch(stream, CONFIG, self._copy_in, *self._in, np.uint32(clock))
+        launch(stream, IN, self._copy_in, *self._in, np.uint32(clock))
 
     def copy_out(self, stream: Stream, clock: int = 0) -> None:
-        launch(stream, CONFIG, self._copy_out, *self._out, np.uint32(clock))
+        launch(stream, OUT, self._copy_out, *self._out, np.uint32(clock))
 
     def take_clock(self) -> DeviceClock | None:
         try:
@@ -249,14 +300,23 @@ class EngineCopies:
         """Do nothing."""
 
 
-def copy_kernels(device: CudaDevice) -> tuple[Kernel, ...]:
-    """The two kernels, for the copies of all models on a device. It becomes current in this thread.
+class CopyKernels(NamedTuple):
+    """The two kernels of a device, and the turns that all of their launches take."""
+
+    copy_in: Kernel
+    copy_out: Kernel
+    turns: Buffer
+
+
+def copy_kernels(device: CudaDevice) -> CopyKernels:
+    """Those for the copies of all models on a device. It becomes current in this thread.
 
     The first call compiles them, which blocks for some 0.1 s. Raises PartitionError.
     """
     current = device.make_current()
     with device.driver_memory.changing(in_turn=True):
-        return device.kernels.compiled(current, SOURCE, ("copy_in", "copy_out"), "the copy kernels")
+        copy_in, copy_out = device.kernels.compiled(current, SOURCE, ("copy_in", "copy_out"), "the copy kernels")
+        return CopyKernels(copy_in, copy_out, device.kernels.memory(SOURCE, TURNS_BYTES))
 
 
 def uses_sms(setting: str, nbytes: int) -> bool:
@@ -264,7 +324,7 @@ def uses_sms(setting: str, nbytes: int) -> bool:
     return setting == "sm" or (setting == "auto" and nbytes <= SM_COPY_LIMIT)
 
 
-def open_sm_copies(device: Device, stream: Stream, kernels: Sequence[Kernel], inputs: int, rows: int) -> SmCopies:
+def open_sm_copies(device: Device, stream: Stream, kernels: CopyKernels, inputs: int, rows: int) -> SmCopies:
     """Copies for `rows` tensors, the first `inputs` of which are inputs. Blocks. Raises PartitionError."""
     with translated("allocating the ring of copy tables"):
         ring = LegacyPinnedMemoryResource().allocate(RING_LENGTH * rows * 24)

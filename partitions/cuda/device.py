@@ -396,14 +396,14 @@ class CudaDevice:
         """
         idle, self._idle = self._idle, {}
         probe, self._probe = self._probe, None
-        self.kernels.close()
         with translated(f"closing {self!r}"), ExitStack() as closing:
             context = closing.enter_context(ExitStack())
+            closing.callback(self.kernels.close)
             for green in chain.from_iterable(idle.values()):
                 closing.callback(green.release)
             if probe:
                 closing.callback(probe.close)
-            if probe or idle:
+            if probe or idle or self.kernels.in_use:
                 context.enter_context(self.current())
 
 

@@ -2,10 +2,11 @@
 
 from threading import Lock
 
-from cuda.core import Device, Kernel, Program, ProgramOptions
+from cuda.bindings import driver
+from cuda.core import Buffer, Device, Kernel, Program, ProgramOptions
 
 from ..errors import PartitionError
-from .driver import translated
+from .driver import handle_return, translated
 
 
 class Kernels:
@@ -17,9 +18,15 @@ class Kernels:
     def __init__(self) -> None:
         self._lock = Lock()
         self._compiled: dict[str, tuple[Kernel, ...]] = {}
+        self._memory: dict[str, Buffer] = {}
 
     def __repr__(self) -> str:
         return f"<Kernels of {len(self._compiled)} sources>"
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to close."""
+        return bool(self._compiled or self._memory)
 
     def compiled(self, device: Device, source: str, names: tuple[str, ...], what: str) -> tuple[Kernel, ...]:
         """The kernels of these names in CUDA C++ `source`. `device` must be current in the calling thread.
@@ -36,6 +43,24 @@ class Kernels:
                 self._compiled[source] = tuple(map(code.get_kernel, names))
             return self._compiled[source]
 
+    def memory(self, source: str, nbytes: int) -> Buffer:
+        """Memory of the device, of zeros at first, that all launches of the kernels of `source` share.
+
+        The device must be current. Raises PartitionError.
+        """
+        with self._lock, translated("allocating memory that kernels share"):
+            if source not in self._memory:
+                address = int(handle_return(driver.cuMemAlloc(nbytes)))  # Not of a stream, which may end before the device.
+                handle_return(driver.cuMemsetD8(address, 0, nbytes))
+                handle_return(driver.cuStreamSynchronize(0))  # A partition's stream does not wait for this one.
+                self._memory[source] = Buffer.from_handle(address, nbytes)
+            return self._memory[source]
+
     def close(self) -> None:
-        """Unload them; none may be running or be part of a graph."""
+        """Unload them, and free their memory; none may be running or be part of a graph. The device must be current.
+
+        Raises CUDAError.
+        """
         self._compiled.clear()
+        while self._memory:
+            handle_return(driver.cuMemFree(int(self._memory.popitem()[1].handle)))

@@ -90,9 +90,14 @@ class Bench:
         return memory
 
     def holdings(self) -> tuple[int, int, int, int, int]:
-        """Counts of what has to be freed: memory, graphs, events, execution contexts, bytes."""
+        """Counts of what has to be freed: memory, graphs, events, execution contexts, bytes.
+
+        Without the memory that our kernels share, which is freed with the device.
+        """
         gpu = self.gpu
-        return len(gpu.allocated), len(gpu.graphs), len(gpu.events), len(gpu.executions), gpu.free
+        shared = [region.nbytes for region in gpu.allocated.values() if region.context]
+        free = gpu.free + sum(shared)
+        return len(gpu.allocated) - len(shared), len(gpu.graphs), len(gpu.events), len(gpu.executions), free
 
     def close_engines(self) -> None:
         """Close the engines and what they keep for the next executor. Their executors have to be closed before."""

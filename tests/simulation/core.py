@@ -280,6 +280,13 @@ class Buffer:
         self._free = weakref.finalize(self, gpu.release_on, stream, self._handle)
         self._free.atexit = False  # The real one, too, is freed with its object only.
 
+    @classmethod
+    def from_handle(cls, ptr: int, size: int) -> "Buffer":
+        """Memory of another owner, which frees it."""
+        self = object.__new__(cls)
+        self._handle, self._size, self._free = ptr, size, weakref.finalize(self, int)
+        return self
+
     @property
     def handle(self) -> int:
         if not self._free.alive:

@@ -7,7 +7,7 @@ from typing import Any
 from . import gpu as hardware
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
-from .streams import Event, Graph
+from .streams import Event, Graph, Operation
 
 CU_MEMHOSTREGISTER_PORTABLE = 1
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
@@ -210,6 +210,23 @@ class Driver:
 
     def cuMemHostRegister(self, p: int, bytesize: int, Flags: int) -> tuple[Any, ...]:
         return self._call("cuMemHostRegister", lambda: self._gpu.pin(p, bytesize), current=True, safe=False)
+
+    def cuMemAlloc(self, bytesize: int) -> tuple[Any, ...]:
+        def body() -> int:
+            return self._gpu.allocate(bytesize, self._gpu.index, self._gpu.current())
+
+        return self._call("cuMemAlloc", body, current=True, gives=True, safe=False)
+
+    def cuMemsetD8(self, dstDevice: int, uc: int, N: int) -> tuple[Any, ...]:
+        """On the NULL stream, which is not waited for."""
+        written = Operation(lambda: self._gpu.write(dstDevice, bytes([uc]) * N))
+        return self._call("cuMemsetD8", lambda: self._gpu.find_stream(0).put(written), current=True, safe=False)
+
+    def cuStreamSynchronize(self, hStream: int) -> tuple[Any, ...]:
+        return self._call("cuStreamSynchronize", lambda: self._gpu.find_stream(hStream).wait(), current=True)
+
+    def cuMemFree(self, dptr: int) -> tuple[Any, ...]:
+        return self._call("cuMemFree", lambda: self._gpu.release(dptr), current=True, safe=False)
 
     def cuMemHostGetDevicePointer(self, p: int, Flags: int) -> tuple[Any, ...]:
         return self._call("cuMemHostGetDevicePointer", lambda: p, current=True)

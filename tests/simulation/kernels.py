@@ -12,6 +12,8 @@ from .streams import Stream
 
 ROW = 24
 """Bytes of an address from, an address to, and a number of bytes."""
+TURN, SMALL = 128, 4096
+"""Bytes of a block's turn, and of a tensor that is copied without one."""
 KEPT = 16
 """Bytes before the rows that the device keeps: whose turn it is, how many blocks have arrived."""
 
@@ -36,6 +38,7 @@ def copy_in(
     rows: int,
     inputs: int,
     state: int,
+    turns: int,
     clocks: int,
     seen: int,
     clock: int,
@@ -47,19 +50,19 @@ def copy_in(
         numbers[2] = gpu.timer()
         (c_uint64 * 2).from_address(gpu.reach(seen + 16 * clock, 16))[:] = numbers[:2]
         table = ring + _count(gpu, state).value % length * rows * ROW
-        _copy(gpu, table, range(inputs))
+        _copy(gpu, table, range(inputs), [turns + TURN * (1 + block) for block in range(blocks)])
         gpu.copy(table + inputs * ROW, state + KEPT + inputs * ROW, (rows - inputs) * ROW)
 
     return run
 
 
 def copy_out(
-    gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int, clocks: int, clock: int
+    gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int, turns: int, clocks: int, clock: int
 ) -> Callable[[], None]:
     """Copy the rows that were kept, and go on to the next table. What has passed is added to the clock."""
 
     def run() -> None:
-        _copy(gpu, state + KEPT, range(inputs, rows))
+        _copy(gpu, state + KEPT, range(inputs, rows), [turns + TURN * block for block in range(blocks)])
         _count(gpu, state).value += 1
         numbers = _clock(gpu, clocks, clock)
         numbers[0] += gpu.timer() - numbers[2]
@@ -76,10 +79,16 @@ def _count(gpu: Gpu, state: int) -> c_uint32:
     return c_uint32.from_address(gpu.reach(state, 8))
 
 
-def _copy(gpu: Gpu, table: int, rows: range) -> None:
+def _copy(gpu: Gpu, table: int, rows: range, turns: list[int]) -> None:
+    """Each block takes and passes on its turn for each row that is not small."""
     for row in rows:
         source, target, nbytes = (c_uint64 * 3).from_address(gpu.reach(table + row * ROW, ROW))
         gpu.copy(source, target, nbytes)
+        for turn in turns if nbytes > SMALL else ():
+            words = (c_uint32 * 2).from_address(gpu.reach(turn, TURN))
+            if words[0] != words[1]:
+                raise Misuse("a turn that was never passed on, or memory that was not zeroed")
+            words[:] = [words[0] + 1, words[1] + 1]
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {"where_am_i": where_am_i, "copy_in": copy_in, "copy_out": copy_out}

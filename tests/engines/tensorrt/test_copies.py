@@ -1,6 +1,8 @@
 """The two copy kernels' host side, on a simulated GPU; what the kernels themselves do is tried in tests/gpu."""
 
+import importlib
 from collections.abc import Iterator
+from contextlib import closing
 from ctypes import c_uint32
 from typing import Any
 
@@ -87,6 +89,43 @@ def test_tensors_across_pieces_that_were_pinned_one_by_one_are_copied(bench: Ben
 
 def test_calls_of_copy_engines_end_where_pinned_pieces_do(bench: Bench) -> None:
     assert PIN_PIECE % bench.copies.ENGINE_PIECE == 0
+
+
+def test_over_all_tenants_one_block_writes_to_the_host_and_four_read(bench: Bench) -> None:
+    """By turns in one memory of the device. What is small takes none: it must not wait for what is large."""
+    with closing(bench.device.carve([1])) as neighbour:
+        kernels = bench.copies.copy_kernels(bench.device)
+        turns = (c_uint32 * (32 * 5)).from_address(int(kernels.turns.handle))
+        taken = []
+        for partition in (bench.partition, neighbour):
+            middle = bench.device.make_current().allocate(1 << 20, stream=partition.stream)
+            copier = bench.copies.open_sm_copies(bench.device.make_current(), partition.stream, kernels, 1, 2)
+            for nbytes in (4096, 4097, 1 << 20):
+                lane = Lane(bench, nbytes, 1)
+                copier.write(copier.table(lane.spans(int(middle.handle))))
+                copier.copy_in(partition.stream)
+                copier.copy_out(partition.stream)
+                copier.count()
+                partition.stream.sync()
+                assert lane.arrived()
+                lane.close()
+                taken.append(list(turns[::32]))
+            assert list(turns[1::32]) == list(turns[::32])  # Each was passed on.
+            copier.close()
+            middle.close()
+    assert taken == [[count] * 5 for count in (0, 1, 2, 2, 3, 4)]  # The writers' turn, and each reader's.
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
+def test_the_kernels_compile_for_every_generation_that_is_served(architecture: str) -> None:
+    """By the real compiler, which needs no GPU."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    source = importlib.import_module("engines.tensorrt.copies").SOURCE
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"copies.cu", 0, [], [])
+    (result,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()])
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    nvrtc.nvrtcGetProgramLog(program, log := b" " * size)
+    assert (int(result), log.strip(b"\0 ")) == (0, b"")
 
 
 def test_every_inference_in_flight_has_a_table_of_its_own_and_the_ring_goes_round(bench: Bench, copier: Any) -> None:
