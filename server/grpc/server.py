@@ -16,16 +16,26 @@ from ..config.tenant import TenantConfig
 from ..errors import WrongMethod
 from ..tenants.service import SPARE_SLOTS, Service
 from .administration import Administration, Ask
+from .connections import Connections
 from .infer import Infer
 from .messages import HEALTH, INFERENCE
 from .metadata import Metadata
 from .tenant_port import TenantPort
 
-MAX_CONNECTIONS = 1024
-"""Open connections; a client needs one, however many calls it makes at a time."""
+MAX_CONNECTIONS = 16384
+"""Open connections, unless a quarter of the descriptors is less. Beyond these gRPC closes new ones; `Connections` closes those
+that show no call of the tenant's before.
+"""
+MAX_FIELDS = 128
+"""Fields of metadata. gRPC does not apply its own limit of bytes to fields that HPACK names again and again in few bytes."""
+_READ_BYTES = 256 * 1024
+"""Bytes of a connection that gRPC reads in one go; others have their turn then."""
 STOP_SECONDS = 3.0
 """How long accepted calls may go on at the end; the tenant's requests have been answered or refused before."""
 _HANDSHAKE_SECONDS = 30
+_SETTINGS_SECONDS = 5
+_PENDING_SECONDS = 5
+"""Calls that have come and wait for so long until this process takes them are refused, as those beyond `2 * calls` are."""
 _LEAST_AHEAD, _MOST_AHEAD = 64 * 1024, 4 << 20
 """Bytes of a message that a client may send before the message is asked for; then it may send the whole."""
 _MAX_METADATA = 64 * 1024
@@ -56,12 +66,16 @@ class GrpcServer:
         limits = _options(service.config.server, config, calls)
         options = [*limits.items(), ("grpc.so_reuseport", int(shares_port))]
         self._server: Any = grpc.aio.server(options=options, maximum_concurrent_rpcs=2 * calls)
-        for service_name, methods in _methods(self._infer, Metadata(tenant_port), Administration(tenant_port, ask)).items():
-            handlers = {method: _handler(tenant_port, method, call) for method, call in methods.items()}
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, handlers),))
+        services = _methods(self._infer, Metadata(tenant_port), Administration(tenant_port, ask))
+        self._server.add_generic_rpc_handlers((_Handlers(tenant_port, services),))
 
     def __repr__(self) -> str:
         return f"<GrpcServer {self._tenant_port!r}>"
+
+    @property
+    def connections(self) -> Connections:
+        """Those of the port."""
+        return self._tenant_port.connections
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if that is not possible."""
@@ -77,11 +91,13 @@ class GrpcServer:
             text = f"cannot listen on {host}:{port}: {error}; another program may listen there"
             raise ConfigError([f"{config.source}: {key}: {text}"]) from error
         await self._server.start()
+        self._tenant_port.connections.start()
 
     async def stop(self) -> None:
         """Accept no more calls, and wait for those that are being answered; cancel what is left after `STOP_SECONDS`."""
         self._infer.stop()
         await self._server.stop(STOP_SECONDS)
+        await self._tenant_port.connections.close()
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
@@ -93,7 +109,6 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
 def _options(server: ServerConfig, tenant: TenantConfig, calls: int) -> dict[str, int]:
     """Limits, which gRPC enforces before a call reaches this code; `calls`: of a connection at a time, of all twice as many."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections = min(tenant.max_connections or MAX_CONNECTIONS, MAX_CONNECTIONS, descriptors // 8)
     return {
         "grpc.max_receive_message_length": server.max_body,
         "grpc.max_send_message_length": -1,
@@ -102,7 +117,13 @@ def _options(server: ServerConfig, tenant: TenantConfig, calls: int) -> dict[str
         "grpc.http2.bdp_probe": 0,  # It would let every call send megabytes before its message is asked for.
         "grpc.max_metadata_size": _MAX_METADATA,
         "grpc.absolute_max_metadata_size": _MAX_METADATA,
-        "grpc.max_allowed_incoming_connections": max(1, connections),
+        "grpc.experimental.tcp_max_read_chunk_size": _READ_BYTES,
+        "grpc.http2.hpack_table_size.decoder": 0,  # In force once the client has acknowledged it, which it has a while for.
+        "grpc.http2.settings_timeout": _SETTINGS_SECONDS * 1000,
+        "grpc.server.max_pending_requests": 2 * calls,
+        "grpc.server.max_pending_requests_hard_limit": 2 * calls,
+        "grpc.server_max_unrequested_time_in_server": _PENDING_SECONDS,
+        "grpc.max_allowed_incoming_connections": max(1, min(MAX_CONNECTIONS, descriptors // 4)),
         "grpc.max_connection_idle_ms": round(server.keep_alive * 1000),
         "grpc.server_handshake_timeout_ms": _HANDSHAKE_SECONDS * 1000,
         "grpc.default_compression_algorithm": 0,
@@ -127,6 +148,28 @@ def _methods(infer: Infer, metadata: Metadata, administration: Administration) -
     unserved = {method: _unserved(method, instead) for method, instead in UNSERVED.items()}
     inference = {"ModelInfer": infer.unary, "ModelStreamInfer": infer.stream}
     return {INFERENCE: {**served, **unserved, **inference}, HEALTH: {"Check": metadata.health}}
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types.
+    """Finds the handler of each call, and cuts off connections whose metadata has too many fields, whatever they call."""
+
+    def __init__(self, tenant_port: TenantPort, services: dict[str, dict[str, Method]]) -> None:
+        self._handlers = {
+            f"/{service}/{method}": _handler(tenant_port, method, call)
+            for service, methods in services.items()
+            for method, call in methods.items()
+        }
+
+        async def cut(_: Any, context: Any) -> None:
+            tenant_port.connections.cut(context.peer())
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many fields of metadata")
+
+        self._cut = grpc.stream_unary_rpc_method_handler(cut)
+
+    def service(self, handler_call_details: Any) -> Any:
+        if len(handler_call_details.invocation_metadata or ()) > MAX_FIELDS:
+            return self._cut
+        return self._handlers.get(handler_call_details.method)
 
 
 def _unserved(method: str, instead: str) -> Method:

@@ -3,6 +3,7 @@
 Each call looks at every descriptor of this process, a few microseconds each. None blocks.
 """
 
+import ctypes
 import os
 import socket
 import struct
@@ -11,8 +12,10 @@ from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import unquote
 
-_BYTES_ACKED = 120
-"""Where Linux's struct tcp_info has tcpi_bytes_acked, of 64 bits."""
+_BYTES_ACKED, _BYTES_RECEIVED = 120, 128
+"""Where Linux's struct tcp_info has tcpi_bytes_acked and tcpi_bytes_received, of 64 bits each."""
+_NOWHERE = bytes(16)
+"""A struct sockaddr of AF_UNSPEC."""
 
 
 def acknowledged(port: int, peers: Collection[str]) -> dict[str, int]:
@@ -20,12 +23,18 @@ def acknowledged(port: int, peers: Collection[str]) -> dict[str, int]:
 
     A peer is missing whose connection has ended.
     """
-    found = {}
-    for peer, connection in _connections(port, peers):
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-        if len(info) == _BYTES_ACKED + 8:
-            (found[peer],) = struct.unpack_from("=Q", info, _BYTES_ACKED)
-    return found
+    return {peer: _counted(connection, _BYTES_ACKED) for peer, connection in _connections(port, peers)}
+
+
+def connections(port: int) -> dict[str, int]:
+    """All connections to a port of this process, as `ServicerContext.peer` has them, with the bytes that each has sent."""
+    return {peer: _counted(connection, _BYTES_RECEIVED) for peer, connection in _connections(port)}
+
+
+def reset(port: int, peers: Collection[str]) -> None:
+    """End the connections of clients at once: what they have sent and what they were sent is dropped."""
+    for _, connection in _connections(port, peers):
+        ctypes.CDLL(None).connect(connection.fileno(), _NOWHERE, len(_NOWHERE))
 
 
 def shut_down(port: int, peer: str) -> None:
@@ -41,15 +50,27 @@ def address(peer: str) -> tuple[str, int]:
     return _plain(host.strip("[]")), int(number)
 
 
-def _connections(port: int, peers: Collection[str]) -> Iterator[tuple[str, socket.socket]]:
-    """The connections to a port of this process that `peers` have, each as a copy that is closed afterwards."""
-    wanted = {address(peer): peer for peer in peers}
+def _counted(connection: socket.socket, where: int) -> int:
+    """A number of struct tcp_info; 0 from a kernel that does not count this."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, where + 8)
+    return int(struct.unpack_from("=Q", info, where)[0]) if len(info) == where + 8 else 0
+
+
+def _connections(port: int, peers: Collection[str] | None = None) -> Iterator[tuple[str, socket.socket]]:
+    """The connections to a port of this process that `peers` have, or all, each as a copy that is closed afterwards."""
+    wanted = None if peers is None else {address(peer): peer for peer in peers}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError), _copy(int(name)) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port:
                 host, number = copy.getpeername()[:2]
-                if (peer := wanted.get((_plain(host), number))) is not None:
+                found = _plain(host), number
+                if (peer := _peer(*found) if wanted is None else wanted.get(found)) is not None:
                     yield peer, copy
+
+
+def _peer(host: str, number: int) -> str:
+    """What gRPC calls such a peer."""
+    return f"ipv6:%5B{host}%5D:{number}" if ":" in host else f"ipv4:{host}:{number}"
 
 
 def _copy(descriptor: int) -> socket.socket:

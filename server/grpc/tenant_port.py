@@ -2,6 +2,7 @@
 
 import asyncio
 from asyncio import CancelledError
+from functools import partial
 from math import ceil
 from typing import Any, NoReturn
 
@@ -12,8 +13,10 @@ from grpc.aio import EOF
 from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooLarge, TooSlow, code_of
 from ..inference.refusals import refuse
 from ..tenants import audit
+from ..tenants.limits import too_many_connections
 from ..tenants.service import Service, Tenant
 from . import sockets
+from .connections import Connections
 from .messages import MESSAGES
 from .places import Places
 from .unread import KeptAnswers
@@ -53,6 +56,7 @@ class TenantPort:
         port = service.config.tenants[name].grpc_port
         assert port is not None
         self.kept = KeptAnswers(service.tenants[name].unread, port, calls // 2)
+        self.connections = Connections(port, partial(too_many_connections, service.tenants[name]))
         self._reading = Places(self.readers)
         self._limits: dict[asyncio.Timeout, float] = {}  # Of the messages that arrive and may take their time, oldest first.
 
@@ -60,13 +64,17 @@ class TenantPort:
         return f"<TenantPort of {self.name}>"
 
     def tenant(self, context: Any) -> Tenant:
-        """The tenant of a call. Raises Unauthorized, Misdirected for another tenant than the port's, Ambiguous."""
+        """The tenant of a call. Raises Unauthorized, Misdirected for another tenant than the port's, Ambiguous, and
+        LimitExceeded for one more connection than the tenant may have.
+        """
         metadata = context.invocation_metadata() or ()
         config = self.service.tenancy.identify(_single(metadata, "authorization"), _single(metadata, "x-tenant"))
         if config.name != self.name:
             where = f"on {config.grpc_port}, its own port" if config.grpc_port else "over HTTP; it has no grpc_port"
             raise Misdirected(f"this port belongs to tenant {self.name!r}; send requests of {config.name!r} {where}")
-        return self.service.tenants[self.name]
+        tenant = self.service.tenants[self.name]
+        self.connections.show(context.peer(), tenant.config.max_connections)
+        return tenant
 
     def headers(self, context: Any) -> dict[str, str]:
         """The metadata of a call as headers, without what is binary. Raises Ambiguous."""

@@ -42,7 +42,7 @@ class RawClient:
         path = f"/inference.GRPCInferenceService/{method}"
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test"), ("te", "trailers")]
         fields += [("content-type", "application/grpc"), *metadata]
-        self.send(HEADERS, _END_HEADERS, self._stream, b"".join([_field(*field) for field in fields]))
+        self.send(HEADERS, _END_HEADERS, self._stream, b"".join([field(*each) for each in fields]))
         data = b"".join([b"\0" + struct.pack(">I", len(message)) + message for message in messages])
         pieces = [data[at : at + 16384] for at in range(0, len(data), 16384)] or [b""]
         room = self._room
@@ -101,9 +101,9 @@ async def connect(port: int, room: int = WINDOW) -> RawClient:
     return client
 
 
-def _field(name: str, value: str) -> bytes:
-    """A header as HPACK's literal that is neither compressed nor remembered."""
-    return b"\0" + _string(name.encode()) + _string(value.encode())
+def field(name: str, value: str, indexed: bool = False) -> bytes:
+    """A header as HPACK's literal that is not compressed, and remembered only if it is `indexed`."""
+    return (b"\x40" if indexed else b"\0") + _string(name.encode()) + _string(value.encode())
 
 
 def _string(text: bytes) -> bytes:
