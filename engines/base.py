@@ -210,6 +210,8 @@ class Executor(Protocol):
         - `driver_memory`: `kernels` and `graphs` as in MEMORY, kernels in full though others may share them, and how many
           kernels and graphs are `unmeasured`: it is not known what the driver took for these sets of shapes.
         - `kernels`: bytes of compiled kernels `found` in the cache and last `saved` there, and whether those were `refused`.
+        - `verified`: how many sets of shapes were found to be `right`, and the `others`, each with its `shapes`, its `verdict`
+          ("wrong" or "unverified"), `why`, and what is done: `runs_as`, other shapes, or `refused`.
         - anything else that explains how it runs, such as `copies`, `profiles`, `shapes` and `threads`.
         """
 

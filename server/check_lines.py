@@ -1,6 +1,7 @@
 """What `greenlane check` prints of tenants and models, as text."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,9 @@ def _execution_entry(key: str, value: Any) -> str:
     match key:
         case "shapes":
             return f"warmed for {' and '.join(', '.join(map(_dimensions, shapes)) for shapes in value)}"
+        case "verified":
+            words = Counter(each["verdict"] for each in value["others"])
+            return "verified shapes: " + ", ".join([f"{value['right']} right", *(f"{n} {word}" for word, n in words.items())])
         case "steps":
             return f"steps: {'; '.join(map(execution_line, value))}"
         case _:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -10,18 +10,12 @@ import onnxruntime as ort
 from ..errors import ModelRefused
 from ..model_files.onnx_file import index_bounds, precisions
 from ..signature import Shape, Signature
+from ..verification.order import Sample
 from ..verification.rule import is_usable, row_error
 from ..verification.samples import ATTEMPTS, draw, rounded
 from .errors import clean_message
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Sample(NamedTuple):
-    """Inputs and the answer to them, an array for each tensor."""
-
-    inputs: list[Array]
-    outputs: list[Array]
 
 
 class Reference:

@@ -29,7 +29,9 @@ class ResolvedAddresses(NamedTuple):
     staged: bool
     """The outputs are written to staging memory, and `Work.wait` copies them."""
     padded: bool
-    """More rows are run than the caller asked for."""
+    """Other rows are run than the caller asked for."""
+    more: tuple[Table, ...] = ()
+    """Further runs of the same shapes, where the rows are divided: their addresses."""
 
 
 class AddressCache:

@@ -22,6 +22,9 @@ def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExec
     loaded = engine.loaded
     profile = best_profile(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
+    sets = [shapes for each in (*others, profile) for shapes in loaded.warm_up_shapes(each)]
+    if loaded.verifier:
+        loaded.verifier.expect(sets)
     instance = engine.pool.take()
     if instance is None:
         mode = _graph_mode(loaded)
@@ -32,7 +35,7 @@ def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExec
     with ExitStack() as failed:
         failed.callback(executor.close)
         instance.clear(partition.stream)
-        executor.warm_up([shapes for each in (*others, profile) for shapes in loaded.warm_up_shapes(each)])
+        executor.warm_up(sets)
         failed.pop_all()
     instance.save()  # Now rather than on close: the next process finds the kernels even if this one is killed.
     return executor

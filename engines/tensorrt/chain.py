@@ -22,7 +22,7 @@ from ..signature import Shape, TensorSpec
 from ..wiring import Wiring
 from .context import Context
 from .graph_mode import EngineTraits, GraphMode, fall_back, obstacle, refusal
-from .instance import BackgroundContexts, Instance, open_copies, open_instance
+from .instance import BackgroundContexts, Instance, Judge, open_copies, open_instance
 from .kernel_cache import CacheKey, CacheStatistics, RuntimeCache
 from .plan import LoadedPlan
 
@@ -178,11 +178,13 @@ class ChainedBackgroundContexts(BackgroundContexts):
         return f"<ChainedBackgroundContexts of {self._chain.path.name}>"
 
     def compile(
-        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream]
+        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream], judge: Judge
     ) -> tuple[Shape, ...]:
+        """The steps' shapes are not judged, which are others than those of requests for a step by itself."""
+
         def choose(index: int, taken: tuple[Shape, ...], profile: int) -> tuple[Shape, ...]:
             streams = aux_streams[: self._chain.plans[index].plan.num_aux_streams]
-            return self._steps[index].background.compile(taken, profile, stream, streams)
+            return self._steps[index].background.compile(taken, profile, stream, streams, lambda _: None)
 
         return follow(self._chain, shapes, choose)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Stream
+from cuda.core import Event, Stream
 
 from partitions import Partition, PartitionError
 from partitions.cuda.device import AdoptedPartition, CudaPartition
@@ -35,7 +35,7 @@ from ..signature import Shape, align
 from ..streams import selected
 from .address_cache import AddressCache, ResolvedAddresses
 from .clock import closer
-from .copies import RING_LENGTH, Span
+from .copies import RING_LENGTH, Span, Table
 from .driver_parts import described, graph_memory, kernel_memory
 from .graph_mode import Override, captures_under_override
 from .instance import Instance, Opener, zeroed_buffers
@@ -46,6 +46,7 @@ from .resources import ExecutorResources
 from .shapes import Fit, Prepared, ReadyShapes
 from .sharing import Sharer
 from .staging import Staging
+from .verifying import WrongAnswer
 from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -172,7 +173,7 @@ class TensorRTExecutor:
             self._recipes.revoke_by(revoke)
             if self._adopted_handle is not None or self._overrides or self.instance.data_dependent:
                 return None
-            if (fit := self._shapes.find(tuple(shapes))) is None:
+            if (fit := self._shapes.find(tuple(shapes))) is None or fit.parts > 1:
                 return None
             prepared = fit.prepared
             return self._recipes.make(tuple(shapes), prepared.shapes, fit.outputs, prepared.graph, prepared.copies)
@@ -256,8 +257,11 @@ class TensorRTExecutor:
             scratch.enter_context(self._staging.owning(addresses))
             for shapes in sets:
                 given = zip(specs, shapes, addresses, strict=False)
-                self.enqueue([Tensor(shape, address, spec.nbytes(shape)) for spec, shape, address in given], room).wait()
-                works += 1
+                try:
+                    self.enqueue([Tensor(shape, address, spec.nbytes(shape)) for spec, shape, address in given], room).wait()
+                    works += 1
+                except WrongAnswer:  # Which was logged. Other shapes may be right.
+                    self._stream.sync()
         if self._clock and works:
             self.instance.clock_agrees = self._clock.agrees(self._stream, works, time.monotonic_ns() - began)
             self._clock.start(self._stream)
@@ -326,11 +330,13 @@ class TensorRTExecutor:
 
     def describe(self) -> Mapping[str, object]:
         """How inferences run, as JSON values; see `engines.base.Executor`."""
+        verifier = self._loaded.verifier
         settings, mode, shapes = self._shapes.settings, self.instance.graph_mode, self._shapes.statistics()
         return {
             "graphs": "native" if mode.native else "captured" if self._shapes.captures else "none",
             "why": mode.note,
-            "notes": [mode.note] if mode.note else [],
+            "notes": [*([mode.note] if mode.note else []), *(verifier.notes() if verifier else [])],
+            **({"verified": verifier.describe()} if verifier else {}),
             "counts": {
                 "captures": shapes.captures,
                 "compilations": shapes.compiled,
@@ -386,6 +392,10 @@ class TensorRTExecutor:
             prepared.copies.write(resolved.table)
             self._submit(prepared, stream)
             stream.record(event)
+            for table in resolved.more:
+                event = self._submit_more(prepared, table, stream)
+            if resolved.more and resolved.staged:
+                stream.sync()  # What is staged is collected when its slot is used again, by the event of the first part.
         except BaseException:
             self._recover(prepared, stream)
             raise
@@ -440,6 +450,9 @@ class TensorRTExecutor:
         shapes = tuple([tensor.shape for tensor in inputs])
         self._loaded.signature.check(shapes)
         fit = None if self.instance.data_dependent else self._shapes.find(shapes)
+        if fit is not None and fit.parts > 1:
+            why = f"the rows of this shape are run in {fit.parts} parts"
+            raise ExecutionFailed(f"{self.engine.path.name} cannot be part of a graph that is being captured: {why}")
         if fit is None or fit.prepared.graph is None:
             otherwise = self.instance.graph_mode.note or "graphs are off"
             why = "run these shapes once before the capture, so that they are compiled" if self._shapes.captures else otherwise
@@ -465,16 +478,46 @@ class TensorRTExecutor:
         try:
             sources = [self._staging.source(slot, index, tensor) for index, tensor in enumerate(inputs)]
             outputs, staged = self._destinations(slot, fit, room)
-            table = fit.prepared.copies.table(self._spans(sources, inputs, outputs))
+            table, *more = [fit.prepared.copies.table(spans) for spans in self._parts(fit, sources, inputs, outputs)]
         except BaseException:
             self._recover(fit.prepared, stream)
             raise
         if not staged and any(source != tensor.address for source, tensor in zip(sources, inputs, strict=True)):
             self._staged += 1  # With staged outputs it counts when it was submitted.
         padded = fit.outputs is not fit.prepared.outputs
-        resolved = ResolvedAddresses(fit.prepared, table, outputs, staged, padded)
+        resolved = ResolvedAddresses(fit.prepared, table, outputs, staged, padded, tuple(more))
         self._addresses.put(inputs, room, resolved)
         return resolved
+
+    def _submit_more(self, prepared: Prepared, table: Table, stream: Stream) -> Event:
+        """Submit a further part of an inference whose rows are divided, which takes a table of the ring. Returns its event."""
+        slot = self._runs % self._ring_size
+        event = self._events[slot]
+        if self._runs - self._completed.count >= self._ring_size:
+            event.sync()
+        self._staging.reclaim(slot)
+        prepared.copies.write(table)
+        self._submit(prepared, stream)
+        stream.record(event)
+        return event
+
+    def _parts(
+        self, fit: Fit, sources: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Iterator[list[Span]]:
+        """The spans of each run: one, unless the rows are divided."""
+        spans = self._spans(sources, inputs, outputs)
+        if fit.parts == 1:
+            yield spans
+            return
+        rows, most = inputs[0].shape[0], fit.prepared.shapes[0][0]
+        for begin in range(0, rows, most):
+            count = min(most, rows - begin)
+            part = []
+            for index, (source, target, nbytes) in enumerate(spans):
+                row, is_input = nbytes // rows, index < len(inputs)
+                at = begin * row
+                part.append((source + at, target, count * row) if is_input else (source, target + at, count * row))
+            yield part
 
     def _submit(self, prepared: Prepared, stream: Stream) -> None:
         """Submit copies and engine. The last copy counts the inference on the device, so it is counted here after it."""

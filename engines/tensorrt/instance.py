@@ -12,9 +12,12 @@ from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any
 
+import numpy as np
+from cuda.bindings import driver
 from cuda.core import Buffer, Device, Stream
 
 from partitions.cuda.device import SideStream
+from partitions.cuda.driver import handle_return
 
 from ..errors import EngineError, ModelRefused
 from ..signature import Shape
@@ -26,6 +29,8 @@ from .outputs import DataDependentOutputs
 from .plan import LoadedPlan
 from .sharing import Sharers
 from .work import failing
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Instance:
@@ -164,6 +169,40 @@ class Instance:
             context.enter_context(self._loaded.device.current())
 
 
+Judge = Callable[[Callable[[Sequence[Array]], list[Array]]], None]
+"""Raises for answers that are wrong, by what a function returns that runs an engine on inputs, if it calls that."""
+
+
+def answer(loaded: LoadedPlan, context: Context, inputs: Sequence[Array], stream: Stream) -> list[Array]:
+    """Run the shapes that are set in a context on inputs from the host, by default zeros, and return copies of the outputs.
+
+    The tensors are in memory of the GPU for that time, and the context has its addresses after it: set others. Hold the
+    context's lock. Blocks. Raises ExecutionFailed, CUDAError.
+    """
+    outputs = context.output_shapes()
+    shapes = (*(context.shapes or ()), *outputs)
+    with ExitStack() as scratch:
+        sizes = [max(1, spec.nbytes(shape)) for spec, shape in zip(loaded.specs, shapes, strict=True)]
+        buffers = zeroed_buffers(loaded.device, sizes, stream)
+        for buffer in buffers:
+            scratch.callback(buffer.close)
+        places = [int(buffer.handle) for buffer in buffers]
+        context.set_addresses(places)
+        scratch.callback(context.wait_until_idle)
+        given = [np.ascontiguousarray(each) for each in inputs]
+        for address, each in zip(places, given, strict=False):
+            if each.nbytes:
+                handle_return(driver.cuMemcpyHtoDAsync(address, each.ctypes.data, each.nbytes, stream.handle))
+        loaded.check_execution(context.execute(stream))
+        specs = loaded.signature.outputs if inputs else ()
+        found = [np.empty(shape, spec.datatype.numpy) for spec, shape in zip(specs, outputs, strict=False)]
+        for address, each in zip(places[len(loaded.signature.inputs) :], found, strict=False):
+            if each.nbytes:
+                handle_return(driver.cuMemcpyDtoHAsync(each.ctypes.data, address, each.nbytes, stream.handle))
+        stream.sync()
+        return found
+
+
 class BackgroundContexts:
     """Contexts that prepare new shapes while other shapes are served. They are opened when first needed.
 
@@ -197,20 +236,23 @@ class BackgroundContexts:
         return len(self._compilers) + len(self.contexts)
 
     def compile(
-        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream]
+        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream], judge: Judge
     ) -> tuple[Shape, ...]:
         """Compile kernels for these shapes, and open the context that `context` returns. Returns the output shapes.
 
         `stream` and the auxiliary streams must not be used by anything else. Blocks, perhaps for seconds; threads wait for
-        each other. Raises ModelRefused, ExecutionFailed, CUDAError.
+        each other. Raises ModelRefused, ExecutionFailed, CUDAError, and what `judge` raises.
         """
         with self._lock:
             compiler = self._context_for(self._compilers, profile, stream)
             with compiler.lock:
                 compiler.use_streams(aux_streams)
                 compiler.set_shapes(shapes)
+                judge(lambda inputs: answer(self._loaded, compiler, inputs, stream))
                 if shapes not in compiler.compiled:
-                    self._run(compiler, shapes, stream)
+                    answer(self._loaded, compiler, (), stream)
+                if self._kernels:
+                    self._kernels.save()
                 self._context_for(self.contexts, profile, stream)
                 return compiler.output_shapes()
 
@@ -228,21 +270,6 @@ class BackgroundContexts:
         buffer = self._loaded.device.make_current().allocate(size, stream=stream)
         buffer.set_deallocation_stream(self._free_stream)
         return buffer
-
-    def _run(self, context: Context, shapes: tuple[Shape, ...], stream: Stream) -> None:
-        with ExitStack() as scratch:
-            buffers = zeroed_buffers(self._loaded.device, self._sizes(context, shapes), stream)
-            for buffer in buffers:
-                scratch.callback(buffer.close)
-            context.set_addresses([int(buffer.handle) for buffer in buffers])
-            scratch.callback(context.wait_until_idle)
-            self._loaded.check_execution(context.execute(stream))
-        if self._kernels:
-            self._kernels.save()
-
-    def _sizes(self, context: Context, shapes: tuple[Shape, ...]) -> list[int]:
-        whole = (*shapes, *context.output_shapes())
-        return [max(1, spec.nbytes(shape)) for spec, shape in zip(self._loaded.specs, whole, strict=True)]
 
     def close(self) -> None:
         """Free everything; nothing may be in flight."""

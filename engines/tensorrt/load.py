@@ -15,6 +15,7 @@ from ..model_files.artifact import PORTABLE, PlanFile, read_plan
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings, streaming_budget
 from ..signature import Signature, TensorSpec
+from ..verification.verdicts import Verdicts
 from .api import TensorRT, find_tensorrt
 from .building.builder import BuildOptions
 from .building.builds import Builds
@@ -25,6 +26,7 @@ from .kernel_cache import CacheKey
 from .plan import LoadedPlan
 from .release import releasing
 from .shared_kernels import KernelCaches
+from .verifying import Verifier, verdicts_file
 
 log = logging.getLogger("greenlane.engines")
 
@@ -69,6 +71,7 @@ def _load(
     max_batch: int | None,
     capability: str,
 ) -> TensorRTEngine:
+    given = path
     if path.suffix == ".onnx":
         path, file = _built(path, device, api, settings, builds, max_batch, capability)
     elif settings.build_profiles:
@@ -88,7 +91,9 @@ def _load(
     streaming = _stream_weights(path, plan, api, settings, file)
     key = CacheKey(digest, f"{api.library} {api.version}", device.uuid)
     caches = _shared_caches(api, device, builds) if kernels and "cache_path" in api.features else None
-    return _engine(path, device, api, plan, file, settings, streaming, key, builds, caches)
+    built_from_it = file.artifact is not None and bool(file.artifact.source)
+    onnx = given if given.suffix == ".onnx" else given.with_suffix(".onnx") if built_from_it else None
+    return _engine(path, device, api, plan, file, settings, streaming, key, builds, caches, onnx)
 
 
 def _built(
@@ -144,6 +149,7 @@ def _engine(
     key: CacheKey,
     builds: Builds,
     caches: tuple[KernelCaches, Any] | None,
+    onnx: Path | None,
 ) -> TensorRTEngine:
     signature = replace(file.artifact.signature if file.artifact else _signature(plan, api), same_sizes=True)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
@@ -154,8 +160,32 @@ def _engine(
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     traits = EngineTraits(dynamic, streaming, native="cuda_graph_strategy" in api.features)
     limited, weights = _limited(signature, usable), _weights(plan, file)
-    loaded = LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights, caches)
+    verifier = (
+        None if settings.verify == "off" else _verifier(path, onnx, file, limited, settings, (*key[:2], device.name), builds)
+    )
+    loaded = LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights, caches, verifier)
     return TensorRTEngine(loaded)
+
+
+def _verifier(
+    path: Path,
+    onnx: Path | None,
+    file: PlanFile,
+    signature: Signature,
+    settings: RuntimeSettings,
+    key: Sequence[str],
+    builds: Builds,
+) -> Verifier:
+    """What judges its answers, by the ONNX file that it was built from, if that is there.
+
+    `key` says which plan, library and kind of GPU it is.
+    """
+    source = file.artifact.source if file.artifact else ""
+    kept = settings.cache_file(path)
+    strategy = settings.dynamic_shapes_kernel_specialization_strategy
+    where = verdicts_file(kept.parent, *key, source, strategy) if kept else None
+    there = onnx if onnx and onnx.is_file() else None
+    return Verifier(path, there, source, signature, builds, Verdicts(where), settings.verify == "required")
 
 
 def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:

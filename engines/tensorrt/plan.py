@@ -23,6 +23,7 @@ from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
 from .log_once import LogOnce
 from .shared_kernels import KernelCaches, SharedKernels
+from .verifying import Verifier
 
 
 class LoadedPlan:
@@ -46,6 +47,7 @@ class LoadedPlan:
         builds: Builds | None = None,
         weights: int = 0,
         caches: tuple[KernelCaches, Any] | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         self.path = path
         self.device = device
@@ -55,6 +57,8 @@ class LoadedPlan:
         self.profiles = tuple(profiles)
         self.settings = settings
         self.traits = traits
+        self.verifier = verifier
+        """Judges its answers for each set of shapes; None if they are not verified."""
         self.weights = weights
         """Bytes of weights on the GPU, until it is closed."""
         self.context_bytes = int(getattr(plan, "device_memory_size_v2", 0))
@@ -151,7 +155,7 @@ class LoadedPlan:
             return
         if "cache_path" not in self.api.features or cached_kernel_bytes(file, self._key):
             return
-        settings = self.settings.merge(cache_path=file.absolute())
+        settings = self.settings.merge(cache_path=file.absolute(), verify="off")
         request = KernelsRequest(self.path.absolute(), settings, len(partition.granules), self.device.granules[0])
         try:
             with self.device.driver_memory.changing():

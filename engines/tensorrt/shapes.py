@@ -9,7 +9,7 @@ Shapes become ready in one of three ways:
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from threading import RLock, Thread, current_thread
@@ -24,14 +24,17 @@ from partitions.cuda.kernel_loads import KERNEL_LOADS
 from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import best_profile, padded
 from ..signature import Shape
+from ..verification.order import Answered
+from ..verification.verdicts import shapes_text
 from .capture import Graph, capture, joining_capture
 from .context import Context
 from .copies import Copies, Span, uses_sms
 from .graph_mode import Override, refusal
-from .instance import Instance
+from .instance import Array, Instance, answer
 from .plan import LoadedPlan
 from .recipes import Recipes
 from .thread_priority import lower_priority
+from .verifying import WrongAnswer, other_rows
 from .work import failing
 
 log = logging.getLogger("greenlane.engines")
@@ -71,6 +74,8 @@ class Fit(NamedTuple):
 
     prepared: Prepared
     outputs: Shapes
+    parts: int = 1
+    """In how many runs, of as many rows each as are prepared, or fewer in the last."""
 
 
 class ShapeStatistics(NamedTuple):
@@ -179,18 +184,87 @@ class ReadyShapes:
         if found := self.find(shapes):
             return found
         self._loaded.signature.check(shapes)
-        context = self._context(shapes)
+        self._first_right(shapes, lambda each: self._prepare_one(each, stream))
+        if found := self.find(shapes):
+            return found
+        raise ExecutionFailed(f"{self._loaded.path.name} is not ready for shape {shapes_text(shapes)}")
+
+    def _first_right(self, shapes: Shapes, prepare: Callable[[Shapes], bool]) -> None:
+        """Prepare these shapes, or where they are answered wrongly others that their rows can be run with.
+
+        `prepare` returns whether answers are right, and then has made the shapes ready. Raises WrongAnswer if no way is
+        found, and what `prepare` raises.
+        """
+        verifier = self._loaded.verifier
+        if verifier is None:
+            prepare(shapes)
+            return
+        if why := verifier.refused.get(shapes):
+            raise WrongAnswer(why)
+        if prepare(shapes):
+            return
+        for other in self._others(shapes):
+            if other in self._ready or prepare(other):
+                verifier.route(shapes, other)
+                self._fits.clear()
+                return
+        raise verifier.refuse(shapes)
+
+    def _others(self, shapes: Shapes) -> list[Shapes]:
+        """With which other numbers of rows these shapes may be run, the better one first; none if rows are no rows."""
+        if not self._pads or not shapes or any(shape[:1] != shapes[0][:1] for shape in shapes):
+            return []
+        most = min([spec.limits[0][1] for spec in self._loaded.signature.inputs if spec.limits], default=shapes[0][0])
+        others = other_rows(shapes, most)
+        known = self._loaded.verifier.routes.get(shapes) if self._loaded.verifier else None
+        return ([known] if known in others else []) + [each for each in others if each != known and self._is_taken(each)]
+
+    def _is_taken(self, shapes: Shapes) -> bool:
+        try:
+            self._loaded.signature.check(shapes)
+            self._loaded.profile_for(shapes, self._profile)
+        except TensorMismatch:
+            return False
+        return True
+
+    def _prepare_one(self, shapes: Shapes, stream: Stream) -> bool:
+        """Compile and capture these shapes, and have them ready, unless they are answered wrongly: then False."""
+        context, reference = self._context(shapes), self._reference(shapes)
         self._loaded.warn_of_tuning(self._partition, context.profile)
         with KERNEL_LOADS.hurrying(), context.lock:
             context.use_streams(self._aux_streams)
             context.set_shapes(shapes)
+            if not self._is_right(context, reference, stream):
+                return False
             if self.captures and shapes not in context.compiled:
                 self._compile(context, stream)
             prepared = self._prepared(context)
             if self.captures:
                 prepared = self._captured(prepared, stream)
         self._keep(prepared)
-        return Fit(prepared, prepared.outputs)
+        return True
+
+    def _reference(self, shapes: Shapes) -> Answered | None:
+        """What answers are compared with, None if nothing is to be. Blocks, perhaps for seconds. Raises Cancelled."""
+        return self._loaded.verifier.fetch(shapes) if self._loaded.verifier else None
+
+    def _is_right(self, context: Context, reference: Answered | None, stream: Stream) -> bool:
+        """Whether the shapes that are set in the context may be run. Its kernels may be compiled for that."""
+        verifier, shapes = self._loaded.verifier, context.shapes or ()
+        if verifier is None:
+            return True
+        if self._instance.data_dependent:
+            reference = Answered(None, "the sizes of its outputs depend on data", 0.0)
+
+        def run(inputs: Sequence[Array]) -> list[Array]:
+            try:
+                found = answer(self._loaded, context, inputs, stream)
+                self._compiled += not self.warming
+                return found
+            finally:
+                context.set_addresses(self._instance.addresses)
+
+        return verifier.judge(shapes, reference, run)
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
@@ -209,6 +283,8 @@ class ReadyShapes:
 
     def _is_unprepared(self, shapes: Shapes) -> bool:
         """Whether the engine takes these shapes and nothing is ready for them."""
+        if self._loaded.verifier and shapes in self._loaded.verifier.refused:
+            return False
         try:
             self._loaded.signature.check(shapes)
             return self.find(shapes) is None
@@ -292,14 +368,21 @@ class ReadyShapes:
     def _fit(self, shapes: Shapes) -> Fit | None:
         if found := self._ready.get(shapes):
             return Fit(found, found.outputs)
+        if self._pads and (verifier := self._loaded.verifier) and (other := verifier.routes.get(shapes)):
+            found = self._ready.get(other)
+            return self._of_rows(found, shapes) if found else None
         larger = padded(shapes, self._ready) if self._pads and not self.warming else None
         if larger is None:
             return None
         self._loaded.signature.check(shapes)
-        found, rows = self._ready[larger], shapes[0][0]
-        if any(output[:1] != larger[0][:1] or -1 in output for output in found.outputs):
+        return self._of_rows(self._ready[larger], shapes)
+
+    def _of_rows(self, found: Prepared, shapes: Shapes) -> Fit | None:
+        """The fit for shapes of other rows than are prepared."""
+        rows, prepared = shapes[0][0], found.shapes[0][0]
+        if any(output[:1] != (prepared,) or -1 in output for output in found.outputs):
             return None  # The outputs do not have one row for each input row, so the padding cannot be cut off.
-        return Fit(found, tuple([(rows, *output[1:]) for output in found.outputs]))
+        return Fit(found, tuple([(rows, *output[1:]) for output in found.outputs]), -(-rows // prepared))
 
     def _compile(self, context: Context, stream: Stream) -> None:
         """Run the shapes that are set once, on arbitrary data, so that they can be captured."""
@@ -368,36 +451,48 @@ class ReadyShapes:
         """On the preparing thread: compile with contexts reserved for that, capture, and hand the graph to the executor."""
         self._preparing_thread = current_thread()
         try:
-            with failing(f"preparing {self._loaded.path.name}"), KERNEL_LOADS.hurrying(), ExitStack() as made:
+            with failing(f"preparing {self._loaded.path.name}"), ExitStack() as made:
                 self._partition.attach()
                 self._loaded.signature.check(shapes)
                 side = made.enter_context(closing(self._partition.make_stream()))
                 aux_streams = [made.enter_context(closing(self._partition.make_stream())) for _ in self._aux_streams]
                 made.callback(side.stream.sync)  # Even after a failure, nothing may be in flight on streams that are destroyed.
-                self._compile_in_background(shapes, side.stream, aux_streams)
+                self._first_right(shapes, lambda each: self._compile_in_background(each, side.stream, aux_streams))
         finally:
             with self._lock:
                 self._pending.pop(shapes, None)
 
-    def _compile_in_background(self, shapes: Shapes, stream: Stream, aux_streams: Sequence[SideStream]) -> None:
+    def _compile_in_background(self, shapes: Shapes, stream: Stream, aux_streams: Sequence[SideStream]) -> bool:
+        """As `_prepare_one`, with contexts of its own."""
+        verifier, reference = self._loaded.verifier, self._reference(shapes)
+
+        def judge(run: Callable[[Sequence[Array]], list[Array]]) -> None:
+            if verifier and not verifier.judge(shapes, reference, run):
+                raise WrongAnswer(shapes_text(shapes))
+
         profile, background = self._loaded.profile_for(shapes, self._profile), self._instance.background
         known = self._instance.compiled.get((profile, shapes))
-        if known is None:
-            background.compile(shapes, profile, stream, aux_streams)
-        context = known or background.context(profile)
-        with context.lock:
-            self._execute_in_order(context, shapes)
-            context.wait_until_idle()
-            context.use_streams(aux_streams)
-            prepared = self._prepared(context)
-            prepared.graph = self._graph(prepared, patient=False)
-        with self._lock:
-            if self._closed or shapes in self._ready:
-                prepared.close()
-            else:
-                self._keep(prepared)
-                self._captures += 1
-                self._compiled += known is None
+        with KERNEL_LOADS.hurrying():
+            if known is None:
+                try:
+                    background.compile(shapes, profile, stream, aux_streams, judge)
+                except WrongAnswer:
+                    return False
+            context = known or background.context(profile)
+            with context.lock:
+                self._execute_in_order(context, shapes)
+                context.wait_until_idle()
+                context.use_streams(aux_streams)
+                prepared = self._prepared(context)
+                prepared.graph = self._graph(prepared, patient=False)
+            with self._lock:
+                if self._closed or shapes in self._ready:
+                    prepared.close()
+                else:
+                    self._keep(prepared)
+                    self._captures += 1
+                    self._compiled += known is None
+        return True
 
     def _execute_in_order(self, context: Context, shapes: Shapes) -> None:
         """Run shapes once whose kernels are compiled, so that they can be captured.

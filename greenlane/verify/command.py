@@ -17,13 +17,14 @@ from engines import Engine, EngineError, Executor, ModelRefused, Signature, load
 from engines.model_files.artifact import read_plan
 from engines.model_files.onnx_file import index_bounds, source_digest, weight_files
 from engines.model_files.profiles import shape_text
-from engines.onnxruntime.reference import Reference, Sample
+from engines.onnxruntime.reference import Reference
 from engines.signature import Shape
+from engines.verification.order import Sample
 from engines.verification.rows import dependence, run_on
 from engines.verification.rule import Comparison, coarsest, compare, tolerance
 from partitions import Device, PartitionError
 from server.app import configuration, open_configured
-from server.config.schema import Config, ModelsConfig
+from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.section import ConfigError
 from server.config.tables import nearest
 from server.device.cache_paths import open_builds
@@ -202,7 +203,7 @@ def _opened(options: Options) -> Iterator[Subject]:
         if path.is_file():
             config = _config(options, path, stack)
             device = stack.enter_context(closing(open_configured(config.device)))
-            settings = default_settings(config.device)
+            settings = default_settings(config.device).merge(verify="off")  # Wrong shapes are to be seen, and not to be routed.
             if options.least and device.kind == "cuda" and path.suffix == ".onnx":
                 ranges = tuple((name, (options.least[name], options.most[name], options.most[name])) for name in options.least)
                 settings = settings.merge(build_profiles=(ranges,))
@@ -218,6 +219,8 @@ def _opened(options: Options) -> Iterator[Subject]:
             if options.model not in (known := loader.names()):
                 hint = nearest(options.model, known) if known else "it is empty"
                 raise ModelRefused(f"there is no model {options.model!r} in the repository of {config.source}; {hint}")
+            given = config.models.options.get(options.model, ModelOptions())
+            loader.use_options({**config.models.options, options.model: given.model_copy(update={"verify": "off"})})
             partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
             loaded = loader.attempt(options.model, partition)
             for each in loaded.executors.values():

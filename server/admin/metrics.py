@@ -45,6 +45,7 @@ COUNTED = {
     "fallbacks": ("greenlane_graph_fallbacks", "Times a faster way to run was abandoned"),
 }
 """Name and meaning of the metrics for executors' counts, by their names in `engines.base.COUNTS`."""
+_NOT_RIGHT = ("wrong", "unverified")
 _BY_TENANT: tuple[
     tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[TenantConfig, Report], float]], ...
 ] = (
@@ -213,6 +214,12 @@ class ServerCollector(Collector):
             "Kernels and graphs of the model of which it is not known what the driver took for them of the device's memory",
             labels=_MODEL_LABELS,
         )
+        judged = GaugeMetricFamily(
+            "greenlane_model_shapes",
+            "Sets of input shapes of the model by what was found of its answers: right, wrong (and run in another way or "
+            "refused), or unverified, as there was nothing to compare with",
+            labels=[*_MODEL_LABELS, "verdict"],
+        )
         for execution in self._executions:
             labels = [execution.name, execution.version, execution.tenant]
             graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
@@ -224,11 +231,15 @@ class ServerCollector(Collector):
                 missing.add_metric(labels, lacking)
             if isinstance(driver := execution.description.get("driver_memory"), dict):
                 unmeasured.add_metric(labels, driver["unmeasured"])
+            if isinstance(verified := execution.description.get("verified"), dict):
+                others = [each["verdict"] for each in verified["others"]]
+                for verdict, count in (("right", verified["right"]), *((word, others.count(word)) for word in _NOT_RIGHT)):
+                    judged.add_metric([*labels, verdict], count)
             counts = execution.description.get("counts")
             for name, count in counts.items() if isinstance(counts, dict) else ():
                 if name in families:
                     families[name].add_metric(labels, count)
-        yield from (graphs, *families.values(), cached, refused, missing, unmeasured)
+        yield from (graphs, *families.values(), cached, refused, missing, unmeasured, judged)
 
     def _readiness(self) -> Metric:
         about = "1 for a model that is served, 0 for one that is loading or could not be loaded; none once it was unloaded"

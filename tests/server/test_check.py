@@ -673,6 +673,8 @@ def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(checked
          "graphs captured, warmed for 1x3, 4 and 8x3, 4"),
         ({"graphs": "none", "shapes": [[[]]]}, "graphs none, warmed for a scalar"),
         ({"graphs": "none", "shapes": []}, "graphs none"),
+        ({"graphs": "none", "verified": {"right": 2, "others": [{"verdict": "wrong"}, {"verdict": "wrong"}]}},
+         "graphs none, verified shapes: 2 right, 2 wrong"),
         ({"graphs": "none", "steps": [{"graphs": "none", "shapes": [[[1, 1]]]}, {"graphs": "none", "threads": 1}]},
          "graphs none, steps: graphs none, warmed for 1x1; graphs none, threads 1"),
     ],

@@ -25,12 +25,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
 from ...search_path import search_path
+from ...verification.order import ReferenceRequest
 from ..shared_kernels import KernelCaches
 from .builder import BuildOptions, PlanRequest, find
 from .kernels import KernelsRequest
@@ -39,6 +41,12 @@ log = logging.getLogger("greenlane.engines")
 
 COMMAND = (sys.executable, "-P", "-m", "engines.tensorrt.build_child")
 """Starts a child. -P: do not import from the working directory."""
+
+REFERENCE = (sys.executable, "-P", "-m", "engines.onnxruntime.reference_child")
+"""Starts a child that computes a reference."""
+
+REFERENCE_LIMIT = 60.0
+"""Seconds that a reference may take: the first request of new shapes waits for it."""
 
 TIME_LIMIT = 900.0
 """Seconds that a build may take by default."""
@@ -58,7 +66,7 @@ class BuildOrder:
     those of its parent. `parent` is the parent's process id. `is_idle`: nothing is served from that GPU.
     """
 
-    request: PlanRequest | KernelsRequest
+    request: PlanRequest | KernelsRequest | ReferenceRequest
     gpu: int | None
     cores: frozenset[int]
     parent: int
@@ -67,7 +75,13 @@ class BuildOrder:
     @property
     def path(self) -> Path:
         """The file that is being worked on."""
-        return self.request.onnx_path if isinstance(self.request, PlanRequest) else self.request.plan_path
+        return self.request.plan_path if isinstance(self.request, KernelsRequest) else self.request.onnx_path
+
+    def pickled(self) -> bytes:
+        """What the child reads. One that computes a reference has nothing of this package to import."""
+        if isinstance(self.request, ReferenceRequest):
+            return pickle.dumps((self.request, self.cores, self.parent))
+        return pickle.dumps(self)
 
 
 class Builds:
@@ -140,6 +154,13 @@ class Builds:
         """
         self._result_of(BuildOrder(request, gpu, self._cores, os.getpid()))
 
+    def compute_reference(self, request: ReferenceRequest) -> None:
+        """Have ONNX Runtime answer random inputs. Blocks, without the GIL, for seconds, at most REFERENCE_LIMIT.
+
+        Raises ModelRefused and Cancelled as `plan` does.
+        """
+        self._result_of(BuildOrder(request, None, self._cores, os.getpid()))
+
     def close(self) -> None:
         """Kill every build and refuse new ones. Does not wait for the threads that requested them."""
         with self._changing:
@@ -180,9 +201,10 @@ class Builds:
 
     def _build(self, order: BuildOrder) -> Path:
         with self._child(order) as child:
-            kind = _BUILD if isinstance(order.request, PlanRequest) else _COMPILATION
-            monitor = _ChildMonitor(order.path, self._time_limit, kind)
-            monitor.follow(child, pickle.dumps(order))
+            kind = _KINDS[type(order.request)]
+            limit = REFERENCE_LIMIT if isinstance(order.request, ReferenceRequest) else self._time_limit
+            monitor = _ChildMonitor(order.path, limit, kind)
+            monitor.follow(child, order.pickled())
             return monitor.verdict(child)
 
     @contextmanager
@@ -194,7 +216,7 @@ class Builds:
                 raise Cancelled(f"{path}: {_CLOSING}")
             try:
                 child = subprocess.Popen(
-                    [*self._command, str(path)],
+                    [*(REFERENCE if isinstance(order.request, ReferenceRequest) else self._command), str(path)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -225,12 +247,19 @@ class _Kind(NamedTuple):
     doing: str
     done: str
     advice: str
+    allow: str = "allow it more (models.build_timeout), or "
 
 
 _SEPARATELY = "build it with `greenlane build`, and serve the .plan"
 _BUILD = _Kind("build", "building it", "built", _SEPARATELY)
 _COMPILATION = _Kind(
     "compilation", "compiling its kernels", "compiled its kernels", "they are compiled when the model is bound"
+)
+
+
+_REFERENCE = _Kind("reference", "computing a reference", "computed a reference", "its shapes are not verified", "")
+_KINDS: Mapping[type, _Kind] = MappingProxyType(
+    {PlanRequest: _BUILD, KernelsRequest: _COMPILATION, ReferenceRequest: _REFERENCE}
 )
 
 
@@ -285,7 +314,7 @@ class _ChildMonitor:
         if left <= 0:
             raise ModelRefused(
                 f"{self._path}: the {self._kind.noun} took more than {self._limit:g} s and was killed "
-                f"{self._progress}{self._last_lines()}; allow it more (models.build_timeout), or {self._kind.advice}"
+                f"{self._progress}{self._last_lines()}; {self._kind.allow}{self._kind.advice}"
             )
         return left
 

@@ -460,7 +460,7 @@ def test_plans_and_kernels_are_kept_in_one_folder_where_no_model_takes_another_s
         bench.close()
     assert answers == [(2 * DATA).tolist(), (DATA * DATA).tolist(), affine(DATA).tolist()]
     names = sorted(path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix not in (".lock", ".source"))
-    assert names == [".cache"] * 3 + [".onnx"] + [".plan"] * 3, "one of them to make shared caches of"
+    assert names == [".cache"] * 3 + [".json"] * 2 + [".onnx"] + [".plan"] * 3, "one of them to make shared caches of"
     assert [path.name for path in (tmp_path / "one").iterdir()] in (["model.onnx", "model.plan"], ["model.plan", "model.onnx"])
 
 

@@ -263,6 +263,18 @@ async def test_metrics_have_the_sms_that_a_partition_lacks_for_a_model(root: Pat
         assert [sample.value for sample in families["greenlane_model_missing_sms"].samples] == [40]
 
 
+async def test_metrics_have_what_was_found_of_a_models_answers(root: Path) -> None:
+    async with serving(root) as site:
+        judged, other = site.engines
+        others = [{"verdict": "wrong"}, {"verdict": "unverified"}, {"verdict": "wrong"}]
+        judged.description = {"graphs": "none", "verified": {"right": 5, "others": others}}
+        other.description = {"graphs": "none"}
+        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
+        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        found = {sample.labels["verdict"]: sample.value for sample in families["greenlane_model_shapes"].samples}
+        assert found == {"right": 5, "wrong": 2, "unverified": 1}
+
+
 def test_metrics_have_every_count_of_executors() -> None:
     assert tuple(COUNTED) == COUNTS
 

@@ -1,0 +1,64 @@
+"""`python -m engines.onnxruntime.reference_child`: one reference, for the process that started this one.
+
+The order comes on standard input, and messages go to standard output, as in `engines.tensorrt.build_child`. It has the lowest
+normal priority and one thread, and no GPU; a request of new shapes may wait for it, so it does not use idle time only.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+from contextlib import suppress
+
+from ..errors import EngineError, ModelRefused
+from ..model_files.onnx_file import source_digest, weight_files
+from ..verification.order import Answered, ReferenceRequest, Shapes, write
+from .reference import Reference
+
+_PR_SET_PDEATHSIG = 1
+"""From <linux/prctl.h>: send a signal when the thread that started this process ends."""
+_NICE = 19
+
+
+def main() -> int:
+    """Execute the order and return the exit status, 0 if it was answered."""
+    request, cores, parent = pickle.load(sys.stdin.buffer)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with suppress(OSError):
+        os.nice(_NICE)
+    if cores:
+        with suppress(OSError):  # The cores may no longer be available to this process.
+            os.sched_setaffinity(0, cores)
+    try:
+        answer(request)
+    except (EngineError, OSError) as error:
+        print(json.dumps({"kind": "refused", "text": str(error)}), flush=True)
+    else:
+        print(json.dumps({"kind": "built", "path": str(request.target), "new": False}), flush=True)
+    return 0
+
+
+def answer(request: ReferenceRequest) -> None:
+    """Compute and write what is asked for. Blocks. Raises ModelRefused, OSError."""
+    if request.source:
+        data = request.onnx_path.read_bytes()
+        if source_digest(data, weight_files(data, request.onnx_path.parent)) != request.source:
+            raise ModelRefused(f"{request.onnx_path}: it is not the file that the plan was built from")
+    reference = Reference(request.onnx_path, request.signature)
+    write(request.target, reference.precisions, [_answer(reference, shapes, request.rounded) for shapes in request.sets])
+
+
+def _answer(reference: Reference, shapes: Shapes, rounded: bool) -> Answered:
+    try:
+        sample = reference.sample(shapes)
+        return Answered(sample, "", reference.sensitivity(sample) if rounded else 0.0)
+    except ModelRefused as error:
+        return Answered(None, str(error) or "there is no answer", 0.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

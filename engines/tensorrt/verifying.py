@@ -1,0 +1,200 @@
+"""Judges an engine's answers for each set of shapes before clients get any: see `engines.verification`."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import gettempdir
+from threading import Lock, Thread
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from ..errors import Cancelled, EngineError, ExecutionFailed
+from ..signature import Shape, Signature
+from ..verification.order import Answered, ReferenceRequest, read
+from ..verification.rule import coarsest, compare
+from ..verification.verdicts import Verdict, Verdicts, shapes_text
+from .building.builds import Builds
+
+log = logging.getLogger("greenlane.engines")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shapes = tuple[Shape, ...]
+Run = Callable[[Sequence[Array]], list[Array]]
+"""Runs the engine on inputs, and returns its outputs."""
+
+_ILL = 4
+"""Where rounding the inputs changes the reference by more than this part of the tolerance, no error can be judged."""
+
+
+class WrongAnswer(ExecutionFailed):
+    """The library answers these shapes wrongly, or nothing is known of that though it has to be, and there is no other way."""
+
+
+class Verifier:
+    """The verdicts of one engine. Any thread may call. `onnx` is what its answers are compared with, None if it is not there.
+
+    `source` is the digest of that file, "" for any. `required`: what cannot be compared counts as wrong.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        onnx: Path | None,
+        source: str,
+        signature: Signature,
+        builds: Builds,
+        verdicts: Verdicts,
+        required: bool,
+    ) -> None:
+        self.verdicts = verdicts
+        self.routes: dict[Shapes, Shapes] = {}
+        """The shapes that wrong ones are run with."""
+        self.refused: dict[Shapes, str] = {}
+        """Why shapes are refused."""
+        self._path = path
+        self._onnx = onnx
+        self._source = source
+        self._signature = signature
+        self._builds = builds
+        self._required = required
+        self._coarse: frozenset[str] = frozenset()
+        self._expected: dict[Shapes, Future[Mapping[Shapes, Answered]]] = {}
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"<Verifier of {self._path.name}, {self.verdicts!r}>"
+
+    def expect(self, sets: Iterable[Shapes]) -> None:
+        """Have the references of these sets computed, by one child, while the caller goes on."""
+        unknown = tuple(shapes for shapes in dict.fromkeys(sets) if self.verdicts.get(shapes) is None)
+        if not unknown or self._onnx is None:
+            return
+        future: Future[Mapping[Shapes, Answered]] = Future()
+        with self._lock:
+            self._expected |= dict.fromkeys(unknown, future)
+
+        def compute() -> None:
+            try:
+                future.set_result(self._ask(unknown))
+            except BaseException as error:
+                future.set_exception(error)
+
+        Thread(target=compute, name=f"reference of {self._path.name}", daemon=True).start()
+
+    def fetch(self, shapes: Shapes) -> Answered | None:
+        """The reference for these shapes, None where the verdict is known. Blocks for seconds. Raises Cancelled."""
+        if self.verdicts.get(shapes) is not None:
+            return None
+        with self._lock:
+            expected = self._expected.pop(shapes, None)
+        found = expected.result() if expected else self._ask((shapes,))
+        return found[shapes]
+
+    def judge(self, shapes: Shapes, reference: Answered | None, run: Run) -> bool:
+        """Whether these shapes may be run, by the verdict that is known, or else by comparing what `run` returns.
+
+        Blocks. Raises what `run` raises, and Cancelled.
+        """
+        verdict = self.verdicts.get(shapes)
+        if verdict is None:
+            verdict = self._verdict(shapes, reference, run)
+            self.verdicts.put(shapes, verdict)
+            if verdict.word != "right":
+                level = logging.WARNING if verdict.word == "wrong" or self._required else logging.INFO
+                log.log(level, "%s: shape %s: %s", self._path, shapes_text(shapes), verdict.why)
+        return verdict.word == "right" or (verdict.word == "unverified" and not self._required)
+
+    def route(self, shapes: Shapes, other: Shapes) -> None:
+        """Wrong shapes are run with others, which are right."""
+        if self.routes.get(shapes) != other:
+            self.routes[shapes] = other
+            log.warning("%s: shape %s runs with %s", self._path, shapes_text(shapes), shapes_text(other))
+
+    def refuse(self, shapes: Shapes) -> WrongAnswer:
+        """There is no way to run these shapes: the error, which is raised for them from now on."""
+        verdict = self.verdicts.get(shapes) or Verdict("unverified")
+        advice = "change its shape, or see [models.NAME] verify"
+        text = f"{self._path.name} does not answer shape {shapes_text(shapes)}: {verdict.why}; {advice}"
+        if shapes not in self.refused:
+            log.warning("%s: shape %s is refused", self._path, shapes_text(shapes))
+        self.refused[shapes] = text
+        return WrongAnswer(text)
+
+    def describe(self) -> dict[str, object]:
+        """For `Executor.describe`: how many sets were right, and each other with what is done about it."""
+        found = self.verdicts.all()
+        others = [
+            {
+                "shapes": [list(shape) for shape in shapes],
+                "verdict": verdict.word,
+                "why": verdict.why,
+                **({"runs_as": [list(shape) for shape in self.routes[shapes]]} if shapes in self.routes else {}),
+                **({"refused": True} if shapes in self.refused else {}),
+            }
+            for shapes, verdict in found.items()
+            if verdict.word != "right"
+        ]
+        return {"right": len(found) - len(others), "others": others}
+
+    def notes(self) -> list[str]:
+        """A text for each set of shapes that is wrong."""
+        wrong = [(shapes, each) for shapes, each in self.verdicts.all().items() if each.word == "wrong"]
+        return [f"shape {shapes_text(shapes)} {self._done(shapes)}: {verdict.why}" for shapes, verdict in wrong]
+
+    def _done(self, shapes: Shapes) -> str:
+        if shapes in self.refused:
+            return "is refused"
+        other = self.routes.get(shapes)
+        return f"runs with {shapes_text(other)}" if other else "is not run"
+
+    def _verdict(self, shapes: Shapes, reference: Answered | None, run: Run) -> Verdict:
+        if reference is None or reference.sample is None:
+            return Verdict("unverified", why=f"not verified: {reference.why if reference else 'there is no reference'}")
+        answer = run(reference.sample.inputs)
+        found = compare(self._signature.outputs, reference.sample.outputs, answer, coarsest(self._coarse, rounds=True))
+        if found.agrees:
+            return Verdict("right", found.error, found.tolerance)
+        again = self._ask((shapes,), rounded=True)[shapes]
+        if again.sample is None or again.sensitivity > found.tolerance / _ILL:
+            why = again.why or f"rounding its inputs alone changes the reference by {again.sensitivity:.2g}"
+            return Verdict("unverified", found.error, found.tolerance, f"not verified: {why}")
+        why = f"output {found.output!r} is off by {found.error:.2g} from ONNX Runtime's (tolerance {found.tolerance:.2g})"
+        return Verdict("wrong", found.error, found.tolerance, why)
+
+    def _ask(self, sets: tuple[Shapes, ...], rounded: bool = False) -> Mapping[Shapes, Answered]:
+        """Have a child compute references. Blocks. Raises Cancelled; other failures are the reason in each answer."""
+        if self._onnx is None:
+            return dict.fromkeys(sets, Answered(None, "there is no ONNX file to compare with", 0.0))
+        target = Path(gettempdir()) / f"greenlane-reference-{os.getpid()}-{uuid4().hex}.npz"
+        request = ReferenceRequest(self._onnx, self._source, self._signature, sets, target, rounded)
+        try:
+            self._builds.compute_reference(request)
+            self._coarse, found = read(request)
+            return found
+        except Cancelled:
+            raise
+        except (EngineError, OSError, ValueError) as error:
+            target.unlink(missing_ok=True)
+            return dict.fromkeys(sets, Answered(None, str(error), 0.0))
+
+
+def verdicts_file(folder: Path, *facts: str) -> Path:
+    """Where verdicts are kept that depend on these facts."""
+    return folder / f"answers-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:32]}.json"
+
+
+def other_rows(shapes: Shapes, most: int) -> list[Shapes]:
+    """With how many other rows to try, the better one first: a few more, then half of them and less, in several runs."""
+    rows = shapes[0][0]
+    more = [count for count in (rows + 1, rows + 2, 2 * rows) if count <= most]
+    fewer = [-(-rows // parts) for parts in (2, 3, 4, rows) if 1 < parts <= MOST_PARTS]
+    return [tuple((count, *shape[1:]) for shape in shapes) for count in dict.fromkeys((*more, *fewer)) if count != rows]
+
+
+MOST_PARTS = 8
+"""Runs that the rows of one inference are divided into at most."""
