@@ -213,6 +213,7 @@ class TensorRTExecutor:
             for buffer in buffers:
                 scratch.callback(buffer.close)
             places = [int(buffer.handle) for buffer in buffers]
+            scratch.enter_context(self._staging.owning(places))
             given = [np.ascontiguousarray(each) for each in inputs]
             for address, each in zip(places, given, strict=False):
                 if each.nbytes:

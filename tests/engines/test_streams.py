@@ -18,6 +18,7 @@ import pytest
 from engines import ExecutionFailed, Room, Tensor, on_stream
 from engines.streams import selected
 from engines.tensorrt.log_once import LogOnce
+from engines.verification.rows import run_on
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, opened
 from tests.engines.tensors import Array, Memory, array, run
@@ -535,8 +536,9 @@ def test_f37_memory_of_its_own_gpu_is_used_in_place_whatever_it_was_allocated_of
 
 
 def test_f37_of_what_the_process_allocated_itself_the_driver_is_not_asked(bench: Bench, executor: Any) -> None:
-    """The memory that it is warmed up with, and what it has pinned."""
+    """The memory that it is warmed up and verified with, and what it has pinned."""
     executor.enqueue(bench.pinned(rows(5)), bench.room()).wait()
+    assert run_on(executor, [rows(2)])[0].tolist() == affine(rows(2)).tolist()
     assert "cuPointerGetAttributes" not in bench.gpu.log
     run(executor, rows(5))
     assert "cuPointerGetAttributes" in bench.gpu.log
