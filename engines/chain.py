@@ -14,8 +14,8 @@ from .errors import ExecutionFailed, ModelRefused
 from .in_turn import Bind, BoundTogether, WorkInTurn, bound, placed
 from .memory import added
 from .settings import RuntimeSettings
-from .signature import Signature
-from .warmup import blank, shape_sets, usual_shapes
+from .signature import Shape, Signature
+from .warmup import blank, shape_sets, usual_shapes, warm_up_failed
 from .wiring import Step, Wiring, wire
 
 log = logging.getLogger("greenlane.engines")
@@ -75,11 +75,12 @@ class SequenceEngine:
 
     def make_ready(self, executor: "SequenceExecutor") -> None:
         """Run the warm-up. A model may refuse zeros, so a failure is only logged."""
+        shapes: tuple[Shape, ...] = ()
         try:
             for shapes in self.warm_up:
                 executor.enqueue([blank(*each) for each in zip(self.signature.inputs, shapes, strict=True)]).wait()
         except ExecutionFailed as error:
-            log.warning("%r: warm-up with zeros failed, so the first request pays for it: %s", self, error)
+            log.warning("%r: %s", self, warm_up_failed(self.signature.inputs, shapes, error))
 
     def close(self) -> None:
         """Do nothing: the caller closes the engines."""

@@ -47,6 +47,18 @@ def usual_shapes(settings: RuntimeSettings, inputs: Sequence[TensorSpec]) -> tup
     )
 
 
+def warm_up_failed(inputs: Sequence[TensorSpec], shapes: Sequence[Shape], error: Exception) -> str:
+    """For the log: that a model refuses zeros of these shapes, and how to name others."""
+    given = ", ".join(f"{spec.name} {list(shape)}" for spec, shape in zip(inputs, shapes, strict=True))
+    spec = next((spec for spec in inputs if any(isinstance(dim, str) for dim in spec.dims[1:])), None)
+    text = f"warm-up with zeros ({given}) failed, so the first request pays for it: {error}"
+    if spec is None:
+        return text
+    value = f"data_type: {spec.datatype.config_name} dims: [...] zero_data: true"
+    sample = f'model_warmup {{ name: "usual" inputs {{ key: "{spec.name}" value {{ {value} }} }} }}'
+    return f"{text}; have config.pbtxt name sizes that it takes, as in {sample}"
+
+
 def _usual(dim: int | str, size: int, sizes: Mapping[str, int]) -> int:
     return dim if isinstance(dim, int) else size if size >= 0 else sizes.get(dim, 1)
 

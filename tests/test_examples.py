@@ -48,6 +48,10 @@ def test_tritonclient_stripes(address: str) -> None:
     assert "vertical" in run(sys.executable, str(EXAMPLES / "tritonclient_stripes.py"), address)
 
 
+def test_picture(address: str) -> None:
+    assert "vertical" in run(sys.executable, str(EXAMPLES / "picture.py"), address)
+
+
 def test_noisy_neighbour_prints_both_tails_and_what_other_programs_used() -> None:
     """Which of them is longer is for benchmarks: this machine may be busy."""
     lines = run(sys.executable, str(EXAMPLES / "noisy_neighbour.py"), "--seconds", "0.5").splitlines()

@@ -25,7 +25,7 @@ from ..memo import Memo
 from ..memory import SMALL
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec, dimension_name
-from ..warmup import blank, shape_sets, usual_shapes
+from ..warmup import blank, shape_sets, usual_shapes, warm_up_failed
 from .arenas import SHRINK, is_unsized, limited, refused, weights_beside
 from .defaults import with_default
 from .errors import is_wrong_shape
@@ -128,6 +128,7 @@ class OnnxEngine:
 
     def _warm_up(self, executor: "OnnxExecutor") -> None:
         """A model may refuse these shapes and values, so a failure is only logged."""
+        shapes: tuple[Shape, ...] = ()
         try:
             for shapes in self.warm_up:
                 if not _nbytes(executor.enqueue(self.blank(shapes)).wait()):
@@ -136,7 +137,7 @@ class OnnxEngine:
             if self._warned:  # Once for all partitions.
                 return
             self._warned = True
-            log.warning("%s: warm-up with zeros failed, so the first request pays for it: %s", self.path, error)
+            log.warning("%s: %s", self.path, warm_up_failed(self.signature.inputs, shapes, error))
 
 
 class Binding(NamedTuple):

@@ -18,7 +18,7 @@ from engines import EngineError
 from partitions import PartitionError
 
 from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
-from ..http.paths import in_v2
+from ..http.paths import in_v2, nothing_at
 from ..tenants import audit
 from . import text_messages
 
@@ -96,7 +96,7 @@ def _translate(request: Request, error: Exception) -> Exception:
     if isinstance(error, HTTPException) and error.status_code == 405:
         return WrongMethod(request.method, _allowed(request))
     if isinstance(error, HTTPException):
-        return NotFound(f"there is nothing at {request.url.path}")
+        return nothing_at(request.url.path)
     return error
 
 

@@ -10,6 +10,15 @@ from ..errors import NotFound, WrongMethod
 
 _SHARED = (b"/admin", b"/metrics", b"/status/", b"/v2/logging", b"/v2/trace/")
 _INFERENCES = ("/infer", "/generate", "/generate_stream")
+_NO_CHAT = "no language models are served here; of OpenAI's API there are /v1/embeddings and /v1/models, and /v1/rerank"
+_INSTEAD = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/chat"), _NO_CHAT),
+    **dict.fromkeys(("/embed", "/v1/embed", "/v2/embed"), "texts go to POST /v1/embeddings"),
+    **dict.fromkeys(("/health", "/healthz", "/ready", "/readyz", "/v2/health"), "ask GET /v2/health/ready or /v2/health/live"),
+    **dict.fromkeys(("/v2/models", "/models", "/v2/repository"), "POST /v2/repository/index lists the models"),
+    "/admin": "the status page is at /, and what there is to call at /admin/docs",
+    "/v1": "GET /v1/models lists the models that take texts",
+}
 _TEXTS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank")
 _PROTOCOL_V1 = re.compile(r"/v1/models/([^/]+)(?:/versions/([0-9]+))?:(?:predict|explain|classify|regress)")
 """KServe's and TensorFlow Serving's protocol v1, whose model is a decoded segment."""
@@ -36,6 +45,12 @@ def is_tenantless(path: bytes) -> bool:
     return path in _TENANTLESS or path.startswith(b"/v2/health/")
 
 
+def nothing_at(path: str) -> NotFound:
+    """The error for a path, which is decoded, that there is nothing at; with where to look, if it is known what is meant."""
+    where = _INSTEAD.get(path.rstrip("/"), "")
+    return NotFound(f"there is nothing at {path}{where and f'; {where}'}")
+
+
 def is_text(path: str) -> bool:
     """Whether this is a path for texts that go through a model, and that is no inference by the protocol."""
     return path in _TEXTS
@@ -54,7 +69,7 @@ def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:
     segments = path.split(b"/")  # "", v2, models, NAME[, versions, V], and infer, generate or generate_stream
     versioned = len(segments) == 7 and segments[4] == b"versions" and segments[5].isdigit()
     if not versioned and len(segments) != 5:
-        raise NotFound(f"there is nothing at {unquote(path.decode('latin-1'))}")
+        raise nothing_at(unquote(path.decode("latin-1")))
     if method != "POST":
         raise WrongMethod(method, "POST")
     name = segments[3].decode("latin-1")

@@ -202,7 +202,15 @@ def test_wrong_method_is_405_with_all_allowed_ones(admin: httpx.Client, method: 
     assert answer.json() == {"error": f"{method} is not possible here; use {allowed}"}
 
 
-@pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/nope", "/admin/device/", "/admin/partitions/acme", "/metrics/"])
+@pytest.mark.parametrize("path", ["/admin", "/admin/"])
+def test_the_admin_api_s_root_says_where_it_is_described(admin: httpx.Client, path: str) -> None:
+    error = f"there is nothing at {path}; the status page is at /, and what there is to call at /admin/docs"
+    answer = admin.get(path)
+    assert (answer.status_code, answer.json()) == (404, {"error": error})
+    assert admin.get("/admin/docs").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/admin/nope", "/admin/device/", "/admin/partitions/acme", "/metrics/"])
 def test_a_path_to_nothing_is_404(admin: httpx.Client, path: str) -> None:
     answer = admin.get(path)
     assert (answer.status_code, answer.json()) == (404, {"error": f"there is nothing at {path}"})

@@ -770,6 +770,17 @@ def test_an_index_out_of_range_fails_the_work_in_one_line(load: Loader, partitio
         assert run(executor, np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
 
 
+def test_a_warm_up_that_fails_names_the_way_to_other_sizes(
+    load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "fixed (float[n, h] x) => (float[n, 3] y) <float[3] three = {1, 2, 3}, int64[2] shape = {-1, 3}> "
+    load(source + "{ whole = Reshape(x, shape) y = Add(whole, three) }").bind(partition).close()
+    (record,) = caplog.records
+    assert "warm-up with zeros (x [1, 1]) failed" in record.getMessage()
+    cure = 'model_warmup { name: "usual" inputs { key: "x" value { data_type: TYPE_FP32 dims: [...] zero_data: true } } }'
+    assert record.getMessage().endswith(f"; have config.pbtxt name sizes that it takes, as in {cure}")
+
+
 def test_a_warm_up_that_fails_is_only_a_warning(
     load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -781,7 +792,7 @@ def test_a_warm_up_that_fails_is_only_a_warning(
         engine.bind(partition).close()
         assert executor.describe()["shapes"] == []
     (record,) = caplog.records
-    assert "0.onnx: warm-up with zeros failed, so the first request pays for it: " in record.getMessage()
+    assert "0.onnx: warm-up with zeros (x [1]) failed, so the first request pays for it: " in record.getMessage()
     assert "idx=-5" in record.getMessage()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from server.errors import NotFound, WrongMethod
-from server.http.paths import in_v2, is_infer, is_shared, is_tenantless, of_request_line, parse_infer
+from server.http.paths import in_v2, is_infer, is_shared, is_tenantless, nothing_at, of_request_line, parse_infer
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,20 @@ def test_malformed_infer_path_is_not_found(path: bytes) -> None:
     assert is_infer(path.decode())
     with pytest.raises(NotFound, match=f"^there is nothing at {path.decode()}$"):
         parse_infer("POST", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("/v1/chat/completions", "no language models are served here; of OpenAI's API there are /v1/embeddings and "),
+        ("/v2/models/", "POST /v2/repository/index lists the models"),
+        ("/health", "ask GET /v2/health/ready"),
+        ("/embed", "texts go to POST /v1/embeddings"),
+    ],
+)
+def test_what_is_often_asked_for_is_met_with_where_to_look(path: str, where: str) -> None:
+    assert str(nothing_at(path)).startswith(f"there is nothing at {path}; {where}")
+    assert str(nothing_at(f"{path}x")) == f"there is nothing at {path}x"
 
 
 def test_infer_takes_post_only() -> None:
