@@ -51,6 +51,12 @@ _BY_TENANT: tuple[
 ] = (
     (
         GaugeMetricFamily,
+        "greenlane_tenant_ready",
+        "1 while the tenant is served any of the models that it asks for",
+        lambda _, report: float(report.ready),
+    ),
+    (
+        GaugeMetricFamily,
         "greenlane_waiting_requests",
         "Requests waiting until in_flight lets them run",
         lambda _, report: report.lane.waiting,

@@ -116,6 +116,7 @@ def _tenant(look: TenantLook, whole: Look) -> Object:
     memory = next((each for each in whole.details.memory if each.tenant == config.name), None)
     return {
         "name": config.name,
+        "ready": report.ready,
         "age_seconds": round(report.age, 3),
         "waiting": report.lane.waiting,
         "in_flight": report.lane.in_flight,

@@ -93,6 +93,7 @@ class TenantNow(Schema):
     """A tenant."""
 
     name: str
+    ready: bool = Field(description="Whether it is served any of the models that it asks for.")
     age_seconds: float = Field(description="Above 0 while its process does not answer.")
     waiting: int
     in_flight: int

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -43,8 +43,8 @@ Transfer = Callable[[str, DeviceRuntime, DeviceRuntime, Granules], Awaitable[Non
 """
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
-_NOT_YET: tuple[State, ...] = ("starting", "incomplete")
-"""Those of them in which it is not ready, the one that matters more first."""
+_MOST_ASKED = 10
+"""How often all processes are asked what is served, before the log says that the server is ready."""
 DeviceState = State | Literal["restarting"]
 
 
@@ -175,11 +175,18 @@ class Controller:
             known = [(device, tenant) for tenant in tenants if (device, tenant) in self._states]  # Not those that come or go.
             self._states |= dict.fromkeys(known, state)
             states = set(self._states.values())
-            found: State = next((each for each in _NOT_YET if each in states), "serving")
+            found = self._of_all(states)
             if found != self.state:
                 if self.state == "starting":
                     self._reporting = asyncio.create_task(self._log_ready())
                 self._lifecycle.set_state(found)
+
+    def _of_all(self, states: Collection[State]) -> State:
+        """The state of a server whose device sides have these. One that has no model does not make all others not ready."""
+        if "starting" in states:
+            return "starting"
+        incomplete = [state == "incomplete" for state in states]
+        return "incomplete" if (any if self.config.server.strict_readiness else all)(incomplete) and incomplete else "serving"
 
     def on_lost(self, reason: str) -> None:
         """The device of this process is lost, for all tenants: not ready, and new requests are refused."""
@@ -408,8 +415,7 @@ class Controller:
             return "restarting"
         if self.state not in _ALIVE:
             return self.state
-        states = {self._states[device.name, name] for name in device.runtimes}
-        return next((each for each in _NOT_YET if each in states), "serving")
+        return self._of_all({self._states[device.name, name] for name in device.runtimes})
 
     async def drain(self, grace: float) -> None:
         """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered.
@@ -444,9 +450,18 @@ class Controller:
                 await together(runtime.close() for device in self.devices for runtime in device.distinct())
 
     async def _log_ready(self) -> None:
-        served = [f"{tenant.name} is served {_served(report)}" for tenant, report in await self.reports()]
-        ready = "ready" if self.ready else "for server.strict_readiness, which asks for every model, not ready"
-        log.info("%s: %s", ready, "; ".join(served))
+        """Say what each tenant is served. On a busy machine a process may take longer to answer than a report waits."""
+        for _ in range(_MOST_ASKED):
+            reports = await self.reports()
+            if not any(report.age for _, report in reports):
+                break
+        ready = "ready"
+        if not self.ready:
+            strict = self.config.server.strict_readiness
+            ready = f"for {'server.strict_readiness, which asks for every model' if strict else 'want of models'}, not ready"
+        log.info("%s: %s", ready, "; ".join(f"{tenant.name} {_served(report)}" for tenant, report in reports))
+        if unserved := [tenant.name for tenant, report in reports if not report.ready]:
+            log.warning("served no model, and not ready for itself: tenant %s", " and tenant ".join(unserved))
 
     async def _finish_lost(self, reason: str) -> None:
         await refuse_and_drain(self._frontends.values(), reason)
@@ -471,4 +486,6 @@ def _served(report: Report) -> str:
     versions: dict[str, list[str]] = {}
     for model in report.served:
         versions.setdefault(model.name, []).append(model.version)
-    return " and ".join(f"{name} {', '.join(each)}" for name, each in versions.items()) or "nothing"
+    if report.age:
+        return "does not say what it is served"
+    return "is served " + (" and ".join(f"{name} {', '.join(each)}" for name, each in versions.items()) or "nothing")

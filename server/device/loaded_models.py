@@ -62,12 +62,12 @@ class LoadedModels:
         return [loaded for loaded in self._models[tenant].values() if not set(loaded.steps).isdisjoint(models)]
 
     def state(self) -> State:
-        """The state once all models were tried: serving, or incomplete if `strict_readiness` is on and one failed."""
-        if not self._strict:
-            return "serving"
+        """The state once all models were tried: serving, or incomplete if all of all tenants failed, with `strict_readiness` if
+        one did.
+        """
         loaded = [each for models in self._models.values() for each in models.values()]
         failed = any(problem.reason != UNLOADED for each in loaded for problem in each.problems)
-        return "incomplete" if failed else "serving"
+        return "incomplete" if failed and (self._strict or not any(each.served for each in loaded)) else "serving"
 
     def executions(self, workers: Mapping[str, Worker]) -> list[Execution]:
         """How each model runs on these workers now; see `engines.Executor.describe`."""

@@ -240,6 +240,11 @@ class Catalog:
         return NotFound(f"Request for unknown model: {name!r} is not found{_did_you_mean(name, self._entries)}")
 
 
+def none_ready(index: Collection[IndexEntry]) -> bool:
+    """Whether none of these is ready, though some were not unloaded on request."""
+    return not any(entry.state == "READY" for entry in index) and any(entry.reason != UNLOADED for entry in index)
+
+
 def _did_you_mean(name: str, known: Collection[str]) -> str:
     """The names that are most like this one, as the end of an error's text; empty if none is.
 

@@ -15,11 +15,16 @@ from ..link.messages import ModelKey
 from ..link.ring import Link
 from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
-from .catalog import IndexEntry, ServedModel
+from .catalog import IndexEntry, ServedModel, none_ready
 from .statistics import ModelStatistics
 
 State = Literal["starting", "serving", "incomplete", "draining", "lost", "closed"]
-"""The server's state. `incomplete`: it serves, but a model failed to load and `server.strict_readiness` requires all."""
+"""The server's state. `incomplete`: it serves, but a model failed to load and `server.strict_readiness` requires all, or all of
+them failed."""
+
+
+SILENT = 3.0
+"""Seconds without an answer of a process, from which on its tenant counts as not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,11 @@ class Report:
     slots: SlotStatistics
     age: float = 0.0
     lending: tuple[bool, int] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the tenant is served any of the models that it asks for, and its process answers."""
+        return self.age < SILENT and not none_ready(self.index)
 
 
 class DeviceSide(Protocol):

@@ -22,7 +22,7 @@ from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.spread_scheduler import SpreadScheduler
 from .auth import Tenancy
-from .catalog import Catalog, IndexEntry, ServedModel
+from .catalog import Catalog, IndexEntry, ServedModel, none_ready
 from .frontend import ModelReport, Report, State
 from .model_changes import ModelChanges
 from .tracing import Tracing
@@ -124,6 +124,8 @@ class Service:
         """Why the server is not ready; None if it is: loading has finished, it is not stopping, and the supervisor, if
         it is another process, has sent a heartbeat recently.
         """
+        if self.state == "incomplete" and not self.config.server.strict_readiness:
+            return "no tenant is served a model; POST /v2/repository/index says why"
         if self.state == "incomplete":
             which = "POST /v2/repository/index says which of a tenant's, the log which of all"
             return f"not every model could be loaded, and server.strict_readiness asks for all of them; {which}"
@@ -132,6 +134,8 @@ class Service:
         suspended = [tenant.lane.admission.suspended for tenant in self.tenants.values()]
         if suspended and all(suspended):
             return suspended[0]
+        if self.tenants and all(none_ready(tenant.index()) for tenant in self.tenants.values()):
+            return f"{' and '.join(map(repr, self.tenants))} is served no model; POST /v2/repository/index says why"
         silence = time.monotonic() - self._heartbeat_at
         return None if silence <= self._max_silence else f"the supervisor has been silent for {silence:.0f} s"
 

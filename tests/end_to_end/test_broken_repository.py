@@ -222,7 +222,7 @@ def test_a_repository_missing_at_startup_is_logged_and_served_as_empty(tmp_path:
         serving(configuration(tmp_path / "gone", named)) as served,
         httpx.Client(base_url=served.url) as http,
     ):
-        assert http.get("/v2/health/ready").status_code == 200
+        assert http.get("/v2/health/ready").status_code == 503, "its only tenant asks for a model, and is served none"
         assert index(http) == [{"name": "identity", "state": "UNAVAILABLE", "reason": "not in the repository"}]
     assert [record.levelname for record in lines] == ["ERROR", "WARNING"]
     assert str(tmp_path / "gone") in lines[0].getMessage()

@@ -30,6 +30,7 @@ LABELS = {
     "greenlane_page_outs_total": {"tenant"},
     "greenlane_page_in_seconds_total": {"tenant"},
     "greenlane_page_out_seconds_total": {"tenant"},
+    "greenlane_tenant_ready": {"tenant"},
     "greenlane_waiting_requests": {"tenant"},
     "greenlane_in_flight_requests": {"tenant"},
     "greenlane_rejected_requests_total": {"tenant"},

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from . import repository
-from .harness import PATIENCE, configuration, serving
-from .processes import configure, running
+from .harness import PATIENCE, configuration, cores, serving
+from .processes import client, configure, running
 from .wire import SMALL, infer, until
 
 WHY = "not every model could be loaded, and server.strict_readiness asks for all of them; "
@@ -47,3 +47,42 @@ def test_a_strict_server_is_ready_once_the_broken_model_is_repaired_or_unloaded(
     until(lambda: http.get("/v2/health/ready").status_code == 503)
     assert http.post("/v2/repository/models/new/unload").status_code == 200
     until(lambda: http.get("/v2/health/ready").status_code == 200)
+
+
+def test_a_tenant_without_any_model_is_not_ready_for_itself_and_takes_no_other_out_of_service(tmp_path: Path) -> None:
+    if len(cores()) < 2:
+        pytest.skip("two tenants need two cores")
+    root = tmp_path / "models"
+    repository.write(root, "identity", repository.IDENTITY)
+    repository.write(root, "broken", repository.IDENTITY, config="max_batch_size: many")
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]\n[tenants.globex]\ngranules = 1\nmodels = ["broken"]'
+    with running(configure(tmp_path / "c.toml", root, tenants)) as server:
+        server.wait_for_log("ready: acme is served identity 1; globex is served nothing")
+        server.wait_for_log("served no model, and not ready for itself: tenant globex")
+        with client(server, **{"X-Tenant": "globex"}) as globex, client(server) as anyone:
+            refused = globex.get("/v2/health/ready")
+            assert refused.json() == {"error": "'globex' is served no model; POST /v2/repository/index says why"}
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert globex.get("/v2/health/live").status_code == 200
+            assert anyone.get("/v2/health/ready").status_code == 200
+            assert 'greenlane_tenant_ready{tenant="globex"} 0.0' in anyone.get("/metrics").text
+            status = anyone.get("/admin/status").json()
+            assert (status["ready"], {each["name"]: each["ready"] for each in status["tenants"]}) == (
+                True,
+                {"acme": True, "globex": False},
+            )
+            assert globex.post("/v2/repository/models/broken/unload").status_code == 200
+            assert globex.get("/v2/health/ready").status_code == 200, "that is how it was asked for"
+            (root / "broken" / "config.pbtxt").unlink()
+            assert globex.post("/v2/repository/models/broken/load").status_code == 200
+            assert globex.get("/v2/health/ready").status_code == 200
+            assert 'greenlane_tenant_ready{tenant="globex"} 1.0' in anyone.get("/metrics").text
+
+
+def test_a_server_without_any_model_is_not_ready(tmp_path: Path) -> None:
+    repository.write(tmp_path, "broken", repository.IDENTITY, config="max_batch_size: many")
+    with serving(configuration(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
+        refused = http.get("/v2/health/ready")
+        assert (refused.status_code, "no tenant is served a model" in refused.text) == (503, True)
+        assert http.get("/admin/status").json()["state"] == "incomplete"
+        assert "greenlane_ready 0.0" in http.get("/metrics").text

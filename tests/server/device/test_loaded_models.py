@@ -1,8 +1,9 @@
 """`LoadedModels` alone: which models each tenant is served, and the readiness that follows."""
 
+from engines import Signature
 from server.device.loaded_model import LoadedModel
 from server.device.loaded_models import LoadedModels
-from server.tenants.catalog import UNLOADED, IndexEntry
+from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 
 
 def table(strict: bool) -> LoadedModels:
@@ -17,7 +18,18 @@ def test_a_failed_model_makes_only_a_strict_server_incomplete() -> None:
     for strict, expected in ((True, "incomplete"), (False, "serving")):
         models = table(strict)
         models.put("globex", failed("a"))
+        models.put("acme", LoadedModel("b", [ServedModel("b", "1", "b/1#1", Signature((), ()), "fake", {})], [], {}))
         assert models.state() == expected
+
+
+def test_any_server_whose_models_all_failed_is_incomplete() -> None:
+    models = table(strict=False)
+    assert models.state() == "serving", "nothing was asked for"
+    models.put("acme", failed("a"))
+    models.put("globex", failed("a", UNLOADED))
+    assert models.state() == "incomplete"
+    models.put("acme", failed("a", UNLOADED))
+    assert models.state() == "serving"
 
 
 def test_an_unloaded_model_does_not_count_as_failed() -> None:

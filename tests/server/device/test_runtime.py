@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done, load_of
 from server.repository.model_config import ModelConfig, from_json
 from server.tenants.catalog import ServedModel
-from server.tenants.frontend import State
+from server.tenants.frontend import Report, State
 from server.tenants.lending import lend, open_pages
 from server.tenants.local_frontend import LocalFrontend
 from server.tenants.service import Service, Tenant
@@ -756,6 +757,27 @@ async def test_a_failed_reload_is_logged_as_such(root: Path, caplog: pytest.LogC
         lines = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
         text = "model a 1 could not be loaded, the versions loaded before stay: scripted to fail at bind"
         assert [line for line in lines if line.startswith("model a")] == [text]
+
+
+async def test_the_line_at_the_start_says_what_is_served_though_a_process_answers_late(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(root)
+    frontend, ages = site.frontends["acme"], iter([1.0, 2.0])
+    report = frontend.report
+
+    async def late() -> Report:
+        age = next(ages, 0.0)
+        return replace(await report(), served=(), age=age) if age else await report()
+
+    frontend.report = late  # type: ignore[method-assign]
+    with caplog.at_level(logging.INFO, "greenlane.control"):
+        await site.controller.start()
+        await site.controller.loaded()
+        while not (lines := [each for each in caplog.messages if "is served" in each]):
+            await asyncio.sleep(0)
+    assert lines == ["ready: acme is served a 1 and b 1; globex is served b 1"]
+    await site.controller.close()
 
 
 async def test_with_strict_readiness_the_server_is_ready_only_without_failed_models(root: Path) -> None:

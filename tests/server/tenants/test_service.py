@@ -19,7 +19,7 @@ from server.link.messages import Done, Extent, Failure
 from server.link.slots import Slot
 from server.tenants import publishing as tenants_publishing
 from server.tenants.auth import digest
-from server.tenants.catalog import IndexEntry, ServedModel
+from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 from server.tenants.local_frontend import LocalFrontend, open_local
 from server.tenants.service import SPARE_SLOTS, Service, open_tenant, slots
 from tests.lanes import submit
@@ -122,6 +122,26 @@ def test_a_service_is_ready_only_while_serving() -> None:
         service.set_state(state)
         ready[state] = service.unready is None
     assert [state for state, is_ready in ready.items() if is_ready] == ["serving"]
+
+
+async def test_a_tenant_s_own_process_is_not_ready_while_none_of_its_models_is(frontend: LocalFrontend) -> None:
+    """But if all were unloaded on request, or it asks for none."""
+    service = Service(CONFIG, [frontend.tenant])
+    service.set_state("serving")
+    assert service.unready is None
+    problem = IndexEntry("m", "", "UNAVAILABLE", "broken")
+    for served_models, problems, ready in (
+        ([], [problem], False),
+        ([served("m")], [], True),
+        ([], [IndexEntry("m", "", "UNAVAILABLE", UNLOADED)], True),
+        ([served("m")], [problem], True),
+    ):
+        await frontend.publish("m", served_models, problems)
+        assert service.unready == (None if ready else "'acme' is served no model; POST /v2/repository/index says why")
+    frontend.tenant.catalog.lose()
+    assert service.unready
+    service.set_state("incomplete")
+    assert service.unready == "no tenant is served a model; POST /v2/repository/index says why"
 
 
 def test_a_link_has_slots_for_a_full_queue_and_some_to_spare(frontends: dict[str, LocalFrontend]) -> None:
@@ -356,6 +376,7 @@ def test_a_service_without_heartbeats_of_the_supervisor_is_not_ready(monkeypatch
     assert [service.unready for service in (*services, alone)] == ["the supervisor has been silent for 6 s", None, None]
     services[0].heartbeat()
     assert services[0].unready is None
+    services[0].config = CONFIG.model_copy(update={"server": ServerConfig(strict_readiness=True)})
     services[0].set_state("incomplete")
     reason = "not every model could be loaded, and server.strict_readiness asks for all of them; "
     assert services[0].unready == reason + "POST /v2/repository/index says which of a tenant's, the log which of all"
