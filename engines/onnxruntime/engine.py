@@ -416,9 +416,7 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     weights = [value for value in session.get_overridable_initializers() if value.name in settings.optional_inputs]
     for value in (*session.get_inputs(), *weights):
         if _datatype(value) is None:
-            raise ModelRefused(
-                f"{path}: input {value.name!r} has type {value.type}, and requests have tensors only; {_fed(value)}"
-            )
+            raise ModelRefused(f"{path}: input {value.name!r} has type {value.type}, which requests cannot have; {_fed(value)}")
     inputs = [_spec(value) for value in session.get_inputs()]
     for spec in [_spec(value) for value in weights]:
         inputs.append(with_default(spec, _NUMBERS[spec.datatype.name], model.view(), path))
@@ -454,7 +452,7 @@ def _left_out(value: Any) -> str:
         "optional(": "let the model end with OptionalGetElement to have it",
     }
     cure = next((each for kind, each in how.items() if value.type.startswith(kind)), "let the model end with Cast to have it")
-    return f"output {value.name!r} is left out, as answers have tensors only and its type is {value.type}; {cure}"
+    return f"output {value.name!r} is left out, as answers cannot have its type, {value.type}; {cure}"
 
 
 def _fed(value: Any) -> str:

@@ -119,6 +119,14 @@ def test_every_series_is_there_with_its_labels(mine: httpx.Client) -> None:
     assert all(labels == LABELS[name] for name, all_labels in series.items() for labels in all_labels)
 
 
+@pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("gzip;q=0, deflate", "deflate"), ("identity", None)])
+def test_metrics_are_compressed_for_clients_that_take_that(mine: httpx.Client, accepted: str, encoding: str | None) -> None:
+    answer = mine.get("/metrics", headers={"accept-encoding": accepted})
+    assert answer.headers.get("content-encoding") == encoding
+    assert "greenlane_ready" in answer.text
+    assert encoding is None or int(answer.headers["content-length"]) < len(answer.content) / 3
+
+
 def test_content_type_and_metric_types(mine: httpx.Client) -> None:
     answer = mine.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")

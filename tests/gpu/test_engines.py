@@ -15,6 +15,7 @@ import pytest
 from engines import Builds, CacheFolder, Engine, Executor, ModelRefused, Room, RuntimeSettings, load_engine
 from engines.tensorrt.building.builder import BuildOptions
 from partitions import Device, Partition
+from tests.models import classifier
 
 from .bench import MIB, Pinned, assert_close, assert_right, expected, free_memory, results, tensors
 from .networks import FEW, MORE, NETWORKS, Network, feed, mlp, plan, resnet, typed
@@ -360,3 +361,15 @@ def test_a_model_without_enough_memory_is_refused_and_others_are_served(
         hog.close()
         with closing(device.carve([8])) as again:
             big.bind(again).close()
+
+
+def test_dimensions_that_a_file_all_calls_by_a_placeholder_may_differ(
+    tmp_path: Path, device: Device, partition: Partition
+) -> None:
+    """As in PaddleOCR's classifier, [?, 3, ?, ?]: the library wants one size for one name."""
+    shapes = [(rows, 3, 48, 192) for rows in (1, 2, 4)]
+    tries = tuple({"x": shape} for shape in (*shapes, (2, 3, 24, 96)))
+    ranges = {"x": ((1, 3, 24, 96), (2, 3, 48, 192), (4, 3, 48, 192))}
+    paddle = Network(classifier("?", 3, "?", "?"), ranges, tries)
+    with closing(load_engine(plan(tmp_path, paddle), device).bind(partition)) as executor:
+        assert_right(paddle, executor, partition)

@@ -420,7 +420,7 @@ def test_an_operator_that_the_library_lacks_is_named(load: Loader) -> None:
 def test_an_input_that_is_no_tensor_is_refused_with_what_to_do(load: Loader, declared: str, shown: str, cure: str) -> None:
     with pytest.raises(ModelRefused) as caught:
         load(f"odd ({declared} x) => ({declared} y) {{ y = Identity(x) }}")
-    why = f"input 'x' has type {shown}, and requests have tensors only; {cure}"
+    why = f"input 'x' has type {shown}, which requests cannot have; {cure}"
     assert str(caught.value) == f"{load.folder / '0.onnx'}: {why}"
 
 
@@ -456,7 +456,7 @@ def test_outputs_that_are_no_tensors_are_left_out_and_the_others_served(
     assert [spec.name for spec in engine.signature.outputs] == ["label"]
     with closing(engine.bind(partition)) as executor:
         (note,) = cast(list[str], executor.describe()["notes"])
-        assert note.startswith(f"output {left_out} is left out, as answers have tensors only and its type is ")
+        assert note.startswith(f"output {left_out} is left out, as answers cannot have its type, ")
         assert note.endswith(f"; {cure}")
         for rows in (3, 2, 3):
             data = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) * np.resize([1, -1], (rows, 1)).astype(np.float32)
