@@ -1,7 +1,7 @@
 """`python -m engines.onnxruntime.reference_child`: one reference, for the process that started this one.
 
 The order comes on standard input, and messages go to standard output, as in `engines.tensorrt.build_child`. It has the lowest
-normal priority and one thread, and no GPU; a request of new shapes may wait for it, so it does not use idle time only.
+normal priority, four threads at most and no GPU; a request of new shapes may wait for it, so it does not use idle time only.
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from contextlib import suppress
 
 from ..errors import EngineError, ModelRefused
@@ -20,6 +21,10 @@ from .reference import Reference
 _PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>: send a signal when the thread that started this process ends."""
 _NICE = 19
+_THREADS = 4
+_ENOUGH = 30.0
+"""Seconds after which no further set is begun: what starts this ends it after twice as many (`REFERENCE_LIMIT`)."""
+_LATE = Answered(None, f"its reference was not computed within {_ENOUGH:.0f} s", 0.0)
 
 
 def main() -> int:
@@ -48,8 +53,13 @@ def answer(request: ReferenceRequest) -> None:
         data = request.onnx_path.read_bytes()
         if source_digest(data, weight_files(data, request.onnx_path.parent)) != request.source:
             raise ModelRefused(f"{request.onnx_path}: it is not the file that the plan was built from")
-    reference = Reference(request.onnx_path, request.signature)
-    write(request.target, reference.precisions, [_answer(reference, shapes, request.rounded) for shapes in request.sets])
+    began = time.monotonic()
+    reference = Reference(request.onnx_path, request.signature, min(_THREADS, len(os.sched_getaffinity(0))))
+    answers = []
+    for shapes in request.sets:
+        late = time.monotonic() - began > _ENOUGH
+        answers.append(_LATE if late else _answer(reference, shapes, request.rounded))
+    write(request.target, reference.precisions, answers)
 
 
 def _answer(reference: Reference, shapes: Shapes, rounded: bool) -> Answered:

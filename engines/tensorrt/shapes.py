@@ -25,6 +25,7 @@ from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import best_profile, padded
 from ..signature import Shape
 from ..verification.order import Answered
+from ..verification.rule import other_rows
 from ..verification.verdicts import shapes_text
 from .capture import Graph, capture, joining_capture
 from .context import Context
@@ -34,7 +35,7 @@ from .instance import Array, Instance, answer
 from .plan import LoadedPlan
 from .recipes import Recipes
 from .thread_priority import lower_priority
-from .verifying import WrongAnswer, other_rows
+from .verifying import WrongAnswer
 from .work import failing
 
 log = logging.getLogger("greenlane.engines")

@@ -71,7 +71,7 @@ class Verifier:
 
     def expect(self, sets: Iterable[Shapes]) -> None:
         """Have the references of these sets computed, by one child, while the caller goes on."""
-        unknown = tuple(shapes for shapes in dict.fromkeys(sets) if self.verdicts.get(shapes) is None)
+        unknown = tuple(sorted({shapes for shapes in sets if self.verdicts.get(shapes) is None}))  # Small ones first.
         if not unknown or self._onnx is None:
             return
         future: Future[Mapping[Shapes, Answered]] = Future()
@@ -186,15 +186,3 @@ class Verifier:
 def verdicts_file(folder: Path, *facts: str) -> Path:
     """Where verdicts are kept that depend on these facts."""
     return folder / f"answers-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:32]}.json"
-
-
-def other_rows(shapes: Shapes, most: int) -> list[Shapes]:
-    """With how many other rows to try, the better one first: a few more, then half of them and less, in several runs."""
-    rows = shapes[0][0]
-    more = [count for count in (rows + 1, rows + 2, 2 * rows) if count <= most]
-    fewer = [-(-rows // parts) for parts in (2, 3, 4, rows) if 1 < parts <= MOST_PARTS]
-    return [tuple((count, *shape[1:]) for shape in shapes) for count in dict.fromkeys((*more, *fewer)) if count != rows]
-
-
-MOST_PARTS = 8
-"""Runs that the rows of one inference are divided into at most."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..datatypes import DataType
-from ..signature import TensorSpec
+from ..signature import Shape, TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,6 +32,8 @@ MOST = 0.25
 """An answer that is off by more than a quarter is wrong whatever the datatype."""
 FEW = 32
 """A discrete output of fewer elements is not judged where products are rounded: a near tie may flip one of them."""
+MOST_PARTS = 8
+"""Runs that the rows of one inference are divided into at most."""
 _CHUNK = 1 << 20
 """Elements that are compared at a time, so that the memory for it is bounded."""
 
@@ -53,6 +55,14 @@ def tolerance(precision: str) -> float:
     """The largest error that this precision, a key of BITS, explains."""
     unit = 2.0 ** -BITS[precision]
     return min(MOST, MARGIN * math.sqrt(LAYERS) * (unit + 2.0 ** (6 - BITS["FP32"])))
+
+
+def other_rows(shapes: Sequence[Shape], most: int) -> list[tuple[Shape, ...]]:
+    """With how many other rows to try, the better one first: a few more, then half of them and less, in several runs."""
+    rows = shapes[0][0]
+    more = [count for count in (rows + 1, rows + 2, 2 * rows) if count <= most]
+    fewer = [-(-rows // parts) for parts in (2, 3, 4, rows) if 1 < parts <= MOST_PARTS]
+    return [tuple((count, *shape[1:]) for shape in shapes) for count in dict.fromkeys((*more, *fewer)) if count != rows]
 
 
 def coarsest(datatypes: Collection[str], rounds: bool) -> str:

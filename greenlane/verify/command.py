@@ -21,7 +21,7 @@ from engines.onnxruntime.reference import Reference
 from engines.signature import Shape
 from engines.verification.order import Sample
 from engines.verification.rows import dependence, run_on
-from engines.verification.rule import Comparison, coarsest, compare, tolerance
+from engines.verification.rule import Comparison, coarsest, compare, other_rows, tolerance
 from partitions import Device, PartitionError
 from server.app import configuration, open_configured
 from server.config.schema import Config, ModelOptions, ModelsConfig
@@ -45,6 +45,8 @@ class Row:
     verdict: str
     why: str = ""
     seconds: float = 0.0
+    route: tuple[Shape, ...] | None = None
+    """For a wrong one: the shapes that its rows would be run with, where they may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ def _run(options: Options) -> tuple[int, dict[str, Any]]:
                 print(f"stopped after {options.seconds:g} s: {len(wanted) - len(rows)} shapes were not compared")
                 break
         depends, unknown = _rows(subject, wanted, precision, options.seed)
+        if not depends:
+            rows = [_routed(row, rows, subject, reference, precision, options.seed) for row in rows]
         for text in _conclusions(rows, depends, unknown):
             print(text)
     wrong = [row for row in rows if row.verdict == "wrong"]
@@ -121,6 +125,7 @@ def _run(options: Options) -> tuple[int, dict[str, Any]]:
                 "error": row.error if row.error is None or row.error < float("inf") else "inf",
                 "verdict": row.verdict,
                 "why": row.why,
+                "route": None if row.route is None else [list(shape) for shape in row.route],
                 "seconds": round(row.seconds, 3),
             }
             for row in rows
@@ -176,6 +181,25 @@ def _rows(subject: Subject, wanted: Sequence[tuple[Shape, ...]], precision: str,
     return dependence(lambda inputs: run_on(subject.executor, inputs), signature, usual, precision, bounds, seed)
 
 
+def _routed(row: Row, rows: Sequence[Row], subject: Subject, reference: Reference, precision: str, seed: int) -> Row:
+    """A wrong row with what the server would run in its place: the first other number of rows that is right."""
+    signature = subject.signature
+    if row.verdict != "wrong" or any(shape[:1] != row.shapes[0][:1] for shape in row.shapes):
+        return row
+    most = min([spec.limits[0][1] for spec in signature.inputs if spec.limits], default=signature.max_batch or ROWS)
+    known = {each.shapes: each for each in rows}
+    for other in other_rows(row.shapes, most):
+        asked: Future[Sample] = Future()
+        try:
+            asked.set_result(reference.sample(other, seed))
+        except ModelRefused as error:
+            asked.set_exception(error)
+        found = known.get(other) or _compare(subject.executor, reference, other, asked, precision, seed)
+        if found.verdict == "right":
+            return replace(row, route=other)
+    return row
+
+
 def _line(row: Row) -> str:
     shapes = " ".join(map(shape_text, row.shapes))
     error = "-" if row.error is None else f"{row.error:.1e}"
@@ -183,6 +207,9 @@ def _line(row: Row) -> str:
 
 
 def _conclusions(rows: Sequence[Row], depends: str, unknown: str) -> Iterator[str]:
+    for row in rows:
+        if row.route:
+            yield f"{' '.join(map(shape_text, row.shapes))} would run with {' '.join(map(shape_text, row.route))}"
     counts = {word: sum(row.verdict == word for row in rows) for word in ("right", "wrong", "unverified")}
     yield f"{len(rows)} shapes: " + ", ".join(f"{number} {word}" for word, number in counts.items())
     if depends:

@@ -43,7 +43,8 @@ def test_a_shape_that_is_answered_wrongly_is_status_1(words: list[str], capsys: 
     found = json.loads(out)
     assert [each["shapes"] for each in found["shapes"] if each["verdict"] == "wrong"] == [[[5, 3]]]
     assert (found["compared"], found["wrong"], found["precision"]) == (8, 1, "TF32")
-    assert "5x3" in err
+    assert found["shapes"][4]["route"] == [[6, 3]]
+    assert "5x3 would run with 6x3" in err
     assert "wrong: output y" in err
 
 
