@@ -169,8 +169,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     _add_profiles(parser.add_argument_group("profiles, repeatable"))
     parser.add_argument("--target", type=_list, default=(), metavar="8.6,12.0", help="compute capabilities to build for")
     parser.add_argument("--optimization-level", type=int, metavar="0..5", help="how hard to search; default: the library's, 3")
-    aux = "streams the engine may use in addition to the caller's, on the partition that it is bound to; default: 0"
-    parser.add_argument("--max-aux-streams", type=int, default=0, metavar="N", help=aux)
+    aux = "streams the engine may use in addition to the caller's, on the partition that it is bound to; default: 1"
+    parser.add_argument("--max-aux-streams", type=int, default=1, metavar="N", help=aux)
     budget = "bytes of weights to keep on the GPU, with --flag weight_streaming; default: the library's"
     parser.add_argument("--weight-streaming-budget", type=int, metavar="BYTES", help=budget)
     flag = "a builder flag of the library, such as weight_streaming, or no_tf32 to clear one; repeatable"

@@ -21,7 +21,7 @@ from ..signature import Signature, TensorSpec
 from .frame import Frame, FrameError
 from .profiles import Profile, Range
 
-_FILE = Frame(b"\x89GLPLAN\n", 2)
+_FILE = Frame(b"\x89GLPLAN\n", 3)
 FORMAT = _FILE.version
 
 # All UTF-8 text but the plan. `has_facts` is "1" if `facts` was written and "0" if the defaults hold.

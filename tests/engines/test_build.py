@@ -56,7 +56,7 @@ def test_a_model_becomes_an_engine_file_that_says_what_it_takes_and_gives(rtx: T
     assert artifact.profiles == (Profile({"x": SIZES}),)
     assert artifact.source == hashlib.sha256(data).hexdigest()
     assert (artifact.library, artifact.version, artifact.targets) == (rtx.library, rtx.version, ())
-    assert artifact.options == {"optimization_level": 3, "max_aux_streams": 0, "flags": []}
+    assert artifact.options == {"optimization_level": 3, "max_aux_streams": 1, "flags": []}
     assert artifact.layers == 1
 
 
@@ -81,6 +81,11 @@ def test_options_reach_the_library_and_are_recorded() -> None:
     assert artifact.targets == ("8.6", "12.0")
     assert artifact.options == {"optimization_level": 1, "max_aux_streams": 2, "flags": ["no_tf32", "weight_streaming"]}
     assert build(model(ADD), options) != build(model(ADD))
+
+
+def test_an_engine_without_auxiliary_streams_is_refused_where_the_library_answers_wrongly_without(rtx: TensorRT) -> None:
+    with pytest.raises(ModelRefused, match=r"max_aux_streams is 0; TensorRT-RTX .* needs 1 or more: without auxiliary streams"):
+        build(model(ADD), BuildOptions(max_aux_streams=0))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,28 @@ def resnet(seed: int = 1) -> Network:
     return Network(draft.finish({"x": ("b", *shape)}, {"y": ("b", 1000)}), ranges, tries)
 
 
+def bottlenecks() -> Network:
+    """ResNet-50 without its normalisations: four groups of blocks of three convolutions, each group with a branch beside."""
+    draft = Draft()
+    x = draft.op("Relu", draft.conv("x", 3, 64, 7, 2))
+    x = draft.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    width = 64
+    for group, blocks in enumerate((3, 4, 6, 3)):
+        inner, wider = 64 << group, 256 << group
+        for block in range(blocks):
+            stride = 2 if group and not block else 1
+            y = draft.op("Relu", draft.conv(x, width, inner, 1))
+            y = draft.op("Relu", draft.conv(y, inner, inner, 3, stride))
+            y = draft.conv(y, inner, wider, 1)
+            beside = x if block else draft.conv(x, width, wider, 1, stride)
+            x, width = draft.op("Relu", draft.op("Add", beside, y)), wider
+    draft.named("y", draft.dense(draft.op("Flatten", draft.op("GlobalAveragePool", x)), width, 1000))
+    shape = (3, 224, 224)
+    tries = tuple({"x": (batch, *shape)} for batch in (1, 2, 3, 8))
+    ranges = {"x": ((1, *shape), (4, *shape), (8, *shape))}
+    return Network(draft.finish({"x": ("b", *shape)}, {"y": ("b", 1000)}), ranges, tries)
+
+
 def encoder(layers: int = 4, d: int = 256, tokens: int = 128) -> Network:
     """Token ids through an embedding (Gather) and single-head attention blocks with LayerNorm."""
     draft = Draft()

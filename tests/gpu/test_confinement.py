@@ -172,7 +172,7 @@ def test_an_engines_own_kernels_run_only_on_its_partitions_sms(
     network = NETWORKS[name]()
     profile = Profile({key: Range(*shapes) for key, shapes in network.ranges.items()})
     path = tmp_path / "model.plan"
-    path.write_bytes(build(network.onnx, BuildOptions(profiles=(profile,), max_aux_streams=AUX_STREAMS * (name == "branches"))))
+    path.write_bytes(build(network.onnx, BuildOptions(profiles=(profile,), max_aux_streams=AUX_STREAMS)))
     with ExitStack() as left:
         engine: Any = left.enter_context(closing(load_engine(path, device, BY_COPY_ENGINES[way])))
         if name == "branches" and not engine.loaded.plan.num_aux_streams:

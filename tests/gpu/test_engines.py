@@ -18,7 +18,7 @@ from partitions import Device, Partition
 from tests.models import classifier
 
 from .bench import MIB, Pinned, assert_close, assert_right, expected, free_memory, results, tensors
-from .networks import FEW, MORE, NETWORKS, Network, feed, mlp, plan, resnet, typed
+from .networks import FEW, MORE, NETWORKS, Network, bottlenecks, feed, mlp, plan, resnet, typed
 
 pytestmark = pytest.mark.gpu
 
@@ -53,6 +53,13 @@ def test_first_captured_and_replayed_outputs_are_those_of_onnx_runtime(
     network: Network, executor: Executor, partition: Partition
 ) -> None:
     assert_right(network, executor, partition)
+
+
+def test_answers_of_a_network_with_branches_are_right_each_time(tmp_path: Path, device: Device, partition: Partition) -> None:
+    """Those of a plan without auxiliary streams were not: see `LEAST_AUX_STREAMS`."""
+    network = bottlenecks()
+    with closing(load_engine(plan(tmp_path, network), device).bind(partition)) as executor:
+        assert_right(network, executor, partition, turns=24)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
