@@ -23,7 +23,7 @@ from engines.errors import Cancelled, ModelRefused
 from engines.model_files.artifact import Artifact, read_plan, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import TensorRT, find_tensorrt
-from engines.tensorrt.building.builder import _Job, _parser_errors
+from engines.tensorrt.building.builder import PlanRequest, _Job, _parser_errors, find_or_build
 from engines.tensorrt.building.progress import BuildWatch, Step
 from tests.models import PASSING, classifier
 
@@ -254,7 +254,7 @@ def test_a_profile_is_tuned_on_a_stream_of_its_partition_where_the_library_can(r
     theirs = SimpleNamespace(profile_stream=0)
     added: list[object] = []
     api = replace(rtx, features=rtx.features | {"profile_stream"})
-    job = _Job(api, b"", BuildOptions(), None, {48: 0x1234}.__getitem__, BuildWatch(lambda step: True))
+    job = _Job(api, b"", BuildOptions(), None, {48: 0x1234}.__getitem__, None, BuildWatch(lambda step: True))
     builder = SimpleNamespace(create_optimization_profile=lambda: theirs)
     profile = job._add(builder, SimpleNamespace(add_optimization_profile=added.append), 0, Profile(sms=48))
     assert profile == Profile(sms=48, tuned=True)
@@ -299,8 +299,9 @@ def test_a_model_is_built_once_for_its_source_its_options_and_its_library(tmp_pa
 
 
 def test_another_version_or_platform_of_the_library_has_a_file_of_its_own(tmp_path: Path, source: Path, rtx: TensorRT) -> None:
-    apis = [rtx, replace(rtx, version="0.1"), replace(rtx, library="tensorrt")]
-    assert len({build_cached(source, tmp_path, api=api) for api in apis}) == 3
+    makers = [(rtx.library, rtx.version), (rtx.library, "0.1"), ("tensorrt", rtx.version)]
+    requests = [PlanRequest(source, tmp_path, BuildOptions(), *maker) for maker in makers]
+    assert len({find_or_build(request, build) for request in requests}) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"junk", None])

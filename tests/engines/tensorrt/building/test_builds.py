@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from engines import RuntimeSettings
 from engines.errors import Cancelled, ModelRefused
@@ -47,11 +48,16 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    """A model file that never ends (a pipe), so its build never ends."""
+def endless(tmp_path: Path, rtx: TensorRT) -> Iterator[Path]:
+    """A model file of which a build never ends: another process seems to make that plan, as its lock is held."""
     path = tmp_path / "endless.onnx"
-    os.mkfifo(path)
-    return path
+    path.write_bytes(model(ADD))
+    with ExitStack() as locks:
+        for by in (builds(tmp_path), Builds()):
+            made = plan(by, path)
+            locks.enter_context(FileLock(f"{made}.lock"))
+            made.unlink()
+        yield path
 
 
 @pytest.fixture(autouse=True)
@@ -261,25 +267,9 @@ def test_the_child_ends_with_the_process_that_started_it(endless: Path, number: 
     with subprocess.Popen([sys.executable, "-c", SERVES, str(endless)], stderr=subprocess.DEVNULL) as serving:
         until(lambda: bool(children(serving.pid)))
         (child,) = children(serving.pid)
-        with held(endless):
-            serving.send_signal(number)
-            serving.wait()
-            until(lambda: not Path(f"/proc/{child}/stat").exists() or _state(child) == "Z")
-
-
-@contextmanager
-def held(fifo: Path) -> Iterator[None]:
-    """The writing end of a pipe that another process has opened for reading and reads until it is closed."""
-    found: list[int] = []
-
-    def opened() -> bool:
-        with suppress(OSError):  # ENXIO: there is no reader yet.
-            found.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(found)
-
-    until(opened)
-    yield
-    os.close(found[0])
+        serving.send_signal(number)
+        serving.wait()
+        until(lambda: not Path(f"/proc/{child}/stat").exists() or _state(child) == "Z")
 
 
 def _state(pid: int) -> str:
