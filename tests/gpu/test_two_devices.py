@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -88,11 +88,18 @@ def models(two: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(models: Path, folder: Path, devices: str, tenants: str) -> Iterator[Served]:
+def serving(
+    models: Path,
+    folder: Path,
+    devices: str,
+    tenants: str,
+    module: str = "server",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
     config = folder / "greenlane.toml"
     lines = ["[server]", 'drain_grace = "0s"', "[models]", f'repository = "{models}"', devices, tenants]
     config.write_text("\n".join(lines), encoding="utf-8")
-    with process.serving(["server", "--config", str(config), "--port", "0"]) as served:
+    with process.serving([module, "--config", str(config), "--port", "0"], environment) as served:
         yield served
 
 
