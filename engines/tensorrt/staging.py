@@ -1,8 +1,8 @@
 """Pinned memory for inputs and outputs that are not in memory the GPU can reach: one area for each slot of an executor's ring.
 
 The GPU that counts is the partition's, whichever is current; memory of another one is refused, not staged, as a copy would hide
-what the caller did not mean. What this process allocated or pinned itself is known to it. Of other memory the driver is asked each time it is used, since it
-may have been unpinned.
+what the caller did not mean. What this process allocated or pinned itself is known to it. Of other memory the driver is asked
+each time it is used, since it may have been unpinned.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -104,7 +104,7 @@ class LaunchLoop:
         self._wakes = count(1)
         self._turn = Lock()
         self._closing = Lock()
-        self._running = self._closed = False
+        self._running = False
         self._revocations = self._heeded_revocations = 0
         self.left_one = False
         """The loop has left the next ticket to the worker, which sets this back when it takes it."""
@@ -242,15 +242,15 @@ class LaunchLoop:
         """Forget all recipes. Blocks until nothing is in flight by them. Executors call it with locks held."""
         with self._closing:
             self._revocations += 1
-            if self._running and not self._closed:
+            if self._running:
                 self.wake()
         with self._turn:
             self._forget()
 
     def close(self) -> None:
         """Forget everything, and do not touch the link any more; the loop must not run."""
-        with self._closing:
-            self._closed = True
+        with self._closing:  # A revocation may be waking it. Later ones find that it does not run.
+            pass
         with self._turn:
             self._forget()
 

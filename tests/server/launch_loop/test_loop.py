@@ -6,14 +6,15 @@ import select
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engines import Recipe
+from engines import Recipe, Signature, TensorSpec
 from partitions import DeviceLost
 from server.launch_loop.library import SWITCH, open_library
-from server.launch_loop.loop import MOST_ENTRIES, LaunchLoop, open_loop
+from server.launch_loop.loop import MOST_ENTRIES, LaunchLoop, Twin, open_loop
 from server.link.encoding import Serializer, decode_request
 from server.link.messages import NOWHERE, Failure, Malformed
 from server.workers.bundling import BUNDLE
@@ -22,7 +23,7 @@ from server.workers.session import Session
 from tests.contract import in_a_thread
 from tests.fakes import FakeEngine
 from tests.launchable import RING, LaunchableEngine, LaunchableExecutor, address_of, needs_a_compiler, open_fake_cuda
-from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
+from tests.server.workers.test_worker import FP32, PATIENCE, SIGNATURE, SLOTS, Bench, benched
 
 pytestmark = needs_a_compiler
 
@@ -360,6 +361,61 @@ def test_what_is_revoked_just_before_the_loop_runs_is_not_launched() -> None:
         assert not loop.left_one, "it ran"
         assert runs.launched == 0
         revoking[0].result(PATIENCE)
+        loop.close()
+
+
+def test_what_was_cancelled_before_the_loop_was_opened_is_refused() -> None:
+    with benched(launchable=True) as bench:
+        opened(bench).close()
+        cancelled, unknown = bench.ticket(0, 1), bench.ticket(1, 1, 1)
+        loop = open_loop(bench.link, BUNDLE, EXPIRED, WITHDRAWN, {cancelled.slot: cancelled.serial})
+        assert loop
+        bench.put(cancelled, unknown)
+        loop.learn(cancelled, executor(bench), None)
+        loop.run(loop.wakes)
+        assert bench.kind() == "cancelled"
+        assert executor(bench).launched == 0
+        loop.close()
+
+
+def test_a_model_without_a_graph_on_the_wide_partition_is_launched_at_home_after_a_while() -> None:
+    with benched(launchable=True) as bench:
+        loop, ticket, wide = opened(bench), bench.ticket(0, 1), bench.another(1)
+        bench.put(ticket)
+        home, without = bench.engine.executors
+        assert isinstance(without, LaunchableExecutor)
+        without.launchable = False
+        known = []
+        for _ in range(20):
+            loop.learn(ticket, home, None, Twin(without, None))
+            known.append(loop.knows_any)
+        assert (known[0], known[-1]) == (False, True)
+        loop.close()
+        wide.close()
+
+
+def test_outputs_that_a_completion_has_no_room_for_are_left_to_the_worker() -> None:
+    """The worker answers such a ticket with the reason; the loop would write past the page."""
+    many = tuple(TensorSpec(f"y{number}", FP32, (1,) * 400) for number in range(30))
+
+    class Wordy:
+        """An executor with more, and longer, shapes of outputs than a page holds."""
+
+        engine = SimpleNamespace(signature=Signature(SIGNATURE.inputs, many))
+
+        def __init__(self, runs: LaunchableExecutor) -> None:
+            self._make = runs.recipe
+
+        def recipe(self, *given: Any) -> Recipe | None:
+            made = self._make(*given)
+            assert made
+            return made._replace(outputs=tuple(spec.shape for spec in many), addresses=made.addresses[:1] * 31)
+
+    with benched(launchable=True) as bench:
+        loop, ticket = opened(bench), bench.ticket(0, 1)
+        bench.put(ticket)
+        loop.learn(ticket, Wordy(executor(bench)), None)
+        assert not loop.knows_any
         loop.close()
 
 

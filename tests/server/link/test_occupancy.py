@@ -94,6 +94,15 @@ def test_arriving_bodies_are_added_up(shared: list[SharedBlocks]) -> None:
     assert helpers[1].queue_is_full
 
 
+def test_connections_and_large_bodies_of_a_process_that_ended_count_no_more(shared: list[SharedBlocks]) -> None:
+    lead, ended, _ = [each._occupancy for each in shared]
+    ended.set_connections(3)
+    ended.set_large_bodies(2)
+    assert (lead.connections_elsewhere(), lead.large_bodies_elsewhere()) == (3, 2)
+    lead.free_all_of(ended.number)
+    assert (lead.connections_elsewhere(), lead.large_bodies_elsewhere()) == (0, 0)
+
+
 HOLDS_THE_LOCK = """
 import fcntl, sys
 fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX)

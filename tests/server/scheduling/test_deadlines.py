@@ -3,6 +3,7 @@
 import asyncio
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,27 @@ async def test_the_event_loop_fires_a_deadline_at_its_time(fired: list[str]) -> 
     await came.wait()
     assert time.monotonic() >= due - EARLY
     assert len(deadlines) == 0
+
+
+def test_a_timer_that_fires_a_little_early_fires_its_deadline() -> None:
+    """As those of uvloop do, which count in whole milliseconds."""
+
+    class Hasty(asyncio.SelectorEventLoop):
+        timers = 0
+
+        def call_later(self, delay: float, *what: Any, **more: Any) -> asyncio.TimerHandle:
+            self.timers += 1
+            return super().call_later(delay - EARLY / 2, *what, **more)
+
+    async def wait() -> None:
+        fired = asyncio.Event()
+        Deadlines().add(time.monotonic() + 0.02, 1, fired.set)
+        await fired.wait()
+
+    loop = Hasty()
+    loop.run_until_complete(wait())
+    loop.close()
+    assert loop.timers == 1
 
 
 async def test_an_earlier_deadline_that_is_added_later_fires_first(fired: list[str]) -> None:

@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -72,6 +73,24 @@ def test_reserve_over_the_budget_raises_memory_full_with_the_numbers() -> None:
     second.reserve(7 * MIB)
     with pytest.raises(TooLarge, match=rf"need {14 * MIB + 1} bytes of memory; the most for one is {14 * MIB} \(tenants.acme"):
         first.reserve(14 * MIB + 1)
+
+
+def test_a_body_that_is_complete_leaves_its_slot_to_no_other() -> None:
+    pool, left = pool_of(2), list[str]()
+    complete, arriving = (pool.lend(partial(left.append, name)) for name in ("complete", "arriving"))
+    assert complete
+    assert arriving
+    pool.keep(complete)
+    assert pool.evict()
+    assert left == ["arriving"]
+
+
+def test_a_block_that_cannot_be_borrowed_costs_no_slot() -> None:
+    pool = pool_of(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="are not in"):
+            pool.borrow(0, 17 * MIB, lambda: None)
+    assert pool.acquire().index == 0
 
 
 class Pools(RuleBasedStateMachine):
