@@ -175,12 +175,16 @@ class Verifier:
         try:
             self._builds.compute_reference(request)
             self._coarse, found = read(request)
-            return found
+            return {shapes: each._replace(why=self._without_path(each.why)) for shapes, each in found.items()}
         except Cancelled:
             raise
         except (EngineError, OSError, ValueError) as error:
             target.unlink(missing_ok=True)
-            return dict.fromkeys(sets, Answered(None, str(error), 0.0))
+            return dict.fromkeys(sets, Answered(None, self._without_path(str(error)), 0.0))
+
+    def _without_path(self, text: str) -> str:
+        """A text that clients may see, without the folder of the file."""
+        return text.replace(f"{self._onnx.parent}/", "") if self._onnx else text
 
 
 def verdicts_file(folder: Path, *facts: str) -> Path:
