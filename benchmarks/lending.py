@@ -227,7 +227,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--cores", default="0-1", help="of the CPU")
-    options.add_argument("--granules", type=int, default=16, help="of the GPU; default: 16, as an H100 has them")
+    options.add_argument("--granules", type=int, default=15, help="of the GPU; default: 15, as an H100 has them")
     options.add_argument("--lend", help="the lender's `lend`; default: 100ms on cores, 1ms on a GPU")
     options.add_argument("--loads", type=float, nargs="*", default=[0.0, 0.1, 0.3, 0.6], help="of the lender's capacity")
     options.add_argument("--rounds", type=int, default=8)

@@ -1,6 +1,7 @@
 """A deserialised plan: its properties, its settings, and what all of its instances share."""
 
 import logging
+import re
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,12 @@ from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cach
 from .log_once import LogOnce
 from .shared_kernels import KernelCaches, SharedKernels
 from .verifying import Verifier
+
+_INVALID_CLUSTER_SIZE = re.compile(r"\berr(or)? 912\b|INVALID_CLUSTER_SIZE")
+_NO_CLUSTERS = (
+    "its kernels are launched as clusters of thread blocks, which these SMs do not take; "
+    "use granules of 8 SMs or more, or more of them"
+)
 
 
 class LoadedPlan:
@@ -128,7 +135,8 @@ class LoadedPlan:
     def check_execution(self, refused: str) -> None:
         """Raise ExecutionFailed if `refused`, the library's error text, is not empty."""
         if refused:
-            raise ExecutionFailed(f"running {self.path.name}: {refused}")
+            hint = f"; {_NO_CLUSTERS}" if _INVALID_CLUSTER_SIZE.search(refused) else ""
+            raise ExecutionFailed(f"running {self.path.name}: {refused}{hint}")
 
     def _shared_kernels(self, caches: KernelCaches, maker: Any) -> SharedKernels:
         where = (self.device.index, self._key, self.settings.cache_file(self.path))

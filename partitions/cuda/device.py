@@ -438,5 +438,5 @@ def _unregister(address: int) -> None:
 
 
 def _shares(sizes: Sequence[int]) -> str:
-    """15 of 8, 1 of 12."""
+    """14 of 8, 1 of 20."""
     return ", ".join(f"{count} of {size}" for size, count in Counter(sizes).items())

@@ -3,6 +3,10 @@
 Hazard: a device must be split only once, since two splits overlap and the driver does not report it. A context may be made of
 any groups of one split, the remainder included.
 
+Hazard: the SMs that are left over, 12 on an H100, are of several GPCs, so no clusters of 4 or 8 thread blocks can be launched
+there (CUDA_ERROR_INVALID_CLUSTER_SIZE), while they can on every group and on several, the remainder included (seen on H100s,
+2026-11-26). So the remainder is no granule of its own: it belongs to the last one.
+
 With a driver and bindings of CUDA 13.1 or newer the structured split is used, and each context asks for work queues apart from
 the others': work of different streams that goes through one queue waits for each other, on whatever SMs it runs. This was
 written from NVIDIA's documents and never ran on such a driver. If it is refused, the calls from before 13.1 are used.
@@ -12,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cuda.bindings import driver
 from cuda.core import (
@@ -29,6 +33,10 @@ from cuda.core import (
 from .driver import CUDAError, handle_return
 
 log = logging.getLogger("greenlane.partitions")
+
+T = TypeVar("T")
+Groups = tuple[list[SMResource], list[SMResource]]
+"""Those of a split, and what is left over: nothing or one."""
 
 # CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose enum is called differently by different bindings.
 IGNORE_SM_COSCHEDULING = 1
@@ -57,33 +65,33 @@ class Green:
 
 
 class Split(Protocol):
-    """The groups of one split. The device must be current in the thread that calls `create`."""
+    """The granules of one split. The device must be current in the thread that calls `create`."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The SMs of each group; the remainder, if there is one, comes last."""
+        """The SMs of each granule; the last may have others than the rest."""
 
     @property
     def balanced(self) -> bool:
         """Whether the next context asks for work queues of its own; otherwise all share the device's."""
 
-    def create(self, device: Device, groups: Sequence[int], priority: int) -> Green:
-        """Make a green context of the groups with these indices, with a stream of this priority. Raises CUDAError."""
+    def create(self, device: Device, granules: Sequence[int], priority: int) -> Green:
+        """Make a green context of the granules with these indices, with a stream of this priority. Raises CUDAError."""
 
 
 class CoreSplit:
-    """Groups that cuda.core has split; `balanced` until the driver refuses that."""
+    """Granules of groups that cuda.core has split; `balanced` until the driver refuses that."""
 
-    def __init__(self, resources: Sequence[SMResource], balanced: bool = False) -> None:
+    def __init__(self, granules: Sequence[Sequence[SMResource]], balanced: bool = False) -> None:
         self.balanced = balanced
-        self._resources = tuple(resources)
+        self._granules = tuple(granules)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(resource.sm_count for resource in self._resources)
+        return tuple(sum(group.sm_count for group in granule) for granule in self._granules)
 
-    def create(self, device: Device, groups: Sequence[int], priority: int) -> Green:
-        sms = [self._resources[group] for group in groups]
+    def create(self, device: Device, granules: Sequence[int], priority: int) -> Green:
+        sms = [group for granule in granules for group in self._granules[granule]]
         if not self.balanced:
             return _create(device, sms, priority)
         try:
@@ -97,20 +105,20 @@ class CoreSplit:
 
 
 class CountSplit:
-    """Groups of the driver's call from before CUDA 13.1, of which cuda.core does not support all options."""
+    """The same of the driver's call from before CUDA 13.1, of which cuda.core does not support all options."""
 
     balanced = False
 
-    def __init__(self, resources: Sequence["driver.CUdevResource"]) -> None:
-        self._resources = tuple(resources)
+    def __init__(self, granules: Sequence[Sequence["driver.CUdevResource"]]) -> None:
+        self._granules = tuple(granules)
         self._descriptors: dict[tuple[int, ...], Any] = {}  # There is no call to free one, so each is made once.
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(resource.sm.smCount for resource in self._resources)
+        return tuple(sum(group.sm.smCount for group in granule) for granule in self._granules)
 
-    def create(self, device: Device, groups: Sequence[int], priority: int) -> Green:
-        descriptor = self._descriptor(tuple(groups))
+    def create(self, device: Device, granules: Sequence[int], priority: int) -> Green:
+        descriptor = self._descriptor(tuple(granules))
         with ExitStack() as made:
             context = handle_return(driver.cuGreenCtxCreate(descriptor, device.device_id, DEFAULT_STREAM))
             made.callback(lambda: handle_return(driver.cuGreenCtxDestroy(context)))
@@ -119,32 +127,34 @@ class CountSplit:
             sms = handle_return(driver.cuGreenCtxGetDevResource(context, SM)).sm.smCount
             return Green(sms, Stream.from_handle(int(stream)), made.pop_all().close, priority)
 
-    def _descriptor(self, groups: tuple[int, ...]) -> Any:
-        if groups not in self._descriptors:
-            resources = [self._resources[group] for group in groups]
-            self._descriptors[groups] = handle_return(driver.cuDevResourceGenerateDesc(resources, len(resources)))
-        return self._descriptors[groups]
+    def _descriptor(self, granules: tuple[int, ...]) -> Any:
+        if granules not in self._descriptors:
+            resources = [group for granule in granules for group in self._granules[granule]]
+            self._descriptors[granules] = handle_return(driver.cuDevResourceGenerateDesc(resources, len(resources)))
+        return self._descriptors[granules]
 
 
 def split(device: Device, granule_sms: int | None = None) -> Split:
-    """Split a device into as many groups of this many SMs as its topology allows; by default, of the driver's minimum.
+    """Split a device into as many granules of this many SMs as its topology allows; by default, of the driver's minimum.
 
-    Groups below that minimum ignore which SMs can be scheduled together, so they have no thread-block clusters. Raises
+    What is left over belongs to the last, unless there is one granule only: that and the rest are two. Granules below that
+    minimum ignore which SMs can be scheduled together, so none has thread-block clusters, and the rest is a granule. Raises
     CUDAError, or RuntimeError for a driver older than CUDA 12.4.
     """
     sms = device.resources.sm
     size = granule_sms or sms.min_partition_size
     fine = size < sms.min_partition_size
     try:
-        return CoreSplit(_split_structured(sms, size, PAIR if fine else sms.coscheduled_alignment), _offers_queues(device))
+        groups = _split_structured(sms, size, PAIR if fine else sms.coscheduled_alignment)
+        return CoreSplit(_granules(*groups, fine), _offers_queues(device))
     except RuntimeError:  # From cuda.core, unless driver and bindings are of CUDA 13.1 or newer.
-        return _split_by_count(device, size, IGNORE_SM_COSCHEDULING) if fine else CoreSplit(_split_evenly(sms, size))
+        return _split_by_count(device, size, fine) if fine else CoreSplit(_granules(*_split_evenly(sms, size), fine))
     except (CUDAError, IncompatibleGroups) as error:
         log.warning(
             "no structured split; splitting as before CUDA 13.1, with shared work queues: %s",
             error,
         )
-        return _split_by_count(device, size, IGNORE_SM_COSCHEDULING if fine else 0)
+        return _split_by_count(device, size, fine)
 
 
 class IncompatibleGroups(Exception):
@@ -180,15 +190,23 @@ def _log_shared_queues(error: CUDAError) -> None:
     log.warning("the driver refuses separate work queues for partitions, so they share the device's: %s", error)
 
 
-def _split_structured(sms: SMResource, size: int, together: int) -> list[SMResource]:
+def _granules(groups: Sequence[T], rest: Sequence[T], fine: bool) -> list[list[T]]:
+    """A granule of each group. `rest` is what is left over, nothing or one."""
+    granules = [[group] for group in groups]
+    if fine or len(groups) == 1:
+        return [*granules, *[[each] for each in rest]]
+    return [*granules[:-1], [*granules[-1], *rest]]
+
+
+def _split_structured(sms: SMResource, size: int, together: int) -> Groups:
     """Groups of a multiple of `together` SMs, which are scheduled together. Raises CUDAError, IncompatibleGroups."""
-    groups = _split_evenly(sms, -(-size // together) * together, together)
-    if len(found := {group.coscheduled_alignment for group in groups}) > 1:
+    groups, rest = _split_evenly(sms, -(-size // together) * together, together)
+    if len(found := {group.coscheduled_alignment for group in (*groups, *rest)}) > 1:
         raise IncompatibleGroups(f"groups of SMs scheduled together by {sorted(found)} cannot be in one context")
-    return groups
+    return groups, rest
 
 
-def _split_evenly(sms: SMResource, size: int, together: int | None = None) -> list[SMResource]:
+def _split_evenly(sms: SMResource, size: int, together: int | None = None) -> Groups:
     """Drivers before CUDA 13.1 return fewer groups than requested if these do not fit; later ones refuse instead."""
     for count in range(sms.sm_count // size, 1, -1):
         try:
@@ -198,13 +216,13 @@ def _split_evenly(sms: SMResource, size: int, together: int | None = None) -> li
     return _split(sms, size, 1, together)
 
 
-def _split(sms: SMResource, size: int, count: int, together: int | None) -> list[SMResource]:
+def _split(sms: SMResource, size: int, count: int, together: int | None) -> Groups:
     groups, rest = sms.split(SMResourceOptions(count=[size] * count, coscheduled_sm_count=together))
-    return [*groups, *([rest] if rest.sm_count else [])]
+    return list(groups), [rest] if rest.sm_count else []
 
 
-def _split_by_count(device: Device, size: int, flags: int) -> CountSplit:
+def _split_by_count(device: Device, size: int, fine: bool) -> CountSplit:
     whole = handle_return(driver.cuDeviceGetDevResource(device.device_id, SM))
-    most = whole.sm.smCount // size
+    most, flags = whole.sm.smCount // size, IGNORE_SM_COSCHEDULING if fine else 0
     groups, count, rest = handle_return(driver.cuDevSmResourceSplitByCount(most, whole, flags, size))
-    return CountSplit([*groups[:count], *([rest] if rest.sm.smCount else [])])
+    return CountSplit(_granules(groups[:count], [rest] if rest.sm.smCount else [], fine))

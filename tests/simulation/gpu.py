@@ -95,6 +95,9 @@ class Gpu:
         self.priorities = 0, -5
         """The lowest of streams, and the highest."""
         self.splits = 0
+        self.scattered: frozenset[int] = frozenset()
+        """The SMs on which, without others, no clusters of thread blocks can be launched: what a split left over, or all of a
+        fine one."""
         self.log: list[str] = []
         self.lost = ""
         self.free = TOTAL
@@ -226,6 +229,7 @@ class Gpu:
         sms = resource.sms[turn:] + resource.sms[:turn]
         given = min(groups, most)
         parts = [Resource(sms[at : at + size], self.splits, step) for at in range(0, given * size, size)]
+        self.scattered = frozenset(sms[0 if fine else given * size :])
         return parts, Resource(sms[given * size :], self.splits, step)
 
     def merge(self, resources: Sequence[Resource]) -> tuple[int, ...]:

@@ -13,8 +13,9 @@ BARE: Mapping[str, Any] = {
     "aliases": {},
     "bounds": {},
     "built_for": [],
+    "clusters": False,
 }
-"""What is known of a plan that says nothing of itself.
+"""What is known of a plan that says nothing of itself. `clusters`: its kernels are launched as clusters of thread blocks.
 
 `bounds` are bytes of outputs whose size depends on data, `built_for` SMs of each profile, null for no green context's.
 """

@@ -422,6 +422,8 @@ class IExecutionContext:
             self._gpu.enter("IExecutionContext.execute_async_v3", current=True)
             if missing := self._missing() or self._without_address():
                 return self._refuse("enqueueV3", f"shape or address of {', '.join(missing)} is not set")
+            if self._engine._facts["clusters"] and self._gpu.scattered.issuperset(stream.context.sms):
+                return self._refuse("enqueueV3", "cuDNN graph execution error: CUDNN_STATUS_EXECUTION_FAILED, err 912")
             if apart := [name for name, of in self._engine._aliases.items() if not self._is_shared(name, of)]:
                 return self._refuse("enqueueV3", f"{', '.join(apart)} is not where the input is that it is an alias of")
             return self._submit(stream)

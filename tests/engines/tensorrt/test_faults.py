@@ -2,12 +2,13 @@
 
 import gc
 from collections.abc import Iterator
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from engines import ExecutionFailed
+from engines import ExecutionFailed, ModelRefused
 from engines.base import Tensor
 from partitions import DeviceLost
 from tests.contract import in_a_thread
@@ -34,6 +35,18 @@ def test_a_run_that_is_refused_fails_and_the_next_finds_its_own_table(bench: Ben
             run(executor, rows(2, turn))
         assert_right(executor, rows(2, turn))
     executor.close()
+
+
+def test_kernels_in_clusters_run_on_every_granule_and_on_what_is_left_over_nowhere_alone(bench: Bench) -> None:
+    """The SMs that a split leaves over belong to the last granule."""
+    engine = bench.load(bench.plan(clusters=True))
+    for granule in range(len(bench.device.granules)):
+        with closing(bench.device.carve([granule])) as partition, closing(engine.bind(partition)) as executor:
+            assert_right(executor, rows(2))
+    bench.gpu.scattered = frozenset(range(bench.gpu.sms))
+    why = r"err 912; its kernels are launched as clusters of thread blocks, .* or more of them$"
+    with closing(bench.device.carve([3])) as partition, pytest.raises(ModelRefused, match=why):
+        engine.bind(partition)
 
 
 def test_a_first_run_that_is_refused_is_run_again_before_it_is_captured(

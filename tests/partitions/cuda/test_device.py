@@ -18,7 +18,7 @@ from partitions import DeviceLost, DeviceUnavailable, Misplaced, Partition, Part
 from partitions.cuda.pages import PIN_PIECE
 from tests.simulation import Gpu, Misuse, installed
 
-H100 = (8,) * 15 + (12,)
+H100 = (8,) * 14 + (20,)
 OLD, NEW = (13, 0), (13, 1)
 """Versions of driver and bindings: the last before structured splits and work queues, and the first with them."""
 QUEUES = {OLD: "shared work queues", NEW: "balanced work queues"}
@@ -55,19 +55,19 @@ def put(partition: Any, work: Callable[[], None]) -> None:
 def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_too(device: Any, gpu: Gpu) -> None:
     assert (device.kind, device.unit) == ("cuda", "SM")
     assert device.granules == H100
-    assert device.describe() == f"Simulated H100, 132 SMs in 16 granules (15 of 8, 1 of 12), {QUEUES[gpu.cuda]}"
-    assert repr(device) == "<CudaDevice 1, Simulated H100, granules 15 of 8, 1 of 12>"
+    assert device.describe() == f"Simulated H100, 132 SMs in 15 granules (14 of 8, 1 of 20), {QUEUES[gpu.cuda]}"
+    assert repr(device) == "<CudaDevice 1, Simulated H100, granules 14 of 8, 1 of 20>"
     assert device.address == "0000:ff:1f.7"
 
 
 def test_partitions_of_two_splits_overlap_and_the_probe_says_so(cuda: Any, device: Any) -> None:
-    with closing(cuda.open_cuda(Gpu.index)) as again, closing(device.carve([0])) as one, closing(again.carve([1, 15])) as other:
+    with closing(cuda.open_cuda(Gpu.index)) as again, closing(device.carve([0])) as one, closing(again.carve([1, 14])) as other:
         partitions = {"one": one, "other": other}
         with pytest.raises(Misplaced, match="one and other both ran on 0, 1, 2"):
             probe.check(partitions, probe.locate(partitions))
 
 
-@pytest.mark.parametrize("granules", [[0], [15], [2, 0, 1], [3, 15], list(range(16))])
+@pytest.mark.parametrize("granules", [[0], [14], [2, 0, 1], [3, 14], list(range(15))])
 def test_a_partition_has_the_sms_of_its_granules_and_runs_on_those(device: Any, granules: list[int]) -> None:
     with closing(device.carve(granules)) as partition:
         assert partition.granules == tuple(sorted(granules))
@@ -77,7 +77,7 @@ def test_a_partition_has_the_sms_of_its_granules_and_runs_on_those(device: Any, 
 
 @pytest.mark.parametrize(
     ("granules", "error"),
-    [([], PartitionError), ([16], PartitionError), ([-1], PartitionError), ([0, 0], PartitionError), (0, TypeError)],
+    [([], PartitionError), ([15], PartitionError), ([-1], PartitionError), ([0, 0], PartitionError), (0, TypeError)],
 )
 def test_granules_that_cannot_be_had_are_refused_before_the_driver_is_asked(
     device: Any, gpu: Gpu, granules: Any, error: type[Exception]
@@ -419,14 +419,14 @@ class Repartitioning(RuleBasedStateMachine):
         assert (self.gpu.contexts, self.gpu.free, self.gpu.splits) == ([], self.free, 1)
         self._installed.__exit__(None, None, None)
 
-    @rule(counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1))
+    @rule(counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3), min_size=1))
     def repartition(self, counts: dict[str, int]) -> None:
         move = self.manager.plan(counts)
         left = self.manager.commit(move, self.manager.carve(move))
         self.manager.discard(left)
 
     @rule(
-        counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
+        counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3), min_size=1),
         call=st.sampled_from(["Device.create_context", "Context.create_stream"]),
         nth=st.integers(1, 3),
     )

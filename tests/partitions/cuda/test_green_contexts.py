@@ -29,9 +29,9 @@ def cuda(gpu: Gpu) -> Iterator[Any]:
         (Gpu(), None, H100),
         (Gpu(cuda=NEW), None, H100),
         (Gpu(sms=108, fine=108, smallest=2), None, (2,) * 54),
-        (Gpu(), 16, (16,) * 7 + (20,)),
-        (Gpu(), 12, (16,) * 7 + (20,)),
-        (Gpu(cuda=NEW), 12, (16,) * 7 + (20,)),
+        (Gpu(), 16, (16,) * 6 + (36,)),
+        (Gpu(), 12, (16,) * 6 + (36,)),
+        (Gpu(cuda=NEW), 12, (16,) * 6 + (36,)),
         (Gpu(cuda=NEW), 64, (64, 68)),
         (Gpu(), 120, (120, 12)),
         (Gpu(sms=16, coarse=16, fine=16), 2, (2,) * 8),
@@ -114,9 +114,9 @@ def test_work_queues_that_cannot_be_had_are_shared_and_one_record_says_why(
 def test_contexts_without_work_queues_are_logged_once(cuda: Any, gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     gpu.takes_queues = False
     device = cuda.open_cuda(Gpu.index)
-    with closing(device), closing(device.carve([0])) as one, closing(device.carve([1, 15])) as other:
+    with closing(device), closing(device.carve([0])) as one, closing(device.carve([1, 14])) as other:
         assert "shared work queues" in device.describe()
-        assert (one.size, other.size) == (8, 20)
+        assert (one.size, other.size) == (8, 28)
         assert gpu.log.count("Device.create_context") == 3
     (message,) = caplog.messages
     assert "CUDA_ERROR_INVALID_RESOURCE_TYPE" in message
