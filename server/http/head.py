@@ -108,7 +108,7 @@ def _split(target: bytes) -> tuple[bytes, bytes]:
     """Path and query of a request target, which proxies may write as an absolute URI; no path if it is malformed."""
     if not target.startswith(b"/"):
         try:
-            url = httptools.parse_url(target)
+            url: Any = httptools.parse_url(target)  # Which says that its parts are never None.
         except httptools.HttpParserInvalidURLError:
             return b"", b""
         return url.path or b"", url.query or b""

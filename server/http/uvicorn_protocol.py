@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with four changes: upgrade offers are ignored, requests are refused in JSON, the bytes kept per
-connection are bounded, and a client that does not read its answers cannot delay a shutdown.
+"""uvicorn's HTTP protocol with five changes: upgrade offers are ignored, requests are refused in JSON, the bytes kept per
+connection are bounded, a client that does not read its answers cannot delay a shutdown, and a close after an answer does not
+destroy it.
 
 httptools and uvicorn keep the request line, headers and trailers until they are complete, without any limit, so one client
 that never completes them could fill the memory of the process. Bounded here are the bytes that arrive without completing
@@ -8,6 +9,7 @@ headers or delivering body.
 
 import asyncio
 from typing import Any
+from weakref import ref
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -35,6 +37,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         self._violation: Violation | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._between_requests = True
+        self._lingers = False  # The last answer was written, and what still comes is dropped.
         self._unread: UnreadAnswers | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -57,14 +60,15 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        if self._violation:
+        last = self.cycle is not None and not self.cycle.keep_alive and not self.cycle.more_body
+        if self._violation or last:  # What comes behind the last request of a connection is dropped.
             return
         self._pending += len(data)
         super().data_received(data)
         if self.transport.is_closing() or self._violation:
             return
         if self._pending > MAX_HEADER_BYTES:
-            self._refuse(LONG_HEADERS)
+            self._refuse_in_turn(LONG_HEADERS)
         elif self._pending and self._between_requests and not self._header_timer:
             self._start_header_timer()
 
@@ -78,6 +82,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
             self._violation = found
             raise ValueError(found.text)  # Stops the parser, and makes uvicorn call `send_400_response`.
         super().on_headers_complete()
+        self.cycle.transport = _Closing(self, self.cycle)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0" and self.parser.should_keep_alive():
             _keep(self.cycle)
 
@@ -90,6 +95,13 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._lingers:
+            self.server_state.total_requests += 1
+            return
+        if self._violation and len(self.pipeline) == 1 and self.cycle.more_body:
+            self.pipeline.clear()  # It is the damaged request, and all before it are answered.
+            self._refuse(self._violation)
+            return
         super().on_response_complete()
         if self._violation and self.cycle.response_complete and not self.transport.is_closing():
             self._refuse(self._violation)
@@ -140,9 +152,13 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn when a request is not HTTP, or a violation was found in it."""
-        self._violation = self._violation or Violation(b"400 Bad Request", f"the request is not HTTP: {msg}")
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
-            self._refuse(self._violation)  # Otherwise the requests before it are answered first.
+        self._refuse_in_turn(self._violation or Violation(b"400 Bad Request", f"the request is not HTTP: {msg}"))
+
+    def _refuse_in_turn(self, found: Violation) -> None:
+        """Refuse what came now, after the requests before it are answered."""
+        self._violation = found
+        if self.cycle is None or self.cycle.response_complete or (self.cycle.more_body and not self.pipeline):
+            self._refuse(found)
 
     def _refuse(self, found: Violation) -> None:
         """Answer with `{"error": ...}` and close, after reading and dropping what still comes."""
@@ -154,8 +170,16 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         parts.append(b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join([*parts, body]))
         self._unset_keepalive_if_required()
-        self.connection_lost(ConnectionAbortedError())
-        Linger(self.transport, self.connections).begin()
+        self.linger()
+
+    def linger(self) -> None:
+        """Close the connection so that the client can read its answers, whatever it still sends."""
+        if not self.transport.can_write_eof():  # TLS: a client that waits for the end would wait for longer.
+            self.transport.close()
+        elif not self._lingers:
+            self._lingers = True
+            self.connection_lost(ConnectionAbortedError())
+            Linger(self.transport, self.connections).begin()
 
     def _start_header_timer(self) -> None:
         """The headers of the next request must be complete within `HEADER_TIMEOUT`."""
@@ -174,6 +198,27 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
             self._refuse(Violation(b"408 Request Timeout", HEADER_TIMEOUT_TEXT))
         else:
             self.transport.close()
+
+
+class _Closing:
+    """The transport of one request, as uvicorn sees it: a close lingers, unless `Body.discard` has done so."""
+
+    def __init__(self, protocol: JsonHttpToolsProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = ref(cycle)  # Which refers to this object.
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol._lingers or self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        if (cycle := self._cycle()) and cycle.more_body:
+            self._protocol.transport.close()
+        else:
+            self._protocol.linger()
 
 
 def _keep(cycle: RequestResponseCycle) -> None:

@@ -5,7 +5,8 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -348,6 +349,40 @@ def test_a_client_that_asks_to_close_is_closed_after_its_answer(served: Served) 
         connection.send(posted("identity", SMALL, "Connection: close"))
         check(connection.answer().json)
         assert connection.ended()
+
+
+def large() -> bytes:
+    """An inference whose body and answer have 240 KB."""
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+    asked = binary(request(tensor("x", "FP32", [30_000, 2], binary_data_size=240_000), outputs=outputs), bytes(240_000))
+    return post(PATH, asked["content"], *(f"{name}: {value}" for name, value in asked["headers"].items()))
+
+
+LAST = {
+    "a head that is not HTTP": (b"nonsense\r\n\r\n", 400),
+    "another version": (b"GET / HTTP/9.9\r\n\r\n", 400),
+    "two hosts": (posted("identity", SMALL, "Host: b"), 400),
+    "a damaged chunk": (chunked(b"{").removesuffix(b"0\r\n\r\n") + b"zz\r\n", 400),
+    "a refused body": (post("/v2/models/nothing/infer", b"", length=3 << 20), 404),
+    "Connection: close": (posted("identity", SMALL, "Connection: close"), 200),
+    "HTTP/1.0": (posted("identity", SMALL).replace(b"HTTP/1.1", b"HTTP/1.0"), 200),
+}
+"""Requests after which the connection is closed, and the status of their answer."""
+
+
+@pytest.mark.parametrize("kind", LAST)
+def test_a_close_destroys_no_answer_whatever_is_behind_it(served: Served, kind: str) -> None:
+    """The client sends as much as it can before it reads."""
+    data, status = LAST[kind]
+    with Connection(served) as connection, ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(connection.send, large() * 2 + data + large() * 4)
+        with suppress(TimeoutError):
+            sending.result(0.1)
+        answers = [connection.answer() for _ in range(3)]
+        assert [(answer.status, answer.headers["connection"]) for answer in answers] == [(200, None)] * 2 + [(status, "close")]
+        assert connection.ended()
+        with suppress(OSError):
+            sending.result(PATIENCE)
 
 
 def test_disconnect_while_queued_cancels_the_request(single: Served, one: httpx.Client) -> None:
