@@ -143,12 +143,16 @@ async def metrics(request: Request, controller: ControllerDep) -> Response:
         controller.wide.states(),
         controller.accountant.collect(),
     )
-    found = ServerCollector(controller, reports, executions, memory, wide).collect()
-    body = exposition.text(found, unknown="counter").encode()
+    found = list(ServerCollector(controller, reports, executions, memory, wide).collect())
+    body = await asyncio.to_thread(_written, found)  # Some megabytes, with thousands of models.
     if not (encoding := choose(request.headers.get("accept-encoding", ""))):
         return Response(body, media_type=CONTENT_TYPE_LATEST)
     headers = {"content-encoding": encoding, "vary": "accept-encoding"}
     return Response(await compress(body, encoding), media_type=CONTENT_TYPE_LATEST, headers=headers)
+
+
+def _written(found: list[Metric]) -> bytes:
+    return exposition.text(found, unknown="counter").encode()
 
 
 class ServerCollector(Collector):

@@ -86,7 +86,7 @@ class Administration:
 
 
 def _encoded(model: str) -> str:
-    if not model:
+    if not model or "/" in model:  # No name has a slash, and over HTTP a path with one leads elsewhere.
         raise NotFound(f"Request for unknown model: {model!r} is not found")
     return quote(model, safe="")
 

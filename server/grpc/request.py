@@ -151,4 +151,11 @@ def _output_parameters(output: Any) -> Object:
 
 
 def _parameters(entries: Any) -> Object:
-    return {key: getattr(value, chosen) for key, value in entries.items() if (chosen := value.WhichOneof("choice"))}
+    return {key: getattr(value, _choice(key, value)) for key, value in entries.items()}
+
+
+def _choice(key: str, value: Any) -> str:
+    chosen: str | None = value.WhichOneof("choice")
+    if chosen is None:
+        raise BadRequest(f"parameters[{key!r}] has no value; expected one such as int64_param or string_param")
+    return chosen

@@ -3,9 +3,12 @@
 EXTENSIONS = [
     "binary_tensor_data",
     "classification",
+    "generate",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
     "schedule_policy",
     "statistics",
+    "trace",
 ]

@@ -40,7 +40,8 @@ def test_server_metadata(http: httpx.Client) -> None:
     metadata = http.get("/v2").json()
     assert set(metadata) == {"name", "version", "extensions"}
     assert metadata["name"] == "greenlane"
-    assert {"binary_tensor_data", "model_configuration", "model_repository", "statistics"} <= set(metadata["extensions"])
+    served = {"binary_tensor_data", "generate", "logging", "model_configuration", "model_repository", "statistics", "trace"}
+    assert served <= set(metadata["extensions"])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ async def test_a_load_has_its_configuration_and_an_unload_none(bench: Bench) -> 
     ("asked", "status", "text"),
     [
         ({"model_name": ""}, "NOT_FOUND", "Request for unknown model: '' is not found"),
+        ({"model_name": "../etc"}, "NOT_FOUND", "Request for unknown model: '../etc' is not found"),
         ({"config": "{"}, "INVALID_ARGUMENT", "failed to load 'm': "),
         ({"config": '{"max_batch": 4}'}, "INVALID_ARGUMENT", "failed to load 'm': "),
         ({"config": '{"max_batch_size": 4}', "files": {"file:1/model.onnx": b"\0"}}, "INVALID_ARGUMENT", "put files into"),

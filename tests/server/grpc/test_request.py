@@ -102,6 +102,13 @@ def test_the_document_is_that_of_a_json_request() -> None:
     }
 
 
+def test_a_parameter_without_a_value_is_refused() -> None:
+    made = message(raw_input_contents=[b"12345678"])
+    made.parameters["priority"].SetInParent()
+    with pytest.raises(BadRequest, match=r"parameters\['priority'\] has no value"):
+        read(made.SerializeToString())
+
+
 @pytest.mark.parametrize(("datatype", "name"), FIELDS.items())
 def test_typed_values_are_read_from_their_field(datatype: str, name: str) -> None:
     made = message()
