@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..accounts.usage import NS, Totals
+from ..host.line_file import MODE
 
 log = logging.getLogger("greenlane.control")
 
@@ -85,7 +86,7 @@ def rows(before: Totals, now: Totals) -> Iterator[str]:
 def _append(path: Path, text: str) -> None:
     """All of it or nothing, also where the disk is full. Blocks. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
     try:
         end = _whole_lines(file)
         data = (text if end else f"{COLUMNS}\n{text}").encode()

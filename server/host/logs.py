@@ -4,24 +4,33 @@ were left out before.
 
 import json
 import logging
+import re
 import sys
 import time
-from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
+from .line_file import LineFile
 from .log_writer import RateLimit, Writer
 
+_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
+"""Control characters, and those that change the direction of a text; ends of lines and tabs are none of them."""
 _EXTRAS = ("tenant", "request_id", "left_out", "left_out_of")
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 INFO  greenlane.runtime: text (tenant=acme)`."""
+    """`12:34:56 INFO  greenlane.runtime: text (tenant=acme)`.
+
+    What clients, files and libraries put into a text looks like no other line and controls no terminal: further lines of it are
+    indented, and control characters are written as numbers.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         extras = ", ".join(f"{name}={value}" for name, value in _extras(record).items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {record.levelname:<7} {_name(record)}: {record.getMessage()}{extras and f' ({extras})'}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = (
+            f"{clock} {record.levelname:<7} {_name(record)}: {_shown(record.getMessage())}{extras and f' ({_shown(extras)})'}"
+        )
+        return f"{line}\n{_visible(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -55,18 +64,24 @@ def configure(style: str, level: str, audit: Path | None = None) -> None:
 
 def _configure_audit(path: Path | None, others: logging.Handler) -> None:
     logger = logging.getLogger("greenlane.audit")
-    for each in logger.handlers:
-        if isinstance(each, WatchedFileHandler):
-            each.close()
     logger.propagate = False
     logger.setLevel(logging.CRITICAL if path is None else logging.INFO)
     if path is None or path.name == "-":
         logger.handlers = [others]
         return
-    file = WatchedFileHandler(path, encoding="utf-8", delay=True)
+    file = LineFile(path)
     file.addFilter(RateLimit())
     file.setFormatter(JsonFormatter())
     logger.handlers = [file]
+
+
+def _shown(text: str) -> str:
+    return _visible(text).replace("\n", "\n  ") if not text.isprintable() else text
+
+
+def _visible(text: str) -> str:
+    """The text with its control characters, but for ends of lines and tabs, as `\\x1b`."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def set_level(level: str) -> None:

@@ -251,7 +251,7 @@ def _listed(files: Any, root: str, outcome: Outcome) -> Models:
         *folders, name = path.removeprefix(f"{root}/").split("/")
         if info.get("type") == "directory" and name:
             folders, name = [*folders, name], ""
-        if any(part in ("", "..") or "\0" in part for part in (*folders, name or "a directory")):
+        if any(part in ("", "..") or not part.isprintable() for part in (*folders, name or "a directory")):
             outcome.problems.append(f"{path!r} is not copied: it is no path below a model's directory")
             continue
         if not folders or any(part.startswith(".") for part in folders):

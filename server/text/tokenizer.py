@@ -1,6 +1,7 @@
 """A tokenizer of Hugging Face's `tokenizers` (extra `text`). Blocks for as long as its texts are long; releases the GIL."""
 
 import os
+import time
 import unicodedata
 from array import array
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from typing import Any, NamedTuple
 
 from partitions.installing import install_command
 
-from ..errors import BadRequest, TooLarge
+from ..errors import BadRequest, TooLarge, Unavailable
+from ..scheduling.limits import TokenBucket
 from .folder import TextFolder
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
@@ -23,6 +25,10 @@ BYTES_PER_BYTE = 300
 """What the library takes for each byte that it reads, until it is done with all of a call (measured: 33 to 290)."""
 LEAST_RESERVED = 1 << 20
 """Bytes. Less is not counted: most requests take less."""
+PANICS = 20
+"""Times that the library may panic at once; after that, once a second."""
+_PANIC = "PanicException"
+"""The class of the library's panics, which it does not give a name that can be imported."""
 _MOST_OF_CHARACTER = 33
 """Bytes of a character once normalized, in UTF-8, at most: U+FDFA becomes 18 letters."""
 _AT_ONCE = 1024
@@ -66,6 +72,7 @@ class TextTokenizer:
         self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer.no_padding()
         self._limit = -1
+        self._panics = TokenBucket(1, PANICS)
 
     def __repr__(self) -> str:
         return f"<TextTokenizer of {self.size} tokens>"
@@ -94,6 +101,21 @@ class TextTokenizer:
             for index in range(start, end):
                 found[index] = self._checked(found[index], read[index], most, truncate, f"{where}[{index}]")
         return found
+
+    def _called(self, texts: list[Any]) -> Any:
+        """The library's encodings. Raises Unavailable where the library has panicked too often: it writes lines of its own to
+        standard error each time, past the log's limits.
+        """
+        if self._panics.wait(1, time.monotonic_ns() // 1000):
+            raise Unavailable("the tokenizer has failed inside its library too often; try again in a second")
+        try:
+            return self._tokenizer.encode_batch_fast(texts)
+        except Exception:
+            raise
+        except BaseException as error:
+            if type(error).__name__ == _PANIC:
+                self._panics.take(1)
+            raise
 
     def _checked(self, tokens: Tokens, read: "_Read", most: int, truncate: bool, where: str) -> Tokens:
         """The tokens of a text, cut to `most`. Raises BadRequest or TooLarge."""
@@ -137,7 +159,7 @@ class TextTokenizer:
 
     def _encode(self, texts: Sequence[Any]) -> list[Tokens]:
         given = [(index, text) for index, text in enumerate(texts) if not isinstance(text, list)]
-        encoded = self._tokenizer.encode_batch_fast([_lower(text) if self._lowers else text for _, text in given])
+        encoded = self._called([_lower(text) if self._lowers else text for _, text in given])
         found: list[Tokens] = [Tokens(text) for text in texts]
         for (index, text), each in zip(given, encoded, strict=True):
             types = array("B", each.type_ids) if isinstance(text, tuple) else None

@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -432,3 +435,11 @@ async def test_silent_calls_that_wait_for_a_place_do_not_lock_others_out(bench: 
     for each in silent:
         each.cancel()
     await channel.close()
+
+
+def test_grpcs_library_writes_nothing_to_standard_error_by_itself_unless_it_is_asked_to() -> None:
+    script = "import os, sys, server.grpc; print('grpc' in sys.modules, os.environ['GRPC_VERBOSITY'])"
+    for given, expected in (({}, "False NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "False DEBUG")):
+        environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | given
+        found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == expected

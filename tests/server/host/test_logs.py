@@ -113,3 +113,19 @@ def test_loggers_of_others_are_left_alone() -> None:
     before = logging.getLogger().handlers[:], logging.getLogger().level
     configure("text", "debug")
     assert (logging.getLogger().handlers[:], logging.getLogger().level) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("evil\n10:00:00 INFO    greenlane.control: forged", "evil\n  10:00:00 INFO    greenlane.control: forged"),
+        ("\x1b[2Jred\r\x00\x9b\x85", r"\x1b[2Jred\r\x00\x9b\x85"),
+        ("\u202egnp.exe\u2028", r"\u202egnp.exe\u2028"),
+        ("naïve ✓\ttab", "naïve ✓\ttab"),
+    ],
+    ids=["line", "controls", "direction", "harmless"],
+)
+def test_a_text_from_outside_looks_like_no_other_line(name: str, shown: str) -> None:
+    assert TextFormatter().format(record(name, text="copied: %s")) == f"{clock()} INFO    greenlane.runtime: copied: {shown}"
+    assert TextFormatter().format(record(tenant=name)).endswith(f"it happened (tenant={shown})")
+    assert json.loads(JsonFormatter().format(record(name, text="copied: %s")))["message"] == f"copied: {name}"

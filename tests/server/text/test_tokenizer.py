@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from server.errors import BadRequest, TooLarge
+from server.errors import BadRequest, TooLarge, Unavailable
+from server.scheduling.limits import TokenBucket
 from server.text.folder import TextFolder
 from server.text.tokenizer import MOST_BYTES, SLICE, TextTokenizer, TokenizerFailed, most_of_text, needed
 from tests import encoders
@@ -147,3 +148,17 @@ def test_short_texts_reserve_nothing_and_long_ones_no_more_than_is_read() -> Non
     assert needed(["cat " * 100_000], 512) == 300 * 65536
     assert needed(["cat " * 1000] * 100, 512) == 300 * SLICE
     assert needed([("cat " * 100_000, "a")], 512) == 300 * 65537
+
+
+def test_a_library_that_panics_is_called_less_often_as_it_writes_to_standard_error_each_time(tmp_path: Path) -> None:
+    slow = Tokenizer(models.WordLevel({"cat": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    slow.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+    slow.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TextTokenizer(TextFolder(str(tmp_path / "tokenizer.json")))
+    tokenizer._panics = TokenBucket(1, 1)
+    for _ in range(2):
+        assert tokenizer.encode(["cat"], 16, True, "input")[0].ids[0] == 0
+    with pytest.raises(BaseException, match="retry-limit"):
+        tokenizer.encode(["x" * 200], 16, True, "input")
+    with pytest.raises(Unavailable, match="has failed inside its library too often; try again in a second"):
+        tokenizer.encode(["x" * 200], 16, True, "input")
