@@ -50,6 +50,10 @@ class OverBudget(Unavailable):
     """A model does not fit the tenant's budget; the text has the arithmetic."""
 
 
+class BeingLoaded(OverBudget):
+    """It may fit once another model of the tenant has been loaded, which can be paged out then."""
+
+
 class Reservation:
     """Memory for a model that is being loaded, which is not in the worker yet."""
 
@@ -239,7 +243,13 @@ class Pager:
         future.set_exception(error) if error else future.set_result(None)
 
     async def _page_in(self, tenant: str, model: ModelKey) -> None:
-        """Raises Unavailable, OverBudget, EngineError."""
+        """Raises Unavailable, OverBudget, EngineError. Waits `PATIENCE` for a model that is being loaded, without the lock."""
+        until = time.monotonic() + PATIENCE
+        while not await self._try_to_page_in(tenant, model, until):
+            await asyncio.sleep(RETRY)
+
+    async def _try_to_page_in(self, tenant: str, model: ModelKey, until: float) -> bool:
+        """As `_page_in`; False if it has to wait for a model that is being loaded, which it does not after `until`."""
         began = time.monotonic()
         if tenant not in self.locks:
             raise Unavailable("its tenant has left this device")
@@ -251,18 +261,24 @@ class Pager:
             if stand_in is None:
                 raise Unavailable("it was unloaded or replaced")
             if not isinstance(stand_in, PagedExecutor):  # It came back meanwhile.
-                return
-            with self.reserving(tenant, label(model)) as reservation, self._loading(tenant, model.partition("/")[0]):
-                await self._reserve(tenant, reservation, stand_in.taken)
-                executor = await self._bind(stand_in.source, worker)
+                return True
+            with self.reserving(tenant, label(model)) as reservation:
                 try:
-                    await self._reserve(tenant, reservation, taken_more([executor], shared_in(worker)))
-                except BaseException:
-                    await self._close(executor, held=True)
-                    raise
-                self._put(tenant, model, executor, stand_in)
-                self._model_loader.let_go([executor.engine])
-                reservation.end()
+                    await self._reserve(tenant, reservation, stand_in.taken)
+                except BeingLoaded:
+                    if time.monotonic() >= until:
+                        raise
+                    return False
+                with self._loading(tenant, model.partition("/")[0]):
+                    executor = await self._bind(stand_in.source, worker)
+                    try:
+                        await self._reserve(tenant, reservation, taken_more([executor], shared_in(worker)))
+                    except BaseException:
+                        await self._close(executor, held=True)
+                        raise
+                    self._put(tenant, model, executor, stand_in)
+                    self._model_loader.let_go([executor.engine])
+                    reservation.end()
             await self.on_back(tenant)
             pages = self._pages[tenant]
             pages.since[model] = time.monotonic_ns()
@@ -270,6 +286,7 @@ class Pager:
             pages.in_seconds += time.monotonic() - began
             took = (time.monotonic() - began) * 1000
             log.info("paged in for %s: %s, in %.0f ms", tenant, label(model), took, extra={"caller": tenant})
+        return True
 
     def _put(self, tenant: str, model: ModelKey, executor: Executor, stand_in: PagedExecutor) -> None:
         """Run the model's tickets by this executor from now on."""
@@ -292,7 +309,7 @@ class Pager:
     async def _make_room(self, tenant: str, needed: Claim) -> None:
         """Give up rungs, then page out models, until this one fits.
 
-        Raises OverBudget, also if all others have requests for `PATIENCE`.
+        Raises OverBudget, also if all others have requests for `PATIENCE`; BeingLoaded if what a load has reserved would do.
         """
         config, until = self._tenants[tenant], time.monotonic() + PATIENCE
         busy: set[ModelKey] = set()
@@ -301,7 +318,9 @@ class Pager:
                 continue
             residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
-                raise OverBudget(refusal(config, claims, needed))
+                reserved = sum(each.claim.nbytes for each in self._pages[tenant].reservations) if config.paging else 0
+                fits = over <= sum(residents.values()) + reserved
+                raise (BeingLoaded if fits else OverBudget)(refusal(config, claims, needed))
             sources = {model: self._source(tenant, model) for model in residents}  # One may be unloaded meanwhile.
             used = await self._last_uses(tenant, residents)
             idle = [Resident(model, nbytes, used[model]) for model, nbytes in residents.items() if model not in busy]

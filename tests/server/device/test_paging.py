@@ -246,6 +246,32 @@ async def test_without_room_for_too_long_the_request_gets_503(tmp_path: Path, mo
         await site.infer("acme", "b")
 
 
+async def test_a_request_waits_while_the_memory_that_it_needs_is_reserved_for_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being loaded counts, and can be paged out only once it is there."""
+    async with budgeted(tmp_path, limit=10) as site:
+        gate = site.script.hold("bind")
+        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        bound = site.script.reached["bind"]
+        with pytest.raises(DeadlineExceeded):
+            await site.infer_within("b", 0.2)
+        assert site.script.reached["bind"] == bound, "both at once are more than acme may have"
+        waiting = asyncio.ensure_future(site.infer("acme", "b"))
+        gate.open()
+        await asyncio.gather(loading, waiting)
+        assert await site.resident() == ["b"]
+        gate = site.script.hold("bind")
+        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        monkeypatch.setattr(pager, "PATIENCE", 0.0)
+        with pytest.raises(Unavailable, match="in use by a 10 bytes"):
+            await site.infer("acme", "c")
+        gate.open()
+        await loading
+
+
 async def test_other_models_and_tenants_go_on_while_one_comes_back(tmp_path: Path) -> None:
     async with budgeted(tmp_path, limit=30) as site:
         gate = site.script.hold("bind")
