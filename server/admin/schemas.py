@@ -225,8 +225,9 @@ class Move(Schema):
     number: int = Field(description="Moves are numbered from the server's start.")
     at: float = Field(description="When it began, in seconds since 1970.")
     by: Literal["operator", "autopilot"]
-    outcome: Literal["moved", "refused", "proposed"] = Field(
-        description="`refused`: nothing has changed. `proposed`: the autopilot would have done it, but it only tries."
+    outcome: Literal["moving", "moved", "refused", "proposed"] = Field(
+        description="`moving`: under way. `refused`: nothing has changed. `proposed`: the autopilot would have done it, but it "
+        "only tries."
     )
     reason: str = Field(description="What was moved from whom to whom and why; empty for an operator's repartition.")
     before: dict[str, int] = Field(description="Granules by tenant, of those whose share was to change.")

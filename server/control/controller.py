@@ -233,7 +233,7 @@ class Controller:
             yield record
             record.outcome = "moved"
         except BaseException as error:
-            record.error = str(error)
+            record.outcome, record.error = "refused", str(error)
             raise
         finally:
             record.took = time.monotonic() - began

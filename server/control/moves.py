@@ -12,8 +12,8 @@ MOST_MOVES = 256
 """Moves that are kept."""
 
 By = Literal["operator", "autopilot"]
-Outcome = Literal["moved", "refused", "proposed"]
-"""`refused`: nothing has changed. `proposed`: by the autopilot, which only tries."""
+Outcome = Literal["moving", "moved", "refused", "proposed"]
+"""`moving`: under way. `refused`: nothing has changed. `proposed`: by the autopilot, which only tries."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class MoveRecord:
     reason: str
     before: dict[str, int]
     after: dict[str, int]
-    outcome: Outcome = "refused"
+    outcome: Outcome = "moving"
     error: str = ""
     """Why it was refused."""
     prepared: float = 0.0
@@ -68,7 +68,7 @@ class MoveLog:
         return reversed(self._records)
 
     def begin(self, by: By, reason: str, before: Mapping[str, int], after: Mapping[str, int]) -> MoveRecord:
-        """A move that begins now; it is refused until it says otherwise. Tenants that keep their share are left out."""
+        """A move that begins now. Tenants that keep their share are left out."""
         self._count += 1
         changed = {name: count for name, count in after.items() if before.get(name) != count}
         was = {name: before[name] for name in changed if name in before}

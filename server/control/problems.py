@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MOST = 64
 """Problems that are kept."""
-_MOST_TEXT = 500
+_MOST_TEXT = 2000
 """Characters of one."""
 _TOGETHER = 60.0
 """Seconds: one that comes again within that is the same one, once more."""
@@ -65,10 +65,11 @@ class Problems(logging.Handler):
         return next(key for key in self._kept if counts[key[0]] == most)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record's first line. Never raises."""
+        """Keep a record's lines as one: what follows the first are reasons, as of a refused reload. Never raises."""
         try:
-            lines = record.getMessage().splitlines()
+            first, *reasons = record.getMessage().splitlines() or [""]
         except Exception:
             self.handleError(record)
         else:
-            self.add(lines[0] if lines else "", str(getattr(record, "tenant", "")))
+            text = f"{first} {'; '.join(map(str.strip, reasons))}".rstrip()
+            self.add(text, str(getattr(record, "tenant", "")))

@@ -43,8 +43,14 @@ def test_warnings_of_a_logger_are_kept_with_their_tenant() -> None:
     logger.addHandler(problems)
     try:
         logger.info("not this")
-        logger.warning("it is %s\nand more", "late", extra={"tenant": "acme"})
+        logger.warning("it is %s", "late", extra={"tenant": "acme"})
+        logger.warning("POST /admin/reload: nothing has changed:\n  tenants.acme.memory needs a restart\n  so does server.port")
         logger.error("it failed")
     finally:
         logger.removeHandler(problems)
-    assert [(each.tenant, each.text) for each in problems.newest()] == [("", "it failed"), ("acme", "it is late")]
+    refused = "POST /admin/reload: nothing has changed: tenants.acme.memory needs a restart; so does server.port"
+    assert [(each.tenant, each.text) for each in problems.newest()] == [
+        ("", "it failed"),
+        ("", refused),
+        ("acme", "it is late"),
+    ]

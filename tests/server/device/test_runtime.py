@@ -19,7 +19,7 @@ import pytest
 from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature, TensorSpec
 from engines.base import COUNTS
 from engines.build import BuildOptions
-from partitions import DeviceLost, Misplaced, PartitionError
+from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
 from server.admin.metrics import COUNTED, ServerCollector
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.section import ConfigError
@@ -757,6 +757,21 @@ async def test_a_failed_reload_is_logged_as_such(root: Path, caplog: pytest.LogC
         lines = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
         text = "model a 1 could not be loaded, the versions loaded before stay: scripted to fail at bind"
         assert [line for line in lines if line.startswith("model a")] == [text]
+
+
+async def test_a_move_under_way_is_neither_moved_nor_refused(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("bind")
+        moving = asyncio.ensure_future(site.controller.repartition({"acme": 3}))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        (record,) = site.controller.moves
+        assert (record.outcome, record.error) == ("moving", "")
+        gate.open()
+        await moving
+        assert record.outcome == "moved"
+        with pytest.raises(DoesNotFit):
+            await site.controller.repartition({"acme": 99})
+        assert next(iter(site.controller.moves)).outcome == "refused"
 
 
 async def test_the_line_at_the_start_says_what_is_served_though_a_process_answers_late(
