@@ -247,6 +247,8 @@ class ReadyShapes:
 
     def _reference(self, shapes: Shapes) -> Answered | None:
         """What answers are compared with, None if nothing is to be. Blocks, perhaps for seconds. Raises Cancelled."""
+        if self._instance.data_dependent:
+            return Answered(None, "the sizes of its outputs depend on data", 0.0)
         return self._loaded.verifier.fetch(shapes) if self._loaded.verifier else None
 
     def _is_right(self, context: Context, reference: Answered | None, stream: Stream) -> bool:
@@ -254,8 +256,6 @@ class ReadyShapes:
         verifier, shapes = self._loaded.verifier, context.shapes or ()
         if verifier is None:
             return True
-        if self._instance.data_dependent:
-            reference = Answered(None, "the sizes of its outputs depend on data", 0.0)
 
         def run(inputs: Sequence[Array]) -> list[Array]:
             try:
@@ -269,17 +269,16 @@ class ReadyShapes:
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
-        if (
-            self._closed
-            or not self.captures
-            or not self._instance.prepares
-            or shapes in self._fits
-            or not self._is_unprepared(shapes)
-        ):
+        if self._closed or shapes in self._fits or not self._is_unprepared(shapes):
             return None
+        prepare = self._prepare_in_background
+        if not self.captures or not self._instance.prepares:  # Then only the reference is computed beforehand.
+            if self._instance.data_dependent or not (self._loaded.verifier and self._loaded.verifier.lacks(shapes)):
+                return None
+            prepare = self._prefetch
         if (pending := self._pending.get(shapes)) is None:
             self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}", lower_priority)
-            pending = self._pending[shapes] = self._compiler.submit(self._prepare_in_background, shapes)
+            pending = self._pending[shapes] = self._compiler.submit(prepare, shapes)
         return pending
 
     def _is_unprepared(self, shapes: Shapes) -> bool:
@@ -459,6 +458,16 @@ class ReadyShapes:
                 aux_streams = [made.enter_context(closing(self._partition.make_stream())) for _ in self._aux_streams]
                 made.callback(side.stream.sync)  # Even after a failure, nothing may be in flight on streams that are destroyed.
                 self._first_right(shapes, lambda each: self._compile_in_background(each, side.stream, aux_streams))
+        finally:
+            with self._lock:
+                self._pending.pop(shapes, None)
+
+    def _prefetch(self, shapes: Shapes) -> None:
+        """On the preparing thread: have the reference of these shapes computed."""
+        self._preparing_thread = current_thread()
+        try:
+            if self._loaded.verifier:
+                self._loaded.verifier.prefetch(shapes)
         finally:
             with self._lock:
                 self._pending.pop(shapes, None)

@@ -86,6 +86,19 @@ class Verifier:
 
         Thread(target=compute, name=f"reference of {self._path.name}", daemon=True).start()
 
+    def lacks(self, shapes: Shapes) -> bool:
+        """Whether `fetch` would have a reference computed now. Does not block."""
+        known = self.verdicts.get(shapes) is not None or shapes in self.refused or shapes in self._expected
+        return self._onnx is not None and not known
+
+    def prefetch(self, shapes: Shapes) -> None:
+        """Have the reference of these shapes computed, for the next `fetch`. Blocks for seconds. Raises Cancelled."""
+        found = self._ask((shapes,))
+        future: Future[Mapping[Shapes, Answered]] = Future()
+        future.set_result(found)
+        with self._lock:
+            self._expected.setdefault(shapes, future)
+
     def fetch(self, shapes: Shapes) -> Answered | None:
         """The reference for these shapes, None where the verdict is known. Blocks for seconds. Raises Cancelled."""
         if self.verdicts.get(shapes) is not None:

@@ -124,6 +124,20 @@ def test_without_an_onnx_file_shapes_are_served_unless_that_is_required(bench: B
         assert others(executor)[1]["verdict"] == "unverified"
 
 
+def test_without_graphs_the_reference_is_computed_while_others_are_served(bench: Bench) -> None:
+    executor = bind(bench, plan(bench), graphs="off", batch_padding=False)
+    wrong(bench, 3)
+    pending = executor.preparing([(3, 3)])
+    assert_right(executor, rows(1))
+    pending.result(60)
+    assert executor.preparing([(3, 3)]) is None
+    with pytest.raises(ExecutionFailed, match="does not answer shape 3x3"):
+        run(executor, rows(3))
+    prepared(executor, 2)
+    assert_right(executor, rows(2))
+    assert executor.preparing([(3, 3)]) is executor.preparing([(2, 3)]) is None
+
+
 def test_an_onnx_file_that_a_plan_was_not_built_from_decides_nothing(bench: Bench) -> None:
     path = plan(bench)
     path.with_suffix(".onnx").write_bytes(model(AFFINE.replace("three = {3}", "three = {4}")))
