@@ -163,7 +163,7 @@ def test_versions_are_those_of_http(asked: Asked, version: str) -> None:
         ("identity", {"x": X.astype(np.float64)}, {}),
         ("identity", {"x": X[0]}, {}),
         ("add", {"a": np.array([1], np.int32)}, {}),
-        ("add", {"a": np.array([1], np.int32), "b": np.array([1, 2], np.int32)}, {}),
+        ("add", {"a": np.array([1, 2], np.int32), "b": np.array([1, 2, 3], np.int32)}, {}),
         ("rows", {"x": np.zeros((5, 3), np.float32)}, {}),
         ("scaled", {"x": X[0]}, {"model_version": "3"}),
         ("pick", {"x": np.zeros(4, np.float32)}, {}),
