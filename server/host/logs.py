@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .line_file import LineFile
@@ -18,7 +18,7 @@ _EXTRAS = ("tenant", "request_id", "left_out", "left_out_of")
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 INFO  greenlane.runtime: text (tenant=acme)`.
+    """`2026-11-26T12:34:56.789Z INFO    greenlane.runtime: text (tenant=acme)`.
 
     What clients, files and libraries put into a text looks like no other line and controls no terminal: further lines of it are
     indented, and control characters are written as numbers.
@@ -26,18 +26,16 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extras = ", ".join(f"{name}={value}" for name, value in _extras(record).items())
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = (
-            f"{clock} {record.levelname:<7} {_name(record)}: {_shown(record.getMessage())}{extras and f' ({_shown(extras)})'}"
-        )
+        begin = f"{_time(record)} {record.levelname:<7} {_name(record)}"
+        line = f"{begin}: {_shown(record.getMessage())}{extras and f' ({_shown(extras)})'}"
         return f"{line}\n{_visible(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (seconds since 1970), level, logger, message, and the fields that a record has besides."""
+    """One object a line: time (RFC 3339, UTC), level, logger, message, and the fields that a record has besides."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"time": record.created, "level": record.levelname.lower(), "logger": _name(record)}
+        fields = {"time": _time(record), "level": record.levelname.lower(), "logger": _name(record)}
         fields |= {"message": record.getMessage(), **_extras(record)}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -93,6 +91,11 @@ def set_level(level: str) -> None:
 def level() -> str:
     """The level of this process."""
     return logging.getLevelName(logging.getLogger("greenlane").level).lower()
+
+
+def _time(record: logging.LogRecord) -> str:
+    """RFC 3339, in UTC, to the millisecond."""
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _name(record: logging.LogRecord) -> str:
