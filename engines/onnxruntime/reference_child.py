@@ -12,11 +12,14 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ..errors import EngineError, ModelRefused
 from ..model_files.onnx_file import source_digest, weight_files
 from ..verification.order import Answered, ReferenceRequest, Shapes, write
-from .reference import Reference
+
+if TYPE_CHECKING:
+    from .reference import Reference
 
 _PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>: send a signal when the thread that started this process ends."""
@@ -53,6 +56,10 @@ def answer(request: ReferenceRequest) -> None:
         data = request.onnx_path.read_bytes()
         if source_digest(data, weight_files(data, request.onnx_path.parent)) != request.source:
             raise ModelRefused(f"{request.onnx_path}: it is not the file that the plan was built from")
+    try:
+        from .reference import Reference
+    except ImportError as error:
+        raise ModelRefused(f"there is no reference without ONNX Runtime: {error}") from error
     began = time.monotonic()
     reference = Reference(request.onnx_path, request.signature, min(_THREADS, len(os.sched_getaffinity(0))))
     answers = []
@@ -62,7 +69,7 @@ def answer(request: ReferenceRequest) -> None:
     write(request.target, reference.precisions, answers)
 
 
-def _answer(reference: Reference, shapes: Shapes, rounded: bool) -> Answered:
+def _answer(reference: "Reference", shapes: Shapes, rounded: bool) -> Answered:
     try:
         sample = reference.sample(shapes)
         return Answered(sample, "", reference.sensitivity(sample) if rounded else 0.0)
