@@ -12,7 +12,7 @@ import pytest
 
 from .harness import cores
 from .processes import Load, Running, client, configure, running, running_device
-from .wire import answered, as_before, infer, spin, until
+from .wire import FOREVER, Connection, answered, as_before, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -24,7 +24,7 @@ models = ["identity", "spin"]
 [tenants.globex]
 granules = 1
 lend = "1s"
-models = ["identity"]
+models = ["identity", "spin"]
 """
 TURNS = 20_000
 """Of a loop that does not run on the event loop."""
@@ -94,6 +94,15 @@ def test_killing_the_lenders_process_disturbs_no_borrower(server: Running, acme:
         load.more()
     assert load.wrong == []
     assert wide(acme)["granules"] == [0, 1]
+
+
+def test_a_lender_whose_process_was_killed_with_a_request_open_lends_again(server: Running, acme: httpx.Client) -> None:
+    with Connection(server) as connection, client(server, **{"X-Tenant": "globex"}) as globex:
+        connection.send(posted("spin", spin(FOREVER), "X-Tenant: globex"))
+        until(lambda: lane(globex, "globex")["in_flight"] == 1)
+        server.kill("globex")
+    until(lambda: lane(acme, "globex")["age_seconds"] == lane(acme, "globex")["in_flight"] == 0)
+    launch(acme)  # No request of globex has come since: that would count from nothing again.
 
 
 def test_a_borrower_whose_process_was_killed_borrows_again(server: Running, acme: httpx.Client) -> None:

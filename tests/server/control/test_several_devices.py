@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partitions import DoesNotFit, PartitionError
+from partitions import DoesNotFit, Misplaced, PartitionError
 from partitions.plan import Granules
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
@@ -26,6 +26,8 @@ class FakeRuntime:
         self.away = False
         self.fails: dict[str, Exception] = {}
         self.late = 0
+        self.strays = frozenset[int]()
+        """Units on which the probe of a partition runs besides its own."""
         self._steps = steps
         self._name = name
         self.moves: Any = self
@@ -45,7 +47,7 @@ class FakeRuntime:
 
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         self._do("prepare")
-        return {name: frozenset(each) for name, each in granules.items()}
+        return {name: frozenset(each) | self.strays for name, each in granules.items()}
 
     async def settle(self) -> None:
         self._do("settle")
@@ -185,6 +187,23 @@ async def test_the_same_granules_of_two_devices_are_no_overlap() -> None:
     site = await Site().start()
     await site.controller.repartition({"acme": 4, "globex": 4})
     assert site.held == {"acme": ("0", (0, 1, 2, 3)), "globex": ("1", (0, 1, 2, 3))}
+
+
+async def test_tenants_of_two_processes_that_ran_on_one_granule_do_not_move() -> None:
+    """On cores each process probes its own partition alone, so that only here both are known."""
+    site = await Site().start()
+    site.controller.devices.clear()
+    runtimes = {name: FakeRuntime(site.steps, name) for name in ("acme", "globex")}
+    site.controller.add(runtimes, "0")
+    await site.controller.start()
+    before = site.held
+    runtimes["globex"].strays = frozenset({0})
+    with pytest.raises(Misplaced, match=r"acme and globex both ran on \[0\]"):
+        await site.controller.repartition({"acme": 1, "globex": 2})
+    assert site.held == before
+    assert site.steps == ["prepare acme", "prepare globex", "discard acme", "discard globex"]
+    runtimes["globex"].strays = frozenset()
+    await site.controller.repartition({"acme": 1, "globex": 2})
 
 
 async def test_a_tenant_moves_with_as_many_granules_as_it_has_or_is_given() -> None:
