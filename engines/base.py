@@ -5,7 +5,7 @@ Tensors are passed as addresses, so that the same call works for memory shared w
 on the GPU.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -236,6 +236,12 @@ class Preparing(Executor, Protocol):
         Otherwise start to compile, and return a future that is done when the shapes are ready; if compiling fails, it has the
         exception that `enqueue` would raise. None also for shapes that the signature does not allow, because `enqueue` refuses
         them. Does not block. Call it on the thread that enqueues.
+        """
+
+    def make_ready(self, sets: Iterable[Sequence[Shape]]) -> None:
+        """Compile for each of these sets of input shapes that is not ready, before the executor serves. Blocks.
+
+        What cannot be made ready is logged, and left to the first inference. An executor may lack this method.
         """
 
 

@@ -7,6 +7,7 @@ submitted call by call, with the library's own graphs if it has any, and the cop
 `Work.wait` spins on an event without the GIL: a blocking event wakes 60 us late.
 """
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
 from ..datatypes import DataType
-from ..errors import ExecutionFailed, ModelRefused
+from ..errors import EngineError, ExecutionFailed, ModelRefused
 from ..memory import added
 from ..settings import overridden
 from ..signature import Shape, align
@@ -50,6 +51,8 @@ from .verifying import WrongAnswer
 from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("greenlane.engines")
 
 
 class BoundEngine(Engine, Protocol):
@@ -246,9 +249,33 @@ class TensorRTExecutor:
 
         The zeros and the outputs are in memory of the GPU for that time: to pin host memory would hold up all tenants.
         """
-        specs, sizes = self.engine.signature.inputs, self.instance.sizes
-        works, began = 0, time.monotonic_ns()
-        with failing(f"warming up {self!r}"), ExitStack() as scratch:
+        began = time.monotonic_ns()
+        with failing(f"warming up {self!r}"):
+            works = self._run_on_zeros(sets)
+        if self._clock and works:
+            self.instance.clock_agrees = self._clock.agrees(self._stream, works, time.monotonic_ns() - began)
+            self._clock.start(self._stream)
+        self._shapes.warming = False
+
+    def make_ready(self, sets: Iterable[Sequence[Shape]]) -> None:
+        """As `Preparing.make_ready`, by running each once on zeros."""
+        ready = self._shapes.ready_sets()
+        for shapes in sets:
+            if (wanted := tuple(map(tuple, shapes))) in ready:
+                continue
+            self._shapes.warming = True  # So that it is not padded to one that is ready.
+            try:
+                with failing(f"making {list(wanted)} ready"):
+                    self._run_on_zeros([wanted])
+            except EngineError as error:
+                log.warning("%s: shapes %s, which were in use before, are not ready: %s", self.engine.path, list(wanted), error)
+            finally:
+                self._shapes.warming = False
+
+    def _run_on_zeros(self, sets: Iterable[Sequence[Shape]]) -> int:
+        """Run each set of shapes once; how many there were."""
+        specs, sizes, works = self.engine.signature.inputs, self.instance.sizes, 0
+        with ExitStack() as scratch:
             outputs = sum(map(align, sizes[len(specs) :]))
             blanks = zeroed_buffers(self._loaded.device, [*sizes[: len(specs)], outputs], self._stream)
             for buffer in blanks:
@@ -263,10 +290,7 @@ class TensorRTExecutor:
                     works += 1
                 except WrongAnswer:  # Which was logged. Other shapes may be right.
                     self._stream.sync()
-        if self._clock and works:
-            self.instance.clock_agrees = self._clock.agrees(self._stream, works, time.monotonic_ns() - began)
-            self._clock.start(self._stream)
-        self._shapes.warming = False
+        return works
 
     @property
     def device_time(self) -> DeviceTime | None:

@@ -1,14 +1,14 @@
 """A model between its files and its executors: what was read, what was bound, and what it can be read from again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engines import Engine, Executor
 from engines.memory import added
 
-from ..link.messages import ModelKey
+from ..link.messages import ModelKey, Shape
 from ..repository.model_repository import ModelFile
 from ..repository.model_settings import ResolvedSettings
 from ..tenants.catalog import IndexEntry, ServedModel
@@ -85,10 +85,23 @@ class PreparedVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A model that was read but not bound yet: the problems so far, and the versions to bind."""
+    """A model that was read but not bound yet: the problems so far, and the versions to bind.
+
+    `learnt` are sets of input shapes that those in use are ready for: the new ones are to be, too, before they take over.
+    """
 
     loaded: LoadedModel
     versions: list[PreparedVersion] = field(default_factory=list)
+    learnt: list[tuple[Shape, ...]] = field(default_factory=list)
+
+
+def learnt_shapes(executors: Iterable[Executor]) -> list[tuple[Shape, ...]]:
+    """The sets of input shapes that these executors are ready for, by what they say of themselves. Any thread."""
+    found: dict[tuple[Shape, ...], None] = {}
+    for executor in executors:
+        shapes: Any = executor.describe().get("shapes", ())
+        found |= dict.fromkeys(tuple(map(tuple, each)) for each in shapes)
+    return list(found)
 
 
 def expected(prepared: PreparedModel) -> dict[str, int]:

@@ -37,6 +37,7 @@ from partitions.loads import Loads, UnpacedLoads
 from ..config.schema import Config, ModelOptions
 from ..config.server import ServerConfig
 from ..config.tables import dotted
+from ..link.messages import Shape
 from ..protocol.classification import Labels
 from ..repository.description import describe
 from ..repository.ensemble import (
@@ -264,7 +265,7 @@ class ModelLoader:
             try:
                 if not (whole and loaded.problems):
                     with self._recording(version.file, loaded):
-                        self._bind_version(version, partition, loaded)
+                        self._bind_version(version, partition, loaded, prepared.learnt)
             finally:
                 if len(loaded.engines) == before:
                     self._engines.let_go(version.engine)
@@ -320,7 +321,9 @@ class ModelLoader:
             if line not in before:
                 log.warning("%s", line, extra={"caller": f"model {loaded.name}"})
 
-    def _bind_version(self, version: PreparedVersion, partition: Partition, loaded: LoadedModel) -> None:
+    def _bind_version(
+        self, version: PreparedVersion, partition: Partition, loaded: LoadedModel, learnt: list[tuple[Shape, ...]]
+    ) -> None:
         file, resolved, engine, stamp = version
         number, signature = str(file.version), apply(file.config, engine.signature)
         self._check_warm_up(file, resolved.settings, signature)
@@ -331,6 +334,8 @@ class ModelLoader:
             loaded.warnings.extend(_try_texts(file, outer, executor))
         how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
         try:
+            if learnt and (make_ready := getattr(executor, "make_ready", None)) is not None:
+                make_ready(learnt)
             rows = self._rows(version, executor, partition, signature, joined=how is not None)
         except BaseException:
             executor.close()

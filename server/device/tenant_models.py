@@ -24,7 +24,7 @@ from ..workers.closing import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ladders import Ladders
-from .loaded_model import LoadedModel, PreparedModel, expected
+from .loaded_model import LoadedModel, PreparedModel, expected, learnt_shapes
 from .loaded_models import LoadedModels, versions
 from .memory_needs import close_oversized
 from .model_loader import NO_OPTIONS, ModelLoader
@@ -382,6 +382,9 @@ class TenantModels:
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
         served = self._lifecycle.state in ("serving", "incomplete")
+        if (before := self.served.of(tenant).get(prepared.loaded.name)) is not None:
+            executors = self._workers[tenant].executors
+            prepared.learnt.extend(learnt_shapes(executors[key] for each in before.served if (key := each.key) in executors))
         loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept, served)
         fitting = await asyncio.to_thread(close_oversized, loaded, self.tenants[tenant])
         known = frozenset(loaded.messages(kept))

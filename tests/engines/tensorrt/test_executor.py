@@ -161,6 +161,24 @@ def test_outputs_are_written_directly_to_a_pinned_room(bench: Bench, executor: A
     assert (output.address, output.nbytes, output.shape) == (room.address, 96, (8, 3))
 
 
+def test_shapes_that_another_executor_has_learnt_are_made_ready_and_others_left(
+    bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (5, 3):
+        assert_right(executor, rows(count))
+    learnt = executor.describe()["shapes"]
+    other = bench.load(bench.plan()).bind(bench.partition)
+    other.make_ready([*learnt, [[99, 3]]])
+    assert sorted(other.describe()["shapes"]) == sorted(learnt)
+    captured = bench.gpu.log.count("cuGraphInstantiate")
+    for count in (5, 3):
+        assert_right(other, rows(count))
+    assert bench.gpu.log.count("cuGraphInstantiate") == captured
+    (message,) = caplog.messages
+    assert "shapes [(99, 3)], which were in use before, are not ready: input 'x'" in message
+    other.close()
+
+
 @pytest.mark.parametrize("copies", ["sm", "engine"])
 @pytest.mark.parametrize("unasked", [0b100, 0b001, 0b110, 0b111, 0b1000])
 def test_outputs_that_are_not_asked_for_are_not_copied(bench: Bench, copies: str, unasked: int) -> None:

@@ -213,3 +213,25 @@ async def test_graphs_of_a_ladder_count_and_are_not_made_beyond_the_budget(
         await settled(site)
         assert by_kind(await site.memory()) == {"m1": {"kernels": KERNELS, "graphs": GRAPHS}}
         assert "it needs 8 MiB of device memory (graphs 8 MiB), but acme has 24 MiB of 25 MiB in use" in caplog.text
+
+
+async def test_a_load_of_what_is_served_has_the_shapes_in_use_ready_before_it_takes_over(tmp_path: Path) -> None:
+    async with on_gpu(tmp_path, 100 * MIB, paging=False, count=1) as site:
+        tenant = site.frontends["acme"].tenant  # type: ignore[attr-defined]
+        served, lane = tenant.catalog.find("m1"), tenant.lane
+        slot = lane.take_slot()
+        slot.lay_out(served.signature, [36])
+        slot.view[:36] = np.arange(9, dtype=np.float32).tobytes()
+        await submit(lane, slot, served.key, ((3, 3),))
+        lane.release(slot)
+
+        async def ready() -> list[list[list[int]]]:
+            (said,) = [each for each in await site.controller.executions() if each.tenant == "acme"]
+            found: list[list[list[int]]] = said.description["shapes"]  # type: ignore[assignment]
+            return sorted(found)
+
+        learnt = await ready()
+        assert [[3, 3]] in learnt
+        await site.controller.load("acme", "m1")
+        assert tenant.catalog.find("m1").key != served.key
+        assert await ready() == learnt
