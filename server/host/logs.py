@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line: time (RFC 3339, UTC), level, logger, message, and the fields that a record has besides."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"time": _time(record), "level": record.levelname.lower(), "logger": _name(record)}
+        fields: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": _name(record)}
         fields |= {"message": record.getMessage(), **_extras(record)}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
