@@ -479,6 +479,15 @@ def test_a_slot_that_does_not_exist_ends_the_worker(bench: Bench) -> None:
     bench.worker.halt()
 
 
+@pytest.mark.parametrize("changes", [{"after": 7}, {"capacity": 0}], ids=str)
+def test_a_ticket_that_differs_in_its_head_is_not_launched(bench: Bench, changes: dict[str, int]) -> None:
+    """A part of an answer is no inference of its own; and outputs would be written behind a block without room for them."""
+    launched = executor(bench).launched
+    bench.put(bench.ticket(0, 1)._replace(**changes))
+    bench.next()
+    assert executor(bench).launched == launched
+
+
 @pytest.mark.parametrize("announced", [SLOTS + 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 2])
 def test_more_tickets_than_slots_end_the_worker(bench: Bench, announced: int) -> None:
     bench.rush()
