@@ -157,7 +157,7 @@ class Bench:
         stream.sync()
         *self.memory, self._data, self._turns = allocated
         self._events = [self.current.create_event() for _ in range(3 * tenants + 1)]
-        self._graphs = opened
+        self._opened = opened
 
     def copies(self, tenant: int, way: Way, nbytes: int, out: bool, again: bool = True) -> Runs:
         """Copies of so many bytes by this tenant; unless `again`, one for each launch."""
@@ -175,6 +175,23 @@ class Bench:
         turns = (np.uint32(way.turns), np.uint32(not out), self._turns)
         given = (*addresses, *turns, np.uint32(way.fence), np.uint32(times))
         return Runs(lambda: self._launch(partition.stream, config, self._move, *given), partition.stream, nbytes * times)
+
+    def product(self, tenant: int, nbytes: int, out: bool) -> Runs:
+        """Copies as the server makes them by SMs: both kernels, and nothing to copy the other way."""
+        from engines.tensorrt.copies import copy_kernels, open_sm_copies
+
+        stream = self.tenants[tenant].stream
+        copier = self._opened.enter_context(closing(open_sm_copies(self.current, stream, copy_kernels(self.device), 1, 2)))
+        inside, outside = int(self.memory[tenant].handle), self.host[tenant].room.address
+        table = copier.table([(outside, inside, 0 if out else nbytes), (inside, outside, nbytes if out else 0)])
+
+        def launch() -> None:
+            copier.write(table)
+            copier.copy_in(stream)
+            copier.copy_out(stream)
+            copier.count()
+
+        return Runs(launch, stream, nbytes)
 
     def _by_engine(self, source: int, target: int, nbytes: int, piece: int, times: int, stream: Any) -> None:
         from cuda.bindings import driver
@@ -205,7 +222,7 @@ class Bench:
             return ""
 
         graph = capture(self.victim, submit)
-        self._graphs.callback(graph.close)
+        self._opened.callback(graph.close)
         return Runs(lambda: graph.launch(self.victim.stream), self.victim.stream)
 
     def measure(
@@ -261,9 +278,17 @@ class Measuring:
     def felt(self, ways: Sequence[tuple[Way, bool]], nbytes: int) -> dict[str, Any]:
         """What victims feel while each tenant copies in its own way, out or in."""
         hogs = [self._bench.copies(tenant, way, nbytes, out) for tenant, (way, out) in enumerate(ways)]
+        return self._row([f"{'out' if out else 'in'} by {way}" for way, out in ways], nbytes, hogs)
+
+    def product(self, tenants: int, nbytes: int, out: bool) -> dict[str, Any]:
+        """The same while so many copy as the server does."""
+        hogs = [self._bench.product(tenant, nbytes, out) for tenant in range(tenants)]
+        return self._row([f"{'out' if out else 'in'} by the server's kernels"] * tenants, nbytes, hogs)
+
+    def _row(self, ways: Sequence[str], nbytes: int, hogs: Sequence[Runs]) -> dict[str, Any]:
         rates, _ = self._bench.measure(hogs, None, self._seconds)
         row: dict[str, Any] = {
-            "ways": [f"{'out' if out else 'in'} by {way}" for way, out in ways],
+            "ways": ways,
             "nbytes": nbytes,
             "rate": round(sum(rates), 1),
             "rates": [round(rate, 1) for rate in rates],
@@ -294,6 +319,12 @@ def report(bench: Bench, seconds: float) -> dict[str, Any]:
     ]
     found["one block"] = [measuring.felt([(way, True)], 4 << 20) for way in (*ONE_TENANT, *FENCED)]
     tenants = len(bench.tenants)
+    found["product"] = [
+        measuring.product(count, size, out)
+        for out in (True, False)
+        for size in (4096, 600 << 10, 4 << 20)
+        for count in (1, tenants)
+    ]
     found["tenants"] = [
         measuring.felt([(way, out)] * count, 4 << 20)
         for out, ways in ((True, SHARED), (False, READ_SHARED))

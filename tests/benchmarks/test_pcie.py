@@ -54,6 +54,7 @@ def test_every_way_and_size_is_measured_and_written_down(
     assert found == json.loads(capsys.readouterr().out)
     assert len(found["one tenant"]) == 2 * (len(pcie.OUT) + len(pcie.IN))
     assert all(row["forty"] == [1.0, 1.0] and row["rate"] for row in found["one tenant"])
+    assert len(found["product"]) == 12
     assert found["latency"]["out"]["1 x 512, 64 KB, 1 turns"]["8192"] == [10.0, 10.0]
 
 
