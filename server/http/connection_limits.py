@@ -8,7 +8,9 @@ A tenant's own limit, `max_connections`, works in another way: no connection is 
 opened beyond the limit has its first request refused, and is closed then, unless others have been closed meanwhile.
 """
 
+import logging
 import resource
+import time
 from collections.abc import Callable, Iterator, MutableSet
 from enum import IntEnum
 from itertools import islice
@@ -17,10 +19,14 @@ from typing import Any, Protocol
 from ..errors import RequestError
 from ..link.occupancy import Occupancy
 
+log = logging.getLogger("greenlane.http")
+
 MAX_SHARED_CONNECTIONS = 1024
 """Connections of a process that serves no single tenant: health checks and administrators need only a few."""
 _CLOSED_FRACTION = 16
 """A sixteenth of the limit is closed at a time, so that the connections need not be searched for each new one."""
+_LOG_INTERVAL = 10.0
+"""Seconds between two lines in the log."""
 _YOUNG_FRACTION = 4
 """The youngest connections, a quarter of the limit, are never closed."""
 
@@ -46,8 +52,11 @@ class Connection(Protocol):
 class Connections(MutableSet[Connection]):
     """The connections of one process, oldest first; replaces uvicorn's own set. Belongs to the event loop."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
+        self._clock = clock
+        self._closed = 0  # Since the last line in the log.
+        self._log_at = 0.0
         self._all: dict[Connection, None] = {}
         self._ending: set[Connection] = set()
         self._most: int | None = None
@@ -114,9 +123,15 @@ class Connections(MutableSet[Connection]):
         """Close up to a sixteenth of the limit, at least one if there is a candidate."""
         older = islice(self._all, len(self._all) - self._limit // _YOUNG_FRACTION)
         candidates = sorted((each for each in older if each.activity() < Activity.ANSWERING), key=_activity)
-        for each in candidates[: max(1, self._limit // _CLOSED_FRACTION)]:
+        closed = candidates[: max(1, self._limit // _CLOSED_FRACTION)]
+        for each in closed:
             self.discard(each)
             each.abort()
+        self._closed += len(closed)
+        if self._closed and (now := self._clock()) >= self._log_at:
+            text = "%d connections were closed, the oldest that were not being answered: %d are open, which is the limit"
+            log.warning(text, self._closed, self._limit)
+            self._closed, self._log_at = 0, now + _LOG_INTERVAL
 
 
 def connections(state: Any) -> Connections:

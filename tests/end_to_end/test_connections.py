@@ -81,7 +81,10 @@ def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize(
     ("data", "answered"),
-    [(b"PUT" + post("/admin/partitions", b"{", length=10)[4:], False), (post("/v2/nothing", b"{", length=10), True)],
+    [
+        (b"PUT" + post("/admin/partitions", b"{", length=10)[4:], False),
+        (post("/v2/nothing", b"{", "X-Tenant: none", length=10), True),
+    ],
     ids=["shared", "unauthenticated"],
 )
 def test_many_connections_do_not_make_health_and_metrics_unreachable(server: Running, data: bytes, answered: bool) -> None:

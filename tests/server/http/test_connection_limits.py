@@ -2,6 +2,7 @@
 
 import resource
 
+import pytest
 from uvicorn.server import ServerState
 
 from server.http.connection_limits import Activity, Connections, connections, descriptor_limit
@@ -78,3 +79,14 @@ def test_connection_limit_follows_the_descriptor_limit() -> None:
     assert connections(state) is connections(state) is state.connections
     assert descriptor_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
     assert repr(connections(state)) == f"<Connections 0 of {descriptor_limit()}>"
+
+
+def test_closed_connections_are_logged_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    found = Connections(1, lambda: now)
+    for _ in range(3):
+        found.add(Connection(Activity.IDLE))
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["1 connections were closed"]
+    now += 10
+    found.add(Connection(Activity.IDLE))
+    assert [record.getMessage().partition(",")[0] for record in caplog.records[1:]] == ["2 connections were closed"]
