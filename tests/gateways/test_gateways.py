@@ -169,15 +169,19 @@ def test_tenants_that_share_a_gateways_connections_get_the_right_answers(server:
     def work(port: int, client: int) -> list[object]:
         chosen, wrong = random.Random(client), list[object]()
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+            before = ""
             for number in range(REQUESTS):
                 kind, tenant = chosen.choice(KINDS), chosen.choice(("acme", "globex"))
                 try:
                     status, data, right = ask(connection, kind, tenant, client * REQUESTS + number)
-                except (
-                    http.client.RemoteDisconnected
-                ):  # nginx closes a client's connection now and then; its own answer is 502.
+                except http.client.RemoteDisconnected:
+                    # Without buffering nginx closes a client's connection where an answer came before it had read the whole
+                    # request, and a refused method is answered at once.
+                    if (name, before) != ("nginx, unbuffered", "wrong method"):
+                        raise
                     connection.close()
                     status, data, right = ask(connection, kind, tenant, client * REQUESTS + number)
+                before = kind
                 if not right:
                     wrong.append((kind, tenant, status, data))
         return wrong
