@@ -84,6 +84,7 @@ def test_slow_files_begin_first_and_then_those_of_many_tests(tmp_path: Path) -> 
     passed = [line.split()[-1].split("::")[0] for line in ran.stdout.splitlines() if "PASSED" in line]
     begun = [str((ROOT / path).resolve().relative_to(tmp_path)) for path in dict.fromkeys(passed)]
     assert begun == [*SLOWEST[:2], "test_many.py", "test_few.py"]
+    assert [line for line in ran.stdout.splitlines() if line in begun] == begun
 
 
 def test_the_slow_files_are_there() -> None:
@@ -97,6 +98,7 @@ def test_all_tests_run_when_a_process_ends_that_has_done_many_files(tmp_path: Pa
     ran = run_split(tmp_path, "--numprocesses=3", "--no-loadscope-reorder", "--max-worker-restart=1")
     assert ran.returncode == 1
     assert "crashed while running" in ran.stdout
+    assert ran.stdout.count("test_ends_its_process_once (???)") == 1, "its name is printed at once"
     assert f"1 failed, {2 * FILES} passed" in ran.stdout
 
 

@@ -38,7 +38,15 @@ class Scheduling(LoadFileScheduling):
         slow = next((path for path in SLOWEST if path in self.workqueue), None)
         if slow is not None:
             self.workqueue.move_to_end(slow, last=False)
+        self._say(next(iter(self.workqueue)))
         super()._assign_work_unit(node)
+
+    def _say(self, file: str) -> None:
+        """Print which file begins: the dots of several processes have no names."""
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(file)
 
     def _reschedule(self, node: Any) -> None:
         """A process runs a test only when it has another or is asked to end; pytest-xdist 3.8 may give a new one just one.
@@ -58,7 +66,23 @@ class Scheduling(LoadFileScheduling):
         return super().remove_node(node)
 
 
+class Failures:
+    """Prints the name of each test that fails when it fails: the summary is lost if the run is ended before it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"FAILED {report.nodeid} ({report.when})")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> Scheduling | None:
     """For `--dist=loadfile`."""
-    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.pluginmanager.register(Failures(config))
+    return Scheduling(config, log)
