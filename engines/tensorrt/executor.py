@@ -410,7 +410,7 @@ class TensorRTExecutor:
             event.sync()
         self._staging.reclaim(slot)
         if self.instance.data_dependent:
-            return self._enqueue_data_dependent(slot, inputs, room.unasked, stream)
+            return self._enqueue_data_dependent(slot, inputs, room, stream)
         resolved = self._addresses.get(inputs, room) or self._resolve(slot, inputs, room, stream)
         prepared = resolved.prepared
         try:
@@ -432,7 +432,7 @@ class TensorRTExecutor:
         self._staged += 1
         return self._staging.staged_work(slot, completion, resolved.outputs)
 
-    def _enqueue_data_dependent(self, slot: int, inputs: Sequence[Tensor], unasked: int, stream: Stream) -> TensorRTWork:
+    def _enqueue_data_dependent(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
         """Copy the inputs, run the engine, and copy outputs of the sizes it has reported: two tables of the copies.
 
         The outputs are always staged, as memory for them cannot be chosen before their sizes are known.
@@ -441,7 +441,7 @@ class TensorRTExecutor:
         prepared = self._shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream).prepared
         try:
             sources = [self._staging.source(slot, index, tensor) for index, tensor in enumerate(inputs)]
-            outputs = self._run_data_dependent(slot, prepared, self._spans(sources, inputs, ()), unasked, stream)
+            outputs = self._run_data_dependent(slot, prepared, self._spans(sources, inputs, ()), room, stream)
             stream.record(self._events[slot])
         except BaseException:
             self._recover(prepared, stream)
@@ -452,7 +452,7 @@ class TensorRTExecutor:
         return self._staging.staged_work(slot, Completion(self._events[slot], self._runs, self._completed, self), outputs)
 
     def _run_data_dependent(
-        self, slot: int, prepared: Prepared, inputs: list[Span], unasked: int, stream: Stream
+        self, slot: int, prepared: Prepared, inputs: list[Span], room: Room, stream: Stream
     ) -> tuple[Tensor, ...]:
         copies, outputs, nothing = prepared.copies, len(self.engine.signature.outputs), (0, 0, 0)
         copies.write(copies.table([*inputs, *[nothing] * outputs]))
@@ -461,8 +461,8 @@ class TensorRTExecutor:
         copies.copy_out(stream, self._clock_number)
         copies.count()
         self._loaded.check_execution(refused)
-        room = self._staging.room(slot, quiet=True)
-        tensors, _ = self._lay_out(prepared.context.last_output_shapes(), room._replace(unasked=unasked))
+        start = self._staging.room(slot, quiet=True).address
+        tensors, _ = self._lay_out(prepared.context.last_output_shapes(), start, room)
         copies.write(copies.table([*[nothing] * len(inputs), *self._spans((), (), tensors)]))
         copies.copy_in(stream)
         copies.copy_out(stream)
@@ -482,7 +482,7 @@ class TensorRTExecutor:
             otherwise = self.instance.graph_mode.note or "graphs are off"
             why = "run these shapes once before the capture, so that they are compiled" if self._shapes.captures else otherwise
             raise ExecutionFailed(f"{self.engine.path.name} cannot be part of a graph that is being captured: {why}")
-        outputs, end = self._lay_out(fit.outputs, room)
+        outputs, end = self._lay_out(fit.outputs, room.address, room)
         specs = self.engine.signature.inputs
         unreachable = [spec.name for spec, tensor in zip(specs, inputs, strict=True) if not self._is_reachable(tensor)]
         if unreachable or end - room.address > room.nbytes or not self._staging.reaches(room.address, room.nbytes):
@@ -571,14 +571,14 @@ class TensorRTExecutor:
 
     def _destinations(self, slot: int, fit: Fit, room: Room) -> tuple[tuple[Tensor, ...], bool]:
         """The outputs in the room, or in staging memory (True) if they do not fit or the GPU cannot reach the room."""
-        outputs, end = self._lay_out(fit.outputs, room)
+        outputs, end = self._lay_out(fit.outputs, room.address, room)
         if end - room.address <= room.nbytes and self._staging.reaches(room.address, room.nbytes):
             return outputs, False
-        return self._lay_out(fit.outputs, self._staging.room(slot)._replace(unasked=room.unasked))[0], True
+        return self._lay_out(fit.outputs, self._staging.room(slot).address, room)[0], True
 
-    def _lay_out(self, shapes: Sequence[Shape], room: Room) -> tuple[tuple[Tensor, ...], int]:
-        """The outputs one behind the other from the room's start, and where they end. Nothing copies those left out."""
-        tensors, end = [], room.address
+    def _lay_out(self, shapes: Sequence[Shape], start: int, room: Room) -> tuple[tuple[Tensor, ...], int]:
+        """The outputs one behind the other from `start`, and where they end. Nothing copies what `room` leaves out."""
+        tensors, end = [], start
         for index, (spec, shape) in enumerate(zip(self.engine.signature.outputs, shapes, strict=True)):
             if room.unasked >> index & 1:
                 tensors.append(room.left_out)

@@ -105,7 +105,7 @@ class StagedWork(TensorRTWork):
         """Copies of the outputs. Call it after the inference has completed and before its slot in the ring is used again."""
         with self._lock:
             if not self._collected:
-                self._outputs = tuple([_copied(tensor) for tensor in self._outputs])
+                self._outputs = tuple([_copied(tensor) if tensor.nbytes else tensor for tensor in self._outputs])
                 self._collected = True
             return self._outputs
 
