@@ -133,10 +133,10 @@ class ModelLoader:
         return _steps(self._repository.read(name, override))
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """These names, each behind its steps, as those have to be loaded before an ensemble."""
-        given, ordered = list(names), dict[str, None]()
-        for name in given:
-            ordered |= dict.fromkeys([*(step for step in self.steps(name) if step in given), name])
+        """These names, each behind its steps, as those have to be loaded before an ensemble. An ensemble is not a step."""
+        uses, ordered = {name: self.steps(name) for name in names}, dict[str, None]()
+        for name, steps in uses.items():
+            ordered |= dict.fromkeys([*(step for step in steps if uses.get(step) == ()), name])
         return list(ordered)
 
     def attempt(self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING) -> LoadedModel:
@@ -408,7 +408,7 @@ class ModelLoader:
         model = among.get(step.model)
         if model is None:
             known = self.names()
-            if step.model in known and self.steps(step.model):  # Ensembles are loaded last, so it is missing from `among`.
+            if step.model in known and self.steps(step.model):  # It may be loaded later.
                 raise ModelRefused(f"{step.where} {_NESTED}")
             hint = "is not a model of this tenant's" if step.model in known else "is not in the repository"
             raise ModelRefused(f"{step.where} {hint}")
