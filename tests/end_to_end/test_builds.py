@@ -82,7 +82,7 @@ def building(folder: Path, config: Path) -> Iterator[Building]:
 
 
 def configured(folder: Path, repository: Path, models: str = "") -> Path:
-    return configure(folder / "c.toml", repository, f"{models}\n{TENANTS}\n[device]\nbackend = 'cuda'")
+    return configure(folder / "c.toml", repository, f"{models}\n{TENANTS}\n[device]\nbackend = 'cuda'\nindex = 1")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -110,7 +110,8 @@ def test_a_build_that_times_out_makes_only_its_model_unavailable(tmp_path: Path,
         server.port = int(found[1])
         for tenant in ("acme", "globex"):
             with client(server, **{"X-Tenant": tenant}) as http:
-                assert http.get("/v2/health/ready").status_code == 200
+                assert http.get("/v2/health/live").status_code == 200
+                assert http.get("/v2/health/ready").status_code == 503, "it is served no model"
                 (entry,) = http.post("/v2/repository/index").json()
                 assert entry["state"] == "UNAVAILABLE"
                 assert "allow it more (models.build_timeout)" in entry["reason"]

@@ -15,6 +15,7 @@ from tests.simulation.tensorrt import library
 CONFIG = """
 [device]
 backend = "cuda"
+index = 1
 [models]
 repository = "models"
 [tenants.acme]
