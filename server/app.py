@@ -244,8 +244,16 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
         limit(frontend.tenant, frontend.tenant.config, config.server.max_body)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])
     controller = Controller(config, frontends, service.set_state)
+    controller.on_progress = partial(service.set_state, "starting")
     runtime = Runtime(
-        config, device, frontends, partial(controller.on_state, tuple(frontends)), controller.on_lost, read, pages=pages
+        config,
+        device,
+        frontends,
+        partial(controller.on_state, tuple(frontends)),
+        controller.on_lost,
+        read,
+        controller.on_loading,
+        pages,
     )
     controller.add(dict.fromkeys(frontends, runtime), next(iter(config.named_devices)), runtime)
     return service, controller

@@ -43,6 +43,7 @@ async def status(controller: ControllerDep) -> Response:
             "at": round(time.time(), 3),
             "state": controller.state,
             "ready": controller.ready,
+            "progress": controller.progress,
             "moving": controller.moving,
             "autopilot": {"mode": pilot.mode, "paused_for_seconds": round(pilot.paused_for, 1), "notes": pilot.notes},
             "devices": [_device(controller, device, look) for device in controller.devices],

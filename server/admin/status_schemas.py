@@ -140,6 +140,7 @@ class Status(Schema):
     at: float = Field(description="Seconds since 1970.")
     state: _STATES
     ready: bool
+    progress: str = Field(description="How many models are ready while the server starts, and what is done; empty later.")
     moving: bool = Field(description="Granules change hands now.")
     autopilot: Pilot
     devices: list[DeviceNow]

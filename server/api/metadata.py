@@ -63,8 +63,8 @@ async def live() -> Response:
 async def ready(service: ServiceDep) -> Response:
     """Whether the server accepts inferences.
 
-    503 with the reason while it starts or drains, after the device was lost, and, with `server.strict_readiness`, while a model
-    of any tenant could not be loaded.
+    503 with the reason while it starts (with how many models are ready) or drains, after the device was lost, and, with
+    `server.strict_readiness`, while a model of any tenant could not be loaded.
     """
     if why := service.unready:
         raise Unavailable(why)

@@ -19,7 +19,7 @@ from ..tenants.lifecycle import Lifecycle
 from . import readings
 from .accountant import Accountant
 from .controlled_device import ControlledDevice
-from .descriptions import NOT_OPENED, Execution, PartitionInfo, TenantMemory, shares
+from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, halt_all
 from .draining import drain, refuse_and_drain
 from .health import HealthMonitor
@@ -29,6 +29,7 @@ from .moves import By, MoveLog, MoveRecord
 from .overview import Overview
 from .pilot import Pilot
 from .reconfiguration import Everywhere, Reconfiguration
+from .start_progress import StartProgress
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import TenantPlan
 from .together import together
@@ -66,6 +67,8 @@ class Controller:
         self.devices: list[ControlledDevice] = []
         self.on_reconfigured: Callable[[], None] = lambda: None
         """Called when another configuration is used."""
+        self.on_progress: Callable[[str], None] = lambda _: None
+        """Called, while the server starts, with how far that is, for clients."""
         self.tenant_host: TenantHost | None = None
         """What starts and ends tenants while others are served; None where that is not possible."""
         self._transfer = transfer
@@ -95,6 +98,7 @@ class Controller:
         self.overview = Overview(self)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
+        self._progress = StartProgress()
         self._finishing: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
 
@@ -187,6 +191,17 @@ class Controller:
             return "starting"
         incomplete = [state == "incomplete" for state in states]
         return "incomplete" if (any if self.config.server.strict_readiness else all)(incomplete) and incomplete else "serving"
+
+    def on_loading(self, loading: Loading, device: str = "0") -> None:
+        """The device side of a tenant loads this now."""
+        if self.state == "starting":
+            self._progress.on_loading(loading, device, self.tenants)
+            self.on_progress(self._progress.public(self.tenants))
+
+    @property
+    def progress(self) -> str:
+        """How far the start is, for administrators; "" once the server has started."""
+        return self._progress.line(self.tenants) if self.state == "starting" else ""
 
     def on_lost(self, reason: str) -> None:
         """The device of this process is lost, for all tenants: not ready, and new requests are refused."""

@@ -126,3 +126,18 @@ def shares(held: Mapping[str, PartitionInfo]) -> str:
 
 def _granules(granules: Sequence[int]) -> str:
     return f"granule{'s' * (len(granules) != 1)} {', '.join(map(str, granules))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The model of a tenant that is being loaded, "" for none, and what is done with it: a phrase that its name completes.
+
+    `ready`, `failed` and `known` are numbers of the tenant's models.
+    """
+
+    tenant: str
+    model: str
+    doing: str = ""
+    ready: int = 0
+    failed: int = 0
+    known: int = 0

@@ -62,7 +62,7 @@ class Runtime:
         publish: Callable[[State], None],
         on_lost: Callable[[str], None],
         read: Read | None = None,
-        on_loading: OnLoading = lambda *_: None,
+        on_loading: OnLoading = lambda _: None,
         pages: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.device = device

@@ -14,7 +14,7 @@ from engines.tensorrt.thread_priority import lower_priority
 
 from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig
-from ..control.descriptions import Execution
+from ..control.descriptions import Execution, Loading
 from ..errors import BadRequest, NotFound, Unavailable
 from ..link.messages import ModelKey
 from ..tenants.catalog import UNLOADED, IndexEntry
@@ -36,8 +36,8 @@ from .tenant_locks import TenantLocks
 log = logging.getLogger("greenlane.runtime")
 
 
-OnLoading = Callable[[str, str], None]
-"""Called with a tenant and a model when that begins to be loaded, and with "" when that has ended."""
+OnLoading = Callable[[Loading], None]
+"""Called when a model begins to be loaded, when what is done with it changes, and when that has ended."""
 CRASHED = "its process ended each time it was loaded; load it again when its file is another"
 """The reason of a model that is left out."""
 
@@ -101,6 +101,8 @@ class TenantModels:
         self._changes: set[asyncio.Task[None]] = set()
         self._being_loaded: dict[str, list[str]] = {}
         """By tenant: one that is loaded on request, and one that is paged in."""
+        self._known: dict[str, int] = {}
+        """How many models a tenant may call, as far as was looked."""
         self._loading: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -122,6 +124,7 @@ class TenantModels:
         """This tenant has gone; none of its models is being changed."""
         self.tenants.pop(tenant, None)
         self.served.remove(tenant)
+        self._known.pop(tenant, None)
         self.ordering.pop(tenant, None)
         self.pager.remove(tenant)
 
@@ -306,6 +309,8 @@ class TenantModels:
         for name in names:
             self._frontends[tenant.name].announce(name)
         self._frontends[tenant.name].listed()
+        self._known[tenant.name] = len(names)
+        self._say(tenant.name)
         overrides, left_out, ranks = at_start
         names.sort(key=lambda model: ranks.get(tenant.name, {}).get(model, 0))
         for name in await asyncio.to_thread(self._model_loader.in_order, names):
@@ -328,12 +333,20 @@ class TenantModels:
         """Within the block this model is being loaded: what ends the process then may be the model."""
         being_loaded = self._being_loaded.setdefault(tenant, [])
         being_loaded.append(name)
-        self._on_loading(tenant, name)
+        self._say(tenant)
         try:
             yield
         finally:
             being_loaded.remove(name)
-            self._on_loading(tenant, being_loaded[-1] if being_loaded else "")
+            self._say(tenant)
+
+    def _say(self, tenant: str, doing: str = "reading or building") -> None:
+        """Report which of a tenant's models is being loaded, and what is done with it."""
+        name = next(iter(self._being_loaded.get(tenant, [])[-1:]), "")
+        models = self.served.of(tenant).values()
+        ready = len([each for each in models if each.served])
+        failed = len([each for each in models if each.problems and not each.served])
+        self._on_loading(Loading(tenant, name, doing, ready, failed, self._known.get(tenant, len(models))))
 
     async def _read_model(
         self,
@@ -378,6 +391,7 @@ class TenantModels:
             await self.pager.free(tenant, [version.engine for version in prepared.versions])
             return refused
         partition = self._workers[tenant].partition
+        self._say(tenant, "compiling or loading the kernels of" if partition.host_cores is None else "loading")
         # CPU executors inherit the scheduling priority of the thread that binds them.
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()

@@ -56,6 +56,7 @@ class Composition:
         self._transfers = TenantTransfers(self._runtimes, self._frontends, config.server.max_pause)
         self.counts = process_counts.count(config, hosted, cores)
         self.controller = Controller(config, self._frontends, self._set_state, self._transfers.transfer)
+        self.controller.on_progress = partial(self._set_state, "starting")
         self.devices, in_tenants = self._add_devices(config, opener, hosted)
         self._connect(in_tenants)
         self.reloader = Reloader(self.controller, read, self._reconfigure)
@@ -93,14 +94,18 @@ class Composition:
         in_tenants: dict[str, HostedRuntime] = {}
         for device in config.named_devices:
             on_state = partial(self.controller.on_state, device=device)
+            on_loading = partial(self.controller.on_loading, device=device)
             theirs = {name: _part(self._frontends[name], device) for name in config.tenants_on(device)}
             if device in hosted:
-                sides = {name: RemoteRuntime(f"the process of {name}", {name: part}, on_state) for name, part in theirs.items()}
+                sides = {
+                    name: RemoteRuntime(f"the process of {name}", {name: part}, on_state, on_loading)
+                    for name, part in theirs.items()
+                }
                 in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
                 self.controller.add(sides, device)
             else:
                 label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
-                runtime = RemoteRuntime(label, theirs, on_state)
+                runtime = RemoteRuntime(label, theirs, on_state, on_loading)
                 arguments = partial(_device_arguments, device, opener)
                 processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
                 self.controller.add(dict.fromkeys(theirs, runtime), device, runtime)
@@ -132,9 +137,9 @@ class Composition:
             )
         )
 
-    def _set_state(self, state: State) -> None:
-        self._service.set_state(state)
-        self.supervisor.set_state(state)
+    def _set_state(self, state: State, progress: str = "") -> None:
+        self._service.set_state(state, progress)
+        self.supervisor.set_state(state, progress)
 
     def _set_log_level(self, level: str) -> None:
         self.supervisor.set_log_level(level)

@@ -111,6 +111,7 @@ class Service:
         for unread in (self.unread, *(tenant.unread for tenant in self.tenants.values())):
             unread.seconds = config.server.write_timeout
         self.state: State = "starting"
+        self._progress = ""
         self.totals: Callable[[], Awaitable[Report]] | None = None
         """Returns the report of all processes of the tenant, if it has several."""
         self._max_silence = config.server.watchdog / 4 or float("inf")
@@ -130,7 +131,7 @@ class Service:
             which = "POST /v2/repository/index says which of a tenant's, the log which of all"
             return f"not every model could be loaded, and server.strict_readiness asks for all of them; {which}"
         if self.state != "serving":
-            return f"the server is {self.state}"
+            return f"the server is {self.state}{': ' * bool(self._progress)}{self._progress}"
         suspended = [tenant.lane.admission.suspended for tenant in self.tenants.values()]
         if suspended and all(suspended):
             return suspended[0]
@@ -166,9 +167,9 @@ class Service:
         """The supervisor does not hang; called repeatedly if it is another process."""
         self._heartbeat_at = time.monotonic()
 
-    def set_state(self, state: State) -> None:
-        """Set the server's state."""
-        self.state = state
+    def set_state(self, state: State, progress: str = "") -> None:
+        """Set the server's state, and how far its start is."""
+        self.state, self._progress = state, progress
 
     def tenant(self, authorization: str | None, name: str | None) -> Tenant:
         """The tenant of a request with these headers. Raises Unauthorized, or Misdirected if another process serves it."""

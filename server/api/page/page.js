@@ -39,7 +39,7 @@ function draw(status) {
   const pilot = status.autopilot;
   const paused = pilot.paused_for_seconds > 0 && pilot.mode !== "off" ? `, paused for ${Math.ceil(pilot.paused_for_seconds)} s` : "";
   const chips = [
-    { text: status.ready ? "ready" : `${status.state}, not ready`, kind: status.ready ? "good" : "bad" },
+    { text: status.ready ? "ready" : `${status.state}, not ready${status.progress ? `: ${status.progress}` : ""}`, kind: status.ready ? "good" : "bad" },
     { text: `autopilot ${pilot.mode}${paused}`, kind: "" },
   ];
   if (status.ready && status.state !== "serving") chips.push({ text: status.state, kind: "warn" });

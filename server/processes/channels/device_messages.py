@@ -243,10 +243,14 @@ class ReportDeviceLost(Message):
 
 
 class LoadingModel(Message):
-    """This model of a tenant is being loaded from now on; with an empty name, none is any more."""
+    """This model of a tenant is being loaded from now on; with an empty name, none is any more. See `descriptions.Loading`."""
 
     tenant: str
     name: str
+    doing: str = ""
+    ready: Count = 0
+    failed: Count = 0
+    known: Count = 0
 
 
 class AnnounceModel(Message):

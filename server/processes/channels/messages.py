@@ -93,9 +93,10 @@ class SetAffinity(Message):
 
 
 class SetState(Message):
-    """The state of the server."""
+    """The state of the server, and how far its start is."""
 
     state: State
+    progress: str = ""
 
 
 class Reconfigure(Message):

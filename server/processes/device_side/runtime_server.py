@@ -4,12 +4,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any
 
 from partitions import Device
 
 from ...config.schema import Config, DeviceConfig
+from ...control.descriptions import Loading
 from ...device.runtime import Runtime
 from ...device.tenant_models import CRASHED, AtStart
 from ...host.exit_codes import NEEDS_RESTART
@@ -135,8 +137,8 @@ class RuntimeServer:
         if self.runtime:
             self.runtime.abandon(message.reason)
 
-    def _on_loading(self, tenant: str, name: str) -> None:
-        self._notify(messages.LoadingModel(tenant, name))
+    def _on_loading(self, loading: Loading) -> None:
+        self._notify(messages.LoadingModel(*astuple(loading)))
 
     def _set_state(self, state: State) -> None:
         self._notify(messages.DeviceState(state))

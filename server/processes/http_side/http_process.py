@@ -246,7 +246,7 @@ class HttpProcess:
 
     def _set_state(self, message: messages.SetState) -> None:
         loaded = self._service.state == "starting" and message.state in ("serving", "incomplete")
-        self._service.set_state(message.state)
+        self._service.set_state(message.state, message.progress)
         if loaded:
             gc.collect()
             gc.freeze()

@@ -44,6 +44,7 @@ class RemoteFrontend:
         self._catalog = Catalog()
         self._listed = False
         self._state: State = "starting"
+        self._progress = ""
         self._refusing = self._suspended = ""
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
@@ -80,7 +81,7 @@ class RemoteFrontend:
         with suppress(Unavailable):
             await asyncio.gather(*published)
         if channel in self._processes.channels:
-            channel.notify(messages.SetState(self._state))
+            channel.notify(messages.SetState(self._state, self._progress))
 
     def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
         for name, served, problems in self._catalog.listing():
@@ -177,10 +178,10 @@ class RemoteFrontend:
     def open(self, device: DeviceSide) -> None:
         self._device = device
 
-    def set_state(self, state: State) -> None:
-        """Send the process the server's state."""
-        self._state = state
-        self._processes.notify(messages.SetState(state))
+    def set_state(self, state: State, progress: str = "") -> None:
+        """Send the process the server's state, and how far its start is."""
+        self._state, self._progress = state, progress
+        self._processes.notify(messages.SetState(state, progress))
 
     def announce(self, name: str) -> None:
         self._catalog.announce(name)

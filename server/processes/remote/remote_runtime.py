@@ -14,7 +14,7 @@ from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
 from ...accounts.usage import Report
-from ...control.descriptions import DeviceInfo, RungState
+from ...control.descriptions import DeviceInfo, Loading, RungState
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
@@ -40,10 +40,16 @@ _Cores = dict[str, frozenset[int] | None]
 
 
 class RemoteRuntime:
-    """Belongs to the supervisor's event loop. `connect` gives it each new process; `on_state` is called with its states."""
+    """Belongs to the supervisor's event loop. `connect` gives it each new process; `on_state` is called with its states, and
+    `on_loading` with what it loads.
+    """
 
     def __init__(
-        self, label: str, frontends: Mapping[str, DeviceFrontend], on_state: Callable[[Iterable[str], State], None]
+        self,
+        label: str,
+        frontends: Mapping[str, DeviceFrontend],
+        on_state: Callable[[Iterable[str], State], None],
+        on_loading: Callable[[Loading], None] = lambda _: None,
     ) -> None:
         self.label = label
         self.kept = KeptState()
@@ -55,6 +61,7 @@ class RemoteRuntime:
         self.models = RemoteModels(self._calls, self.tenants, self.kept, self._reports)
         self.handover = TenantHandover(self._calls, self.tenants, self.kept)
         self._on_state = on_state
+        self._on_loading = on_loading
         self._started = False
         self._resuming: asyncio.Task[None] | None = None
 
@@ -75,8 +82,12 @@ class RemoteRuntime:
         return {
             **self.tenants.handlers(),
             messages.DeviceState: lambda message: self._on_state(self.frontends, message.state),
-            messages.LoadingModel: lambda message: self.kept.crashes.on_loading(message.tenant, message.name),
+            messages.LoadingModel: self._loading,
         }
+
+    def _loading(self, message: messages.LoadingModel) -> None:
+        self.kept.crashes.on_loading(message.tenant, message.name)
+        self._on_loading(Loading(message.tenant, message.name, message.doing, message.ready, message.failed, message.known))
 
     async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
         """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""

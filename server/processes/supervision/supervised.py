@@ -41,6 +41,7 @@ class Current:
 
     config: Config
     state: State = "starting"
+    progress: str = ""
     log_level: str = ""
     cores: frozenset[int] = frozenset()
 

@@ -90,13 +90,13 @@ class SupervisedHttp:
         for each in self._leads():
             self._watching.start(self._keep(each))
 
-    def set_state(self, state: State) -> None:
-        """Notify them of the server's state."""
+    def set_state(self, state: State, progress: str = "") -> None:
+        """Notify them of the server's state, and how far its start is."""
         for each in self._processes.values():
             if each.frontend:
-                each.frontend.set_state(state)
+                each.frontend.set_state(state, progress)
             elif each.number == LEAD:
-                each.channel.notify(messages.SetState(state))
+                each.channel.notify(messages.SetState(state, progress))
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict them, and their later replacements, to these cores."""
@@ -253,7 +253,7 @@ class SupervisedHttp:
         else:
             if each.process:
                 self._current.restrict(each.process)
-            each.channel.notify(messages.SetState(self._current.state))
+            each.channel.notify(messages.SetState(self._current.state, self._current.progress))
         each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
         self._dispatcher.announce(each)
         await self._start_helpers(each)

@@ -89,10 +89,10 @@ class Supervisor:
         self._http.keep()
         self._devices.keep()
 
-    def set_state(self, state: State) -> None:
-        """Notify every process of the server's state."""
-        self._current.state = state
-        self._http.set_state(state)
+    def set_state(self, state: State, progress: str = "") -> None:
+        """Notify every process of the server's state, and how far its start is."""
+        self._current.state, self._current.progress = state, progress
+        self._http.set_state(state, progress)
 
     def set_log_level(self, level: str) -> None:
         """Have every process log at this level, this one and later replacements too; the dispatcher keeps its own."""
