@@ -13,7 +13,9 @@ Why each rule is as it is:
 - The median counts as well as the tail, and the worse of both decides. A p99 of some hundred requests is decided by five of
   them, so that a leak that all requests feel shows in the median first.
 - Other programs on the machine can look like a leak: an aggressor that keeps its own cores busy leaves them the victim's. So
-  nothing is called a leak while they used more than OTHERS of the cores. Isolated it can be all the same.
+  nothing is called a leak while they used more than OTHERS of the cores. Isolated it can be all the same. A leak is plain
+  where they used less than PLAIN_OTHERS and the median surely grew more than PLAIN times in every round: they can be in the
+  way of some requests and so of the tail, but not of every second request in all rounds.
 - A request of the victim's that fails beside the aggressor is a leak whatever the latencies are; one that fails alone says that
   nothing here can be compared.
 """
@@ -39,6 +41,10 @@ BUSY = 0.5
 """The part of the time in which an aggressor has to keep its own partition or process busy."""
 OTHERS = 0.1
 """The part of the cores' time that other programs may use where a leak is to be called one."""
+PLAIN_OTHERS = 0.25
+"""The part of the cores' time from which on other programs may be in the way of every second request."""
+PLAIN = 3.0
+"""Times by which the median surely grew in every round, where that is no work of other programs."""
 SURE = 1.1
 """Times by which latency surely grew, where it is called a leak."""
 MEDIAN = 0.5
@@ -122,7 +128,15 @@ def rule(
     Also returns how latency grew beside the aggressor and in the control.
     """
     held, shared = compare(alone, beside, control)
+    if OTHERS < others < PLAIN_OTHERS and plain(alone, beside):
+        others = OTHERS
     return decide(held, shared, [failures(alone), failures(beside), failures(control)], busy, others, bound), held, shared
+
+
+def plain(alone: Sequence[Samples], beside: Sequence[Samples]) -> bool:
+    """Whether the median surely grew more than PLAIN times in each of at least two rounds."""
+    each = [growth([before], [after], MEDIAN) for before, after in zip(alone, beside, strict=True)]
+    return len(each) > 1 and all(one.low > PLAIN for one in each)
 
 
 def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, others: float, bound: float) -> Ruling:

@@ -49,7 +49,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     parser.add_argument("--config", metavar="FILE", help="TOML configuration; without it what `greenlane serve` takes then")
     parser.add_argument("--url", help="a server that runs on this machine, in place of a new one")
     parser.add_argument("--keys", metavar="FILE", help="with --url: TOML with `admin = KEY` and, in [tenants], `NAME = KEY`")
-    about = f"seconds from when the server is ready; default: {SECONDS:g}, at least {LEAST:g}"
+    about = "seconds from when the server is ready, and up to as many again where that is too noisy for a verdict"
+    about += f"; default: {SECONDS:g}, at least {LEAST:g}"
     parser.add_argument("--seconds", type=positive, default=SECONDS, help=about)
     parser.add_argument("--only", metavar="TENANT", help="only this tenant as the victim")
     about = "what lending costs lenders: two servers, of which one lends nothing; run it before tenants may `lend`"

@@ -1,20 +1,26 @@
-"""One pair measured: the victim in an open loop, and the aggressor of another tenant, or in its own, in turns."""
+"""One pair measured: the victim in an open loop, and the aggressor of another tenant, or in its own, in turns.
 
+Where that gives no verdict, what is undecided is measured again, as long as there is time. If all rounds together decide
+nothing, the quiet ones do: rounds are chosen by what other programs used meanwhile, never by what was measured in them.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from time import perf_counter, sleep
 
 from greenlane.load.figures import Figures, Samples, figures, merged, percentile
 from greenlane.load.jobs import Ask, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.others import Others
 from greenlane.load.processes import Job, LoadProcessFailed, begun
-from greenlane.load.rules import Growth, Ruling, rule
+from greenlane.load.rules import OTHERS, Growth, Ruling, rule
 from greenlane.load.schedule import poisson
 
 from .attacks import Attack
 from .errors import ServerEnded
 from .phases import by_phase
-from .plan import AHEAD, GAP, PHASES, Pair, Step, Which, steps
+from .plan import AHEAD, GAP, LEAST, PHASES, ROUND, START, Pair, Step, Which, steps
 from .survey import Timed
 
 USED = 0.2
@@ -25,6 +31,8 @@ CONNECTIONS, MOST = 8, 128
 """Connections that the victim has at first, and at most."""
 LOOK = 0.25
 """Seconds between two looks at whether the server still runs."""
+LOUD: tuple[Which, ...] = ("beside", "control")
+"""The phases in which there is an aggressor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one kind of aggressor: latencies by phase and round, growth, and the verdict.
+    """What came of one kind of aggressor: latencies by phase and round, of those rounds that the verdict rests on, and growth.
 
     `rates` are what the aggressor had answered a second, as another tenant and in the control; `busy` is the part of the time
     in which the other tenant's partition or process was, and `statuses` what it was answered.
@@ -70,8 +78,13 @@ class Result:
     statuses: Mapping[int, int]
 
     def figures(self, which: Which) -> Figures:
-        """Of all rounds together."""
+        """Of these rounds together."""
         return figures(merged(self.rounds[which]))
+
+    @property
+    def undecided(self) -> bool:
+        """Whether more time or a quieter machine may give a verdict."""
+        return self.ruling.word == "too noisy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,30 @@ class Victim:
     rate: float
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """All phases once: what the victim's client saw, what each of the aggressor's processes did in each loud phase.
+
+    `others` is the part of the cores' time that other programs used in each round of each kind.
+    """
+
+    phases: Sequence[Step]
+    seen: Seen
+    tallies: Sequence[Sequence[Tally]]
+    others: Mapping[tuple[int, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of one kind: its requests, and what the aggressor was answered, in how many seconds."""
+
+    others: float
+    samples: Mapping[Which, Samples]
+    statuses: Mapping[Which, Counter[int]]
+    answers: Mapping[Which, int]
+    lasted: Mapping[Which, float]
+
+
 def measure(
     pair: Pair,
     victim: Victim,
@@ -115,18 +152,44 @@ def measure(
     others: Callable[[], Others],
     alive: Callable[[], str],
     report: Callable[[str], None],
+    until: float = 0.0,
 ) -> Measured:
-    """Run all phases of this pair. Blocks.
+    """Run all phases of this pair, and those of undecided kinds again as long as they end before `until`. Blocks.
 
-    `others` begins to count other programs; `alive` says why the server ended, or nothing. Raises ServerEnded if it did, or
-    if a load process could not begin.
+    `others` begins to count other programs; `alive` says why the server ended, or nothing; `until` is a time of
+    perf_counter. Raises ServerEnded if it did, or if a load process could not begin.
     """
+    passes: list[Pass] = []
+    results: dict[str, Result] = {}
+    kinds, left = list(attacks), rounds
+    while kinds and left > 0:
+        passes.append(_pass(pair, victim, {kind: attacks[kind] for kind in kinds}, left, places, others, alive, report))
+        results |= {kind: judged(kind, attacks[kind], passes) for kind in kinds}
+        kinds = [kind for kind in kinds if results[kind].undecided]
+        left = min(rounds, int((until - perf_counter() - START) / (ROUND * max(1, len(kinds)))))
+        if kinds and left > 0:
+            report(f"{pair}: too noisy for a verdict on {', '.join(kinds)}: again")
+    late = percentile(sorted(late for one in passes for late in one.seen.late), 0.99) / 1e6
+    share = fmean(each for one in passes for each in one.others.values())
+    failures = tuple(failure for one in passes for failure in one.seen.failures)
+    return Measured(pair, victim.model, victim.rate, late, share, tuple(results.values()), failures)
+
+
+def _pass(
+    pair: Pair,
+    victim: Victim,
+    attacks: Mapping[str, Beside],
+    rounds: int,
+    places: Places,
+    others: Callable[[], Others],
+    alive: Callable[[], str],
+    report: Callable[[str], None],
+) -> Pass:
     phases = steps(list(attacks), rounds)
     jobs: list[Job] = [_timed(victim, phases, places), *_turns(victim.job.port, phases, attacks, places)]
     try:
         with begun(jobs) as (start, processes):
-            counted = others()
-            _wait(start, phases, pair, alive, report)
+            shares = _wait(start, phases, pair, others, alive, report)
             seen = processes[0].result()
             tallies = [process.results() for process in processes[1:]]
     except LoadProcessFailed as failed:
@@ -134,10 +197,7 @@ def measure(
     if why := alive():
         raise ServerEnded(why)
     assert isinstance(seen, Seen)
-    share = counted.share()
-    late = percentile(sorted(seen.late), 0.99) / 1e6
-    results = tuple(_result(kind, attacks[kind], phases, seen, tallies, share) for kind in attacks)
-    return Measured(pair, victim.model, victim.rate, late, share, results, tuple(seen.failures))
+    return Pass(phases, seen, tallies, shares)
 
 
 def _timed(victim: Victim, phases: Sequence[Step], places: Places) -> OpenLoop:
@@ -179,11 +239,15 @@ def _wait(
     start: float,
     phases: Sequence[Step],
     pair: Pair,
+    others: Callable[[], Others],
     alive: Callable[[], str],
     report: Callable[[str], None],
-) -> None:
-    """Until the last phase has ended, or the server has. Raises ServerEnded."""
-    said = -1
+) -> dict[tuple[int, str], float]:
+    """Until the last phase has ended, or the server has: raises ServerEnded. What other programs used in each round and kind.
+
+    They are counted in the pause after a control, when no request is timed.
+    """
+    said, shares, counted = -1, {}, others()
     for step in phases:
         while (left := start + step.end + GAP - perf_counter()) > 0:
             if why := alive():
@@ -192,40 +256,59 @@ def _wait(
                 report(f"{pair}: round {step.round + 1} of {phases[-1].round + 1}")
                 said = step.round
             sleep(min(left, LOOK))
+        if step.which == PHASES[-1]:
+            shares[step.round, step.kind] = counted.share()
+            counted = others()
+    return shares
 
 
-def _result(
-    kind: str, attack: Beside, phases: Sequence[Step], seen: Seen, tallies: Sequence[Sequence[Tally]], others: float
-) -> Result:
-    every = by_phase(phases, seen.samples)
-    rounds = {which: tuple(_samples(kind, which, phases, every)) for which in PHASES}
-    loud = [step for step in phases if step.which != "alone"]
-    mine: dict[Which, list[Tally]] = {
-        which: [turn[at] for turn in tallies for at, step in enumerate(loud) if (step.kind, step.which) == (kind, which)]
-        for which in ("beside", "control")
-    }
-    lasted = {which: _lasted(loud, kind, which) for which in mine}
-    rates: dict[Which, float] = {which: sum(each.answers for each in some) / lasted[which] for which, some in mine.items()}
-    statuses: dict[int, int] = {}
-    for tally in mine["beside"]:
-        for status, count in tally.statuses.items():
-            statuses[status] = statuses.get(status, 0) + count
+def judged(kind: str, attack: Beside, passes: Sequence[Pass]) -> Result:
+    """The verdict of all rounds; where they decide nothing, that of the quiet ones if there are some and they do."""
+    turns = [turn for one in passes for turn in _of(kind, one)]
+    whole = _result(attack, turns)
+    quiet = [turn for turn in turns if not turn.others > OTHERS]
+    if whole.ruling.word in ("isolated", "leaks") or not LEAST <= len(quiet) < len(turns):
+        return whole
+    found = _result(attack, quiet)
+    if found.undecided:
+        return whole
+    where = f"in the {len(quiet)} of {len(turns)} rounds in which other programs used at most {OTHERS:.0%} of the cores"
+    return replace(found, ruling=replace(found.ruling, why=f"{found.ruling.why} ({where})"))
+
+
+def _result(attack: Beside, turns: Sequence[Turn]) -> Result:
+    rounds = {which: tuple(turn.samples[which] for turn in turns) for which in PHASES}
+    lasted = {which: sum(turn.lasted[which] for turn in turns) for which in LOUD}
+    rates: dict[Which, float] = {which: sum(turn.answers[which] for turn in turns) / lasted[which] for which in LOUD}
+    statuses = sum((turn.statuses["beside"] for turn in turns), Counter[int]())
     right = sum(count for status, count in statuses.items() if status in attack.other.expected)
     busy = min(1.0, right * attack.other.seconds / lasted["beside"])
+    others = fmean(turn.others for turn in turns)
     ruling, held, shared = rule(rounds["alone"], rounds["beside"], rounds["control"], busy, others)
     return Result(attack, rounds, held, shared, ruling, rates, busy, statuses)
 
 
-def _lasted(phases: Sequence[Step], kind: str, which: Which) -> float:
-    """For how many seconds this aggressor ran."""
-    return sum(step.end - step.begin + AHEAD for step in phases if (step.kind, step.which) == (kind, which))
+def _of(kind: str, one: Pass) -> Iterator[Turn]:
+    """The rounds of this kind in a pass, if it is there. Alone those before every kind count, as they do not differ.
 
+    Where the round was quiet, only those count that were quiet as well.
+    """
+    phases, every = one.phases, by_phase(one.phases, one.seen.samples)
+    loud = [step for step in phases if step.which != "alone"]
+    for turn in sorted({step.round for step in phases if step.kind == kind}):
+        others = one.others[turn, kind]
 
-def _samples(kind: str, which: Which, phases: Sequence[Step], every: Sequence[Samples]) -> Iterator[Samples]:
-    """The victim's requests of each round; alone those before every kind count, as they do not differ."""
-    for turn in range(phases[-1].round + 1):
-        yield merged(
-            samples
-            for step, samples in zip(phases, every, strict=True)
-            if step.round == turn and step.which == which and (which == "alone" or step.kind == kind)
+        def counts(step: Step, turn: int = turn, others: float = others) -> bool:
+            if step.round != turn or step.which != "alone":
+                return (step.round, step.kind) == (turn, kind)
+            return others > OTHERS or not one.others[turn, step.kind] > OTHERS
+
+        mine = {which: [step for step in phases if step.which == which and counts(step)] for which in PHASES}
+        did = {which: [row[loud.index(step)] for row in one.tallies for step in mine[which]] for which in LOUD}
+        yield Turn(
+            others,
+            {which: merged(every[phases.index(step)] for step in mine[which]) for which in PHASES},
+            {which: sum((Counter(tally.statuses) for tally in did[which]), Counter[int]()) for which in LOUD},
+            {which: sum(tally.answers for tally in did[which]) for which in LOUD},
+            {which: sum(step.end - step.begin + AHEAD for step in mine[which]) for which in LOUD},
         )

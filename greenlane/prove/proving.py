@@ -66,7 +66,7 @@ class Progress:
 
 
 def prove(run: Run) -> Findings:
-    """Everything. Blocks for about `seconds`. Raises CannotProve."""
+    """Everything. Blocks for about `seconds`, or twice that where it is too noisy for verdicts. Raises CannotProve."""
     began, found = perf_counter(), Progress()
     try:
         _prove(run, began + run.seconds, found)
@@ -96,11 +96,13 @@ def _prove(run: Run, end: float, found: Progress) -> None:
     cores = {name: frozenset().union(*map(_affinity, pids)) for name, pids in served.items() if pids}
     every = sorted(os.sched_getaffinity(0))
     others = partial(Others, every, run.own)
-    for pair in chosen.pairs:
+    began, patience = perf_counter(), max(0.0, end - perf_counter()) + run.seconds
+    for number, pair in enumerate(chosen.pairs, 1):
+        until = began + patience * number / len(chosen.pairs)
         places = place(pair, found.located, cores, every)
         attacks = _attacks(run.access, _tenant(found, pair.victim), _tenant(found, pair.aggressor), chosen.kinds[pair])
         victim = _victim(run.access, _tenant(found, pair.victim))
-        found.measured.append(measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report))
+        found.measured.append(measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report, until))
 
 
 def _wanted(run: Run, found: Progress) -> list[Pair]:

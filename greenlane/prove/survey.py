@@ -98,7 +98,7 @@ def _survey_models(
             if name not in ready:
                 tenant.undriven[name] = "it is not ready"
             elif perf_counter() >= end and tenant.drivable:
-                tenant.undriven[name] = "there was no time left to try it"
+                tenant.undriven[name] = "there was no time left; more --seconds has time for more models"
             elif isinstance(found := _drive(caller, tenant.name, name, access), Drivable):
                 tenant.drivable.append(found)
             else:

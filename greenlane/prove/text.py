@@ -12,6 +12,7 @@ from .attacks import WHAT
 from .findings import Findings
 from .lending import STATES, Lent, Level
 from .measure import Measured, Result
+from .survey import Surveyed
 
 MEANS = {
     "isolated": "every neighbour was held off, where the control shows that it disturbs",
@@ -20,8 +21,9 @@ MEANS = {
     "too noisy": "something could not be judged on this machine, now: it was too noisy",
 }
 HEADING = f"""\
-{"":22} {"p99 of the victim, ms":^26}  {"times, with interval":^30}
-{"aggressor":22} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>20} {"control":>9}  verdict"""
+{"":22} {"p99 of the victim, ms":^26}  {"times, with interval":^34}
+{"aggressor":22} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>24} {"control":>9}  verdict"""
+TIMES = "times: how much the median (p50) or the tail (p99; p90 of few requests) grew, whichever the verdict rests on"
 
 LENDING = f"""\
 {"":22} {"p99 of the lender, ms":^17}  {"times":^30}
@@ -66,6 +68,17 @@ def _failed(failures: Sequence[str]) -> Iterator[str]:
         yield f"  {'a request failed at' if len(seen) == 1 else 'requests failed, the first at'} {seen[0]}: {how[:160]}"
 
 
+def _not_asked(tenant: Surveyed) -> Iterator[str]:
+    """A line for each reason for which models of this tenant were not asked."""
+    models: dict[str, list[str]] = {}
+    for name, why in tenant.undriven.items():
+        models.setdefault(why, []).append(name)
+    number = len(tenant.drivable) + len(tenant.undriven)
+    for why, names in models.items():
+        which = f"{names[0]} was" if len(names) == 1 else f"{len(names)} of {number} models were"
+        yield f"  {tenant.name}: {which} not asked: {why}"
+
+
 def _lines(findings: Findings) -> Iterator[str]:
     yield from ("", "Where work ran")
     for each in findings.located:
@@ -75,13 +88,14 @@ def _lines(findings: Findings) -> Iterator[str]:
         if each.own_why:
             yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"
     for tenant in findings.tenants:
-        for name, why in tenant.undriven.items():
-            yield f"  {tenant.name}: {name} was not asked: {why}"
+        yield from _not_asked(tenant)
     for measured in findings.measured:
         yield from ("", _title(measured), HEADING)
         yield from map(_line, measured.results)
         yield from _failed(measured.failures)
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
+    if findings.measured:
+        yield from ("", TIMES)
     for lent in findings.lending:
         yield from ("", f"{lent.pair.victim} lends to {lent.pair.aggressor}: {about_lending(lent)}", LENDING)
         yield from map(_level, lent.levels)
@@ -130,8 +144,9 @@ def _title(measured: Measured) -> str:
 def _line(result: Result) -> str:
     alone, beside, control = (milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control"))
     name = f"{result.attack.other.kind} ({result.attack.other.model})"
-    held, shared = times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value)
-    return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>20} {shared:>9}  {result.ruling.word}"
+    one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
+    held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
+    return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>24} {shared:>9}  {result.ruling.word}"
 
 
 def listed(numbers: tuple[int, ...]) -> str:

@@ -128,3 +128,20 @@ def test_what_other_programs_may_have_caused_is_not_called_a_leak() -> None:
         found = decide(slower, slower, failed, 1.0, 2 * OTHERS, 1.3)
         assert found.word == "too noisy"
         assert "stop them" in found.why
+
+
+def test_a_leak_that_all_requests_feel_in_every_round_is_one_beside_a_little_of_other_programs() -> None:
+    draw = np.random.default_rng(5)
+    alone, control = ([phase(draw, 1000 * scale) for _ in range(ROUNDS)] for scale in (1, 5))
+    all_slow, one_calm = ([phase(draw, 1000 * scale) for scale in scales] for scales in ((6, 6, 6, 6), (6, 6, 1, 6)))
+    few = [
+        Samples(one.due, [took * (8 if n % 10 == 0 else 1) for n, took in enumerate(one.latency)], one.status) for one in alone
+    ]
+
+    def found(beside: list[Samples], others: float) -> str:
+        return rule(alone, beside, control, 1.0, others)[0].word
+
+    assert found(all_slow, 2 * OTHERS) == "leaks"
+    assert found(all_slow, 0.5) == "too noisy"  # They may be what all requests waited for.
+    assert found(one_calm, 2 * OTHERS) == "too noisy"
+    assert found(few, 2 * OTHERS) == "too noisy"

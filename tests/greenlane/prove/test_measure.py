@@ -38,8 +38,37 @@ def tallies(phases: list[Step], answers: int) -> list[Tally]:
 
 
 def results(phases: list[Step], seen: Seen, answers: int) -> list[measure.Result]:
+    quiet = {(step.round, step.kind): 0.0 for step in phases}
+    one = measure.Pass(phases, seen, [tallies(phases, answers)], quiet)
+    return [measure.judged(kind, Beside(ATTACK, ATTACK), [one]) for kind in KINDS]
+
+
+def disturbed(noisy: set[int], others: float = 0.5) -> measure.Pass:
+    """A pass in which other programs used so much of the cores in some rounds, and every other request beside was slow then."""
+    phases = steps(["batches"], 4)
+    seen = Seen()
+    for step in phases:
+        for number in range(round(RATE * (step.end - step.begin))):
+            met = step.which == "beside" and step.round in noisy and number % 2
+            seen.samples.add(step.begin + number / RATE, SLOW if met or step.which == "control" else QUICK, 200)
+    shares = {(step.round, step.kind): others if step.round in noisy else 0.02 for step in phases}
+    return measure.Pass(phases, seen, [tallies(phases, 60)], shares)
+
+
+def test_rounds_that_other_programs_disturbed_are_left_out_where_all_rounds_decide_nothing() -> None:
     beside = Beside(ATTACK, ATTACK)
-    return [measure._result(kind, beside, phases, seen, [tallies(phases, answers)], 0.0) for kind in KINDS]
+    found = measure.judged("batches", beside, [disturbed({1, 2})])
+    assert found.ruling.word == "isolated"
+    assert "in the 2 of 4 rounds in which other programs used at most 10%" in found.ruling.why
+    assert len(found.rounds["beside"]) == 2
+    assert measure.judged("batches", beside, [disturbed({0, 1, 2})]).undecided
+    assert measure.judged("batches", beside, [disturbed({0, 1, 2, 3})]).undecided
+
+
+def test_passes_count_together_until_enough_rounds_were_quiet() -> None:
+    beside, noisy = Beside(ATTACK, ATTACK), disturbed({0, 1, 2})
+    found = measure.judged("batches", beside, [noisy, noisy])
+    assert (found.ruling.word, len(found.rounds["alone"])) == ("isolated", 2)
 
 
 def test_requests_are_sorted_by_phase_and_round_and_those_alone_count_for_every_kind() -> None:

@@ -90,6 +90,22 @@ def test_the_text_says_the_verdict_last_and_why_what_is_not_isolated_is_not() ->
     assert "  acme: broken was not asked: it is <not> ready" in lines
 
 
+def test_models_that_were_not_asked_for_one_reason_are_a_line() -> None:
+    undriven = {**dict.fromkeys((f"m{number}" for number in range(12)), "no time"), "broken": "it is not ready"}
+    lines = text.render(replace(findings(), tenants=[Surveyed("acme", undriven=undriven)])).splitlines()
+    assert [line for line in lines if "not asked" in line] == [
+        "  acme: 12 of 13 models were not asked: no time",
+        "  acme: broken was not asked: it is not ready",
+    ]
+
+
+def test_the_text_says_of_what_a_growth_is_and_what_that_means() -> None:
+    """The median may decide, whose growth is not that of the p99 beside it."""
+    lines = text.render(findings(result(beside=2000))).splitlines()
+    assert any("p50 2.00 (2.00-2.00)" in line for line in lines)
+    assert text.TIMES in lines
+
+
 def test_failures_that_differ_in_their_time_only_are_one_line() -> None:
     failures = ("3.892 s: 429, full: the queue", "3.893 s: 429, full: the queue", "4.100 s: 500, broken")
     found = findings(result())
