@@ -49,7 +49,7 @@ def _draw(window: Any, rates: Rates | None, problem: str, models: bool, stopped:
     height, width = window.getmaxyx()
     window.erase()
     text = [*problem.splitlines(), ""] if problem else []
-    table = lines(rates, models) if rates else [] if problem else ["asking ..."]
+    table = lines(rates, models, width) if rates else [] if problem else ["asking ..."]
     head = next((len(text) + index for index, line in enumerate(table) if line.startswith("TENANT")), -1)
     for row, line in enumerate([*text, *table][: height - 1]):
         emphasis = curses.A_REVERSE if row == head else curses.A_BOLD if row < len(text) else curses.A_NORMAL

@@ -8,12 +8,17 @@ _HEAD = (
     *("TENANT", "DEVICE", "SHARE", "USED%", "IDLE%", "LENT%", "BORROWED", "RUN/S", "REQ/S", "P99", "WAIT", "REFUSED/S"),
     *("MEMORY", "WATTS"),
 )
+_SPARED = ("IDLE%", "LENT%", "BORROWED", "MEMORY", "WATTS", "DEVICE", "RUN/S", "SHARE", "WAIT", "REFUSED/S", "P99")
+"""Columns that are left out where there is no room for all, the first ones first; DEVICE before all where there is one."""
 _LEFT = 2
 """Columns that are aligned to the left."""
 
 
-def lines(rates: Rates, models: bool = True) -> list[str]:
+def lines(rates: Rates, models: bool = True, width: int | None = None) -> list[str]:
     """Devices, then a row for each tenant, and for each of its models if `models`.
+
+    In a terminal of `width` characters, of which the last stays empty, the least important columns are left out, and a line
+    says how many; None is no limit.
 
     The busiest tenants come first, and so do the busiest of a tenant's models. Those that are as busy, as far as the table
     shows it, are in order of their names and versions, so that rows do not change places for less.
@@ -25,7 +30,9 @@ def lines(rates: Rates, models: bool = True) -> list[str]:
         if tenant.share or tenant.granted or tenant.used:
             rows.append(_tenant(tenant))
             rows += [_model(each, tenant) for each in sorted(tenant.models, key=_rank) if models]
-    return [f"greenlane {rates.until}, over {rates.seconds:.1f} s{state}", *shown, "", *_aligned(_without_empty(rows))]
+    spared = _SPARED if len(rates.devices) > 1 else ("DEVICE", *_SPARED)
+    note, table = _narrowed(_without_empty(rows), spared, width)
+    return [f"greenlane {rates.until}, over {rates.seconds:.1f} s{state}", *shown, note, *_aligned(table)]
 
 
 def _shown(each: TenantRates | ModelRates) -> float:
@@ -73,11 +80,29 @@ def _without_empty(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[row[index] for index in kept] for row in rows]
 
 
+def _narrowed(rows: list[list[str]], spared: Sequence[str], width: int | None) -> tuple[str, list[list[str]]]:
+    """The table without columns for which there is no room, and a line about them; "" where all fit."""
+    full = _width(rows)
+    gone = 0
+    for name in spared:
+        if width is None or _width(rows) < width:
+            break
+        if name in rows[0]:
+            at = rows[0].index(name)
+            rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+            gone += 1
+    return (f"{gone} more column{'s' * (gone != 1)} in a terminal of {full + 1}" if gone else ""), rows
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    return max(map(len, _aligned(rows)))
+
+
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return [
         "  ".join(
-            text.ljust(width) if index < _LEFT else text.rjust(width)
+            text.ljust(width) if rows[0][index] in _HEAD[:_LEFT] else text.rjust(width)
             for index, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -251,3 +251,28 @@ def test_in_a_terminal_the_table_is_live_and_keys_work(server: Answering) -> Non
         assert terminal.process.wait(PATIENCE) == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "gone"), [(None, set()), (80, {"DEVICE", "IDLE%"}), (60, {"DEVICE", "IDLE%", "LENT%", "BORROWED"})]
+)
+def test_a_narrow_terminal_has_fewer_columns_and_says_how_many_more_there_are(width: int | None, gone: set[str]) -> None:
+    rates = between(looked(2, 1, 100), looked(4, 3, 300))
+    assert rates
+    full, shown = lines(rates), lines(rates, width=width)
+    head, narrow = (next(line for line in each if line.startswith("TENANT")) for each in (full, shown))
+    missing = set(head.split()) - set(narrow.split())
+    assert missing >= gone
+    assert {"TENANT", "USED%", "REQ/S"} <= set(narrow.split())
+    if width:
+        table = shown[shown.index(narrow) :]
+        assert max(map(len, table)) < width
+        longest = max(map(len, full[full.index(head) :]))
+        assert f"{len(missing)} more columns in a terminal of {longest + 1}" in shown
+
+
+def test_the_column_of_devices_stays_where_there_are_several() -> None:
+    rates = between(looked(2, 1, 100), looked(4, 3, 300))
+    assert rates
+    shown = lines(replace(rates, devices=[*rates.devices, replace(rates.devices[0], name="1")]), width=85)
+    assert next(line for line in shown if line.startswith("TENANT")).split()[1] == "DEVICE"
