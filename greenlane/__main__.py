@@ -69,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
     own.protect_children()
+    if arguments is None:
+        from server.host.signals import exit_on_interrupt
+
+        exit_on_interrupt()  # Until what a command needs is imported, which takes seconds, and handles Ctrl-C itself.
     try:
         status = _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
     except BrokenPipeError:
@@ -90,22 +94,28 @@ def _output_is_lost() -> bool:
 
 
 def _run(command: str, words: list[str]) -> int:
+    from server.host import signals
+
     program = f"greenlane {command}"
     if command == "build":
         from engines import build
 
+        signals.raise_keyboard_interrupt()
         return build.main(words, program)
     if command == "init":
         from server import starting
 
+        signals.raise_keyboard_interrupt()
         return starting.main(words, program)
     if command == "prove":
         from .prove import command as prove
 
+        signals.raise_keyboard_interrupt()
         return prove.main(words, program)
     if command == "inspect":
         from engines import inspect
 
+        signals.raise_keyboard_interrupt()
         return inspect.main(words, program)
     if command == "curve":
         from .curve.options import parse
@@ -113,6 +123,7 @@ def _run(command: str, words: list[str]) -> int:
         asked = parse(words, program)
         from .curve import command as curve  # Not before the words are known to be right: this imports the server.
 
+        signals.raise_keyboard_interrupt()
         return curve.run(asked, " ".join([program, *words]))
     if command == "verify":
         from .verify.options import parse as parse_verify
@@ -120,16 +131,17 @@ def _run(command: str, words: list[str]) -> int:
         shapes = parse_verify(words, program)
         from .verify import command as verify  # As for curve.
 
+        signals.raise_keyboard_interrupt()
         return verify.run(shapes)
     if command == "top":
         from .top import command as top
 
+        signals.raise_keyboard_interrupt()
         return top.main(words, program)
     from server import command_line
-    from server.host import forkserver, signals
+    from server.host import forkserver
 
     signals.exit_on_interrupt()  # Until the server is imported, and handles it.
-
     options = command_line.parse_check(words, program) if command == "check" else command_line.parse_serve(words, program)
     if options.check is None:
         forkserver.start_early(options.config)

@@ -82,7 +82,12 @@ def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, S
     if batch > 1 and not any(spec.dims and isinstance(spec.dims[0], str) for spec in signature.inputs):
         there = ", ".join(f"{spec.name} {dims_text(spec.dims)}" for spec in signature.inputs) or "none"
         raise ModelRefused(f"--batch {batch}: model {name} takes no batches; its inputs are {there}")
-    shapes = [given.get(spec.name) or _shape(name, spec, batch) for spec in signature.inputs]
+    if vary := [spec for spec in signature.inputs if spec.name not in given and _varies(spec)]:
+        which = " and of ".join(f"{spec.name} {dims_text(spec.dims)}" for spec in vary)
+        words = " ".join(f"--shape {spec.name}:{_example(spec, batch)}" for spec in vary)
+        inputs = "inputs" if len(vary) > 1 else "input"
+        raise ModelRefused(f"model {name}: sizes of its {inputs} {which} vary; say which to measure, as in {words}")
+    shapes = [given.get(spec.name) or _shape(spec, batch) for spec in signature.inputs]
     try:
         signature.check(shapes)
     except TensorMismatch as error:
@@ -94,16 +99,19 @@ _ANY_SIZE = 64
 """The size in the example of --shape, for a dimension that may have any."""
 
 
-def _shape(name: str, spec: TensorSpec, batch: int) -> Shape:
+def _varies(spec: TensorSpec) -> bool:
+    """Whether more than the number of its rows varies, and there is no default."""
+    return spec.default is None and any(isinstance(dim, str) for dim in spec.dims[1:])
+
+
+def _example(spec: TensorSpec, batch: int) -> str:
+    rest = [dim if isinstance(dim, int) else _ANY_SIZE for dim in spec.dims[1:]]
+    return "x".join(map(str, [spec.dims[0] if isinstance(spec.dims[0], int) else batch, *rest]))
+
+
+def _shape(spec: TensorSpec, batch: int) -> Shape:
     if spec.default is not None:
         return spec.default.shape
-    if any(isinstance(dim, str) for dim in spec.dims[1:]):
-        rest = [dim if isinstance(dim, int) else _ANY_SIZE for dim in spec.dims[1:]]
-        example = "x".join(map(str, [spec.dims[0] if isinstance(spec.dims[0], int) else batch, *rest]))
-        raise ModelRefused(
-            f"model {name}: sizes of its input {spec.name} {dims_text(spec.dims)} vary; say which to measure, "
-            f"as in --shape {spec.name}:{example}"
-        )
     return tuple(batch if isinstance(dim, str) else dim for dim in spec.dims)
 
 

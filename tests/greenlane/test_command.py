@@ -1,5 +1,6 @@
 """The command `greenlane`: which subcommand runs, what is imported for it, and what it says of mistakes."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,25 @@ def test_module_and_script_are_the_same_command() -> None:
     for command in ([sys.executable, "-m", "greenlane"], [str(script)]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout.startswith("greenlane ")
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["greenlane", *sys.argv[1:]]
+runpy.run_module("greenlane", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["check", "none.toml"], ["curve", "none.onnx"], ["prove"], ["verify", "none.onnx"], ["build", "n.onnx"]]
+)
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback(words: list[str]) -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, *words], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

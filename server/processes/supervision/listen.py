@@ -10,6 +10,7 @@ from typing import Any
 from ...config.tables import dotted
 
 _BACKLOG = 2048
+_HOST = "choose another --host, or server.host"
 
 
 class CannotListen(Exception):
@@ -79,9 +80,11 @@ def _open(
     try:
         return [opened.enter_context(make(family, address)) for family, address in _resolve(host, port)]
     except socket.gaierror as error:
-        text = f"cannot listen on {host}:{port}: {_reason(error)}; choose another --host, or server.host"
+        text = f"cannot listen on {host}:{port}: {_reason(error)}; {_HOST}"
         raise CannotListen(text) from error
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            remedy = f"{host} is not an address of this machine: {_HOST}, such as 0.0.0.0 for all of its addresses"
         raise CannotListen(f"cannot listen on {host}:{port}: {_reason(error)}; {remedy}") from error
 
 

@@ -147,6 +147,16 @@ def test_sizes_that_vary_have_to_be_said(curve: Run, folder: Path, tmp_path: Pat
     assert curve(str(path), "--shape", "x:2x3x4", "--seconds", "0.2")[0] == 0
 
 
+def test_all_inputs_whose_sizes_have_to_be_said_are_named_at_once(curve: Run, tmp_path: Path) -> None:
+    path = models.save(
+        tmp_path / "two.onnx", "two (float[n, m] a, float[n] b, float[k, 2, l] c) => (float[n, m] y) { y = Neg(a) }"
+    )
+    _, _, err = curve(str(path))
+    assert "its inputs a [n, m] and of c [k, 2, l] vary; say which to measure, as in --shape a:1x64 --shape c:1x2x64" in err
+    _, _, err = curve(str(path), "--shape", "a:1x4")
+    assert "its input c [k, 2, l] vary; say which to measure, as in --shape c:1x2x64" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -85,6 +85,19 @@ def test_a_grpc_port_in_use_names_its_key_even_if_it_is_shared(stack: ExitStack,
         reserve(LOOPBACK, {"acme": port})
 
 
+def test_a_foreign_host_is_named_and_not_its_port() -> None:
+    remedy = (
+        "192.0.2.1 is not an address of this machine: choose another --host, or server.host, such as 0.0.0.0 for all of its"
+    )
+    for tenants in ({}, {"acme": 0}):
+        with pytest.raises(CannotListen) as refused:
+            listen("192.0.2.1", 0, tenants)
+        assert remedy in str(refused.value)
+        assert "port" not in str(refused.value)
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1 is not an address of this machine"):
+        reserve("192.0.2.1", {"acme": 0})
+
+
 def test_an_unknown_host_is_reported_with_the_systems_text() -> None:
     with pytest.raises(CannotListen, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"):
         listen("192.0.2.1", 0, {})
