@@ -109,6 +109,7 @@ class Builds:
         self._command = tuple(command)
         self._is_idle = is_idle
         self._cores: frozenset[int] = frozenset()
+        self._cores_if_idle: frozenset[int] = frozenset()
         self._changing = Lock()
         self._running: dict[bytes, Future[Path]] = {}
         self._children: set[subprocess.Popen[bytes]] = set()
@@ -117,9 +118,11 @@ class Builds:
     def __repr__(self) -> str:
         return f"<Builds {len(self._running)} at work{', closed' if self._closed else ''}, {self.cache!r}>"
 
-    def set_affinity(self, cores: Iterable[int]) -> None:
-        """Run builds only on these cores of the host, from the next one on."""
-        self._cores = frozenset(cores)
+    def set_affinity(self, cores: Iterable[int], if_idle: Iterable[int] = ()) -> None:
+        """Run builds only on these cores of the host, from the next one on; while nothing is served from the GPU, also on those
+        of `if_idle`.
+        """
+        self._cores, self._cores_if_idle = frozenset(cores), frozenset(if_idle)
 
     def plan(
         self,
@@ -145,21 +148,21 @@ class Builds:
         if trusting and (known := find(request)):
             return known
         needed = None if library in PORTABLE else gpu
-        return self._result_of(BuildOrder(request, needed, self._cores, os.getpid(), self._is_idle()))
+        return self._result_of(self._order(request, needed))
 
     def compile_kernels(self, request: KernelsRequest, gpu: int) -> None:
         """Have kernels compiled and cached. Blocks, without the GIL. Raises ModelRefused and Cancelled as `plan` does.
 
         Until it has ended, the child has a context of its own on the GPU, and a second copy of the model in its memory.
         """
-        self._result_of(BuildOrder(request, gpu, self._cores, os.getpid()))
+        self._result_of(self._order(request, gpu))
 
     def compute_reference(self, request: ReferenceRequest) -> None:
         """Have ONNX Runtime answer random inputs. Blocks, without the GIL, for seconds, at most REFERENCE_LIMIT.
 
         Raises ModelRefused and Cancelled as `plan` does.
         """
-        self._result_of(BuildOrder(request, None, self._cores, os.getpid()))
+        self._result_of(self._order(request, None))
 
     def close(self) -> None:
         """Kill every build and refuse new ones. Does not wait for the threads that requested them."""
@@ -167,6 +170,11 @@ class Builds:
             self._closed = True
             for child in self._children:
                 _kill(child)
+
+    def _order(self, request: PlanRequest | KernelsRequest | ReferenceRequest, gpu: int | None) -> BuildOrder:
+        is_idle = self._is_idle()
+        more = self._cores_if_idle if is_idle and self._cores else frozenset()
+        return BuildOrder(request, gpu, self._cores | more, os.getpid(), is_idle)
 
     def _result_of(self, order: BuildOrder) -> Path:
         future, is_first = self._join(pickle.dumps((order.request, order.gpu, _stamp(order.path))))

@@ -217,7 +217,7 @@ class CancelTenantTicket(Message):
 
 
 class SetDeviceAffinity(Message):
-    """Run on these of the host's cores, and builds of models on those."""
+    """Run on these of the host's cores, and builds of models on those, or on all of them while the process starts."""
 
     cores: frozenset[int]
     builds: frozenset[int]

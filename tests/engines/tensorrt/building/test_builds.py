@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -253,6 +254,7 @@ def test_closing_ends_builds_and_refuses_new_ones(tmp_path: Path, endless: Path,
 
 SERVES = """
 import sys
+import threading
 from pathlib import Path
 from engines.tensorrt.building.builds import Builds
 from engines.tensorrt.building.kernels import KernelsRequest
@@ -307,6 +309,22 @@ def test_builds_run_at_idle_priority_on_their_cores(tmp_path: Path, source: Path
     assert asked_of(by, source, "tensorrt") == [19, True, ours[-1:], "5,6", 3], "this one measures on the GPU it builds for"
     by.set_affinity({100_000})
     assert asked_of(by, source, "tensorrt")[:3] == [19, True, ours], "cores that are gone are no reason to fail"
+
+
+def test_builds_have_more_cores_while_nothing_is_served(tmp_path: Path, source: Path) -> None:
+    """At a start they are what the server waits for; later their cores are few, as others serve."""
+    ours = sorted(os.sched_getaffinity(0))
+    if len(ours) < 2:
+        pytest.skip("needs two cores")
+    serving = threading.Event()
+    by = builds(tmp_path, command=saying(HUMBLE), is_idle=lambda: not serving.is_set())
+    by.set_affinity(ours[:1], if_idle=ours[1:])
+    assert asked_of(by, source, "tensorrt_rtx")[2] == ours
+    serving.set()
+    assert asked_of(by, source, "tensorrt_rtx")[2] == ours[:1]
+    serving.clear()
+    by.set_affinity((), if_idle=ours[1:])
+    assert asked_of(by, source, "tensorrt_rtx")[2] == ours, "those of this process, as none are set aside"
 
 
 def test_a_library_of_another_version_does_not_build(tmp_path: Path, source: Path, rtx: TensorRT) -> None:
