@@ -52,7 +52,7 @@ def test_an_empty_tensor_is_an_empty_array() -> None:
 
 
 def test_there_is_no_room_by_default() -> None:
-    assert Room() == NO_ROOM == (0, 0)
+    assert Room() == NO_ROOM == (0, 0, 0)
 
 
 @pytest.mark.parametrize("shape", [(2,), (0,)])

@@ -387,7 +387,7 @@ def test_f34_gpu_memory_is_not_staged_and_nothing_is_logged(
         (output,) = work.wait()
         assert output.address == taken.address
         assert taken.read().tolist() == affine(rows(1 + turn % 5, turn)).tolist()
-    assert caplog.messages == []
+    assert [text for text in caplog.messages if ": not verified: " not in text] == [], "a plan has nothing to compare with"
 
 
 def test_f34_f35_each_engine_logs_staging_once_across_all_its_partitions(

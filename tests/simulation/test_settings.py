@@ -79,7 +79,7 @@ def test_only_configured_warm_up_batches_are_ready(bench: Bench) -> None:
 def test_model_warmup_batches_are_ready(bench: Bench) -> None:
     sample = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 } }'
     loaded = load(bench, f"max_batch_size: 8 model_warmup {{ batch_size: 2 {sample} }} model_warmup {{ batch_size: 8 }}")
-    assert described(loaded)["shapes"] == [[[2, 3]], [[8, 3]]]
+    assert sorted(described(loaded)["shapes"]) == [[[2, 3]], [[8, 3]]]
 
 
 def test_a_warm_up_batch_outside_the_profiles_is_a_problem(bench: Bench) -> None:
@@ -92,9 +92,10 @@ def test_a_batch_that_is_not_ready_is_padded_if_max_batch_size_is_configured(ben
     """Else the first dimension may be anything, such as the length of a text."""
     loaded = load(bench, config, warm_up=(1, 8), copies="sm")
     (executor,) = loaded.executors.values()
+    before: Any = executor.describe()["counts"]  # How rows are joined was tried, padded too.
     assert_right(executor, rows(3))
     counts = described(loaded)["counts"]
-    assert (counts["padded"], counts["compilations"]) == (padded, 1 - padded)
+    assert (counts["padded"] - before["padded"], counts["compilations"] - before["compilations"]) == (padded, 1 - padded)
 
 
 def test_an_unknown_profile_is_a_problem(bench: Bench) -> None:

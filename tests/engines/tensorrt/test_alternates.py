@@ -197,7 +197,7 @@ class Turns(RuleBasedStateMachine):
         self.made = ExitStack()
         folder = Path(self.made.enter_context(TemporaryDirectory()))
         self.bench = self.made.enter_context(opened(folder))
-        self.partitions = [self.bench.partition, self.bench.device.carve([0, 1, 2], [1, 2]), self.bench.device.carve([0, 15])]
+        self.partitions = [self.bench.partition, self.bench.device.carve([0, 1, 2], [1, 2]), self.bench.device.carve([0, 14])]
         self.before = self.bench.holdings()
         self.engine = self.bench.load(self.bench.plan())
         self.executors: list[Executor] = [self.engine.bind(self.bench.partition)]
