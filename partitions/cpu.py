@@ -239,7 +239,7 @@ class CpuDevice:
 
     def describe(self) -> str:
         count = len(self.cores)
-        return f"CPU, {count} core{'s' * (count != 1)} ({ranges(self.cores)}), one a granule"
+        return f"CPU, {count} core{'s' * (count != 1)} ({ranges(self.cores)})"
 
     def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> CpuPartition:
         chosen = choose(granules, len(self.cores))

@@ -168,11 +168,12 @@ class _Check:
         config = self._config
         tenants = config.tenants_on(name)
         plan = self._plan(device, tenants) if device else {}
+        cores = device.address if device and device.kind == "cpu" else ""
         builds = open_builds(config.models)
         model_loader = open_model_loader(config.on_device(name), device, builds=builds)
         for each in tenants:
             tenant = config.tenants[each]
-            _print_line(f"tenant {each}: {share_text(plan.get(each))}, {self._access(tenant)}, {memory_text(tenant)}")
+            _print_line(f"tenant {each}: {share_text(plan.get(each), cores)}, {self._access(tenant)}, {memory_text(tenant)}")
             if settings := settings_line(tenant):
                 _print_line(f"  {settings}")
             self._check_front_cores(tenant)

@@ -20,8 +20,13 @@ SETTINGS = (
 """Keys of a tenant that are printed where they are set."""
 
 
-def share_text(granules: tuple[int, ...] | None) -> str:
-    return "no granules" if granules is None else f"granules {list(granules)}"
+def share_text(granules: tuple[int, ...] | None, cores: str) -> str:
+    """A tenant's share of a device. `cores` are the numbers of a CPU's, with commas between; "" on a GPU."""
+    if granules is None:
+        return "no cores" if cores else "no granules"
+    if cores:
+        return f"core{'s' * (len(granules) != 1)} {', '.join(cores.split(',')[granule] for granule in granules)}"
+    return f"granules {list(granules)}"
 
 
 def memory_text(tenant: TenantConfig) -> str:
@@ -43,6 +48,11 @@ def model_line(served: ServedModel) -> str:
 def execution_line(execution: Mapping[str, object]) -> str:
     """How it runs, in a line, without what is reported as a warning."""
     said = {key: value for key, value in execution.items() if key not in ("why", "notes", "counts") and value not in ("", [])}
+    if said.get("graphs") == "none" and said.keys() & {
+        "threads",
+        "steps",
+    }:  # There are none on a CPU, and none of several steps.
+        del said["graphs"]
     return ", ".join(_execution_entry(key, value) for key, value in said.items())
 
 
@@ -51,6 +61,8 @@ def _execution_entry(key: str, value: Any) -> str:
     match key:
         case "shapes":
             return f"warmed for {' and '.join(', '.join(map(_dimensions, shapes)) for shapes in value)}"
+        case "threads":
+            return f"{value} thread{'s' * (value != 1)}"
         case "verified":
             words = Counter(each["verdict"] for each in value["others"])
             return "verified shapes: " + ", ".join([f"{value['right']} right", *(f"{n} {word}" for word, n in words.items())])

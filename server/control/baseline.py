@@ -64,7 +64,9 @@ class Baseline:
     def compare(self, need: Need) -> Comparison:
         """The requests of now, compared with those at about the same rate."""
         if need.requests < ENOUGH_NOW:
-            return Comparison(why=f"{need.requests} requests in the last {need.seconds:.0f} s; it takes {ENOUGH_NOW}")
+            return Comparison(
+                why=f"{need.requests} of the {ENOUGH_NOW} requests that this needs, in the last {need.seconds:.0f} s"
+            )
         quiet = self._at(need.rate)
         p99, requests = quantile(quiet, 0.99), sum(quiet)
         if p99 is None or requests < ENOUGH:

@@ -103,7 +103,9 @@ class Controller:
         self._reporting: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Controller {self.state}, {'; '.join(shares(device.held) or 'all free' for device in self.devices)}>"
+        return (
+            f"<Controller {self.state}, {'; '.join(shares(device.info, device.held) or 'all free' for device in self.devices)}>"
+        )
 
     @property
     def tenants(self) -> Mapping[str, TenantConfig]:
@@ -167,7 +169,7 @@ class Controller:
         device.hold(after)
         self.accountant.follow(device)
         which = f"device {device.name}, " if len(self.devices) > 1 else ""
-        log.info("%s%s: %s", which, device.info.description, shares(device.held) or "all free")
+        log.info("%s%s: %s", which, device.info.description, shares(device.info, device.held) or "all free")
 
     async def loaded(self) -> None:
         """Wait until every configured model was tried."""
@@ -228,7 +230,7 @@ class Controller:
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
                 await self.move(moves, record)
                 self.repartitions += 1
-        log.info("repartitioned: %s; %s", "; ".join(shares(device.held) for device, _ in moves), record)
+        log.info("repartitioned: %s; %s", "; ".join(shares(device.info, device.held) for device, _ in moves), record)
         together = [move for _, move in sorted(moves, key=lambda each: len(each[1].movers))]  # Who moves on one has moved.
         return Move(_joined(move.before for move in together), _joined(move.after for move in together))
 
@@ -319,7 +321,7 @@ class Controller:
             self.repartitions += 1
             self.wide.remake()
             self.ladders.remake()
-        log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
+        log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.info, target.held))
 
     async def reconfigure(self, config: Config, everywhere: Everywhere) -> None:
         """Use this configuration, which differs in what may change while it is served; `everywhere` has all use it.

@@ -119,13 +119,17 @@ class RungState(NamedTuple):
     nbytes: int
 
 
-def shares(held: Mapping[str, PartitionInfo]) -> str:
-    """Which tenant has which granules, for the log."""
-    return ", ".join(f"{name} has {partition.size} ({_granules(partition.granules)})" for name, partition in held.items())
+def shares(info: DeviceInfo, held: Mapping[str, PartitionInfo]) -> str:
+    """Which tenant has which granules of this device, for the log: on a CPU which cores."""
+    return ", ".join(f"{name} has {_share(info, partition)}" for name, partition in held.items())
 
 
-def _granules(granules: Sequence[int]) -> str:
-    return f"granule{'s' * (len(granules) != 1)} {', '.join(map(str, granules))}"
+def _share(info: DeviceInfo, partition: PartitionInfo) -> str:
+    many = "s" * (len(partition.granules) != 1)
+    if info.kind == "cpu" and info.address:
+        cores = info.address.split(",")
+        return f"core{many} {', '.join(cores[granule] for granule in partition.granules)}"
+    return f"{partition.size} (granule{many} {', '.join(map(str, partition.granules))})"
 
 
 @dataclass(frozen=True, slots=True)

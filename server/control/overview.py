@@ -38,7 +38,7 @@ RESTS = 0.02
 _REFUSALS = (
     ("rejected", "requests refused (429): the queue or the memory is full"),
     ("expired", "requests answered 504: their timeout passed"),
-    ("invalid", "requests refused because they were wrong (4xx)"),
+    ("invalid", "wrong requests (4xx)"),
 )
 _FAILURES = {"BACKEND": "requests failed in the model (5xx)", "OTHER": "requests failed (5xx)"}
 
@@ -192,7 +192,7 @@ class Overview:
     def _note_failures(self, name: str, report: Report) -> None:
         counts = {text: getattr(report.lane, field) for field, text in _REFUSALS}
         for limit, count in zip(LIMITS, report.lane.limited, strict=True):
-            counts[f"requests refused (429): over the tenant's {limit}"] = count
+            counts[f"requests limited (429): over the tenant's {limit}"] = count
         for model in report.served:
             for reason, text in _FAILURES.items():
                 counts[f"{model.name} {model.version}: {text}"] = model.statistics.failures.get(reason, 0)

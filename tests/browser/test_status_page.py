@@ -8,6 +8,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from greenlane.prove.page import render as report
+from greenlane.prove.plan import Pair
 from server.config.tenant import TenantConfig
 
 from ..end_to_end import repository
@@ -15,6 +17,7 @@ from ..end_to_end.harness import Served, configuration, cores, serving
 from ..end_to_end.processes import client, configure, running, running_devices
 from ..end_to_end.virtual import VirtualDevice
 from ..end_to_end.wire import SMALL, infer, spin
+from ..greenlane.prove.test_report import findings, result
 from .chromium import Browser, Page, browsing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -87,6 +90,25 @@ async def test_numbers_appear_under_load(page: Page, served: Served) -> None:
     assert "not in the repository" in await text(page, "#models")
 
 
+async def test_the_page_links_to_what_else_there_is(page: Page, served: Served) -> None:
+    links = await page.evaluate("[...document.querySelectorAll('nav a')].map((each) => each.getAttribute('href'))")
+    local = [each for each in links if each.startswith("/")]
+    assert local == ["/docs", "/admin/docs", "/metrics"]
+    async with httpx.AsyncClient(base_url=served.url) as http:
+        assert [(await http.get(each)).status_code for each in local] == [200] * 3
+    assert any("/docs/operations.md" in each for each in links)
+
+
+async def test_on_cores_the_page_speaks_of_cores_and_threads(page: Page) -> None:
+    await page.evaluate("document.querySelectorAll('#models details').forEach((each) => { each.open = true; })")
+    shown = await text(page, "#devices") + await text(page, "#models")
+    assert "cores" in shown
+    assert "thread" in shown
+    assert "warmed for" in shown
+    assert [word for word in ("granules,", "graph", "[[", "0.00 in use") if word in shown] == []
+    assert "of the 100 requests that this needs" in await text(page, ".tenant[data-key='globex'] .why")
+
+
 async def test_hostile_names_are_text(page: Page) -> None:
     assert HOSTILE in await text(page, "#models")
     assert await page.evaluate("document.images.length") == 1
@@ -95,10 +117,10 @@ async def test_hostile_names_are_text(page: Page) -> None:
 async def test_shares_are_changed_with_the_keyboard_alone(page: Page, served: Served) -> None:
     await focus_on(page, "e.id === 'share-0-acme'")
     await page.press("4")
-    assert "9 of 8 granules, 1 too many" in await text(page, ".sum")
+    assert "9 of 8 cores, 1 too many" in await text(page, ".sum")
     await page.press("Enter")  # Nothing is sent: the button says that it cannot be.
     await page.press("ArrowDown", "Enter")
-    await page.until("document.getElementById('result').innerText.includes('Given: acme 3 granules.')")
+    await page.until("document.getElementById('result').innerText.includes('Given: acme 3 cores.')")
     partition = served.controller.partition("acme")
     assert partition
     assert len(partition.granules) == 3
@@ -137,6 +159,23 @@ async def test_a_narrow_window_needs_no_horizontal_scroll(page: Page) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth") == 400
     wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > 400.5)"
     assert await page.evaluate(f"{wide}.map((e) => e.outerHTML)") == []
+
+
+@pytest.mark.parametrize("path", ["/docs", "/admin/docs"])
+async def test_the_description_fits_a_narrow_window(browser: Browser, served: Served, path: str) -> None:
+    page = await browser.open(f"{served.url}{path}")
+    await page.look(width=400)
+    assert await page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+async def test_a_report_of_prove_has_contrast_in_the_dark(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(report(findings(result(), result(beside=2000), untried={Pair("b", "a"): "no time"})))
+    page = await browser.open(file.as_uri())
+    for scheme in ("light", "dark"):
+        await page.look(scheme=scheme)
+        assert await page.evaluate(LOW_CONTRAST) == []
+    assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
 
 
 async def test_a_wrong_key_says_so(browser: Browser, models: Path) -> None:

@@ -93,8 +93,8 @@ def test_cores_are_shown_as_ranges(cores: list[int], text: str) -> None:
 
 
 def test_a_device_says_how_it_divides() -> None:
-    assert CpuDevice([0, 1, 2]).describe() == "CPU, 3 cores (0-2), one a granule"
-    assert CpuDevice([5]).describe() == "CPU, 1 core (5), one a granule"
+    assert CpuDevice([0, 1, 2]).describe() == "CPU, 3 cores (0-2)"
+    assert CpuDevice([5]).describe() == "CPU, 1 core (5)"
     assert CpuDevice([4, 6]).address == "4,6"
     assert CpuDevice([2, 7]).granules == (1, 1)
 

@@ -18,7 +18,7 @@ def test_a_cpu_device_is_opened_by_name_or_if_there_is_no_gpu(kind: str) -> None
 
 def test_cores_limit_a_cpu_device() -> None:
     core = max(os.sched_getaffinity(0))
-    assert open_device("cpu", [core]).describe() == f"CPU, 1 core ({core}), one a granule"
+    assert open_device("cpu", [core]).describe() == f"CPU, 1 core ({core})"
 
 
 @pytest.mark.parametrize("cores", ["0-3", 3, ["0"], [True], [0.0]])

@@ -37,6 +37,7 @@ models = ["rows"]
 keys_sha256 = ["{digest}"]
 """
 
+FIRST = min(os.sched_getaffinity(0))
 MEMORY = "memory 512 MiB, one request up to 448 MiB"
 
 
@@ -97,9 +98,9 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(checked: Checke
     first, *lines = checked.out
     assert first.startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
     assert lines == [
-        f"tenant acme: granules [0], keys, {MEMORY}",
+        f"tenant acme: core {FIRST}, keys, {MEMORY}",
         "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
-        "    graphs none, threads 1, warmed for 1x3",
+        "    1 thread, warmed for 1x3",
         f"HTTP process of acme on core {min(os.sched_getaffinity(0))}",
         "all of it can be served",
     ]
@@ -122,7 +123,7 @@ def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> 
         "device b: no device, so no model is tried",
         f"tenant globex: no granules, no keys: anyone may call it, {MEMORY}",
         f"device 0: {on_cpu(DeviceConfig(backend='cpu', cores=(core,))).describe()}",
-        f"tenant acme: no granules, keys, {MEMORY}",
+        f"tenant acme: no cores, keys, {MEMORY}",
     ]
     assert checked.err[-2:] == [
         "greenlane.toml: devices.b: there is no GPU here",
@@ -143,7 +144,7 @@ def test_a_model_without_inputs_or_batches_is_described_too(checked: Checked) ->
     repository.write(checked.folder / "models", "constant", constant)
     assert checked.check(('["rows"]', '["*"]\nport = 8001'), ("[server]", "[server]\nhost = '::1'")) == 0
     assert checked.out[0].startswith("greenlane.toml: http://[::1]:8000 on ")
-    assert checked.out[1] == f"tenant acme: granules [0], keys, port 8001, {MEMORY}"
+    assert checked.out[1] == f"tenant acme: core {FIRST}, keys, port 8001, {MEMORY}"
     assert checked.out[2] == "  constant 1: nothing -> y FP32[2] (onnxruntime_onnx)"
 
 
@@ -345,7 +346,7 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(checked:
         "greenlane.toml: server.prot: unknown key; did you mean 'port'?",
     ]
     assert checked.err[4].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
-    assert checked.out[2:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
+    assert checked.out[2:] == [f"tenant acme: no cores, keys, {MEMORY}", "  rows 1: unavailable"]
 
 
 def test_wrong_keys_and_a_wrong_lend_are_not_said_to_be_missing_as_well(checked: Checked) -> None:
@@ -579,7 +580,7 @@ def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason
         "a CPU streams no weights; leave it out",
     ]
     assert checked.check((settings, 'max_batch = 2\ngraphs = "off"\nwarm_up = [1, 2]')) == 0
-    assert "    graphs none, threads 1, warmed for 1x3 and 2x3" in checked.out
+    assert "    1 thread, warmed for 1x3 and 2x3" in checked.out
 
 
 def test_a_setting_that_the_model_cannot_honour_is_refused_with_the_reason(checked: Checked) -> None:
@@ -676,7 +677,7 @@ def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(checked
         ({"graphs": "none", "verified": {"right": 2, "others": [{"verdict": "wrong"}, {"verdict": "wrong"}]}},
          "graphs none, verified shapes: 2 right, 2 wrong"),
         ({"graphs": "none", "steps": [{"graphs": "none", "shapes": [[[1, 1]]]}, {"graphs": "none", "threads": 1}]},
-         "graphs none, steps: graphs none, warmed for 1x1; graphs none, threads 1"),
+         "steps: graphs none, warmed for 1x1; 1 thread"),
     ],
 )  # fmt: skip
 def test_an_executor_s_description_is_printed_in_words(described: dict[str, object], line: str) -> None:

@@ -13,6 +13,11 @@ export function colorOf(status, tenant) {
   return index < 0 ? "" : `color-${index % COLORS}`;
 }
 
+/** What its shares are counted in: units where each granule is one, as the cores of a CPU. */
+export function nounOf(device) {
+  return device.granules.every((size) => size === 1) ? device.unit : "granule";
+}
+
 /** Draw all devices. `repartition(counts)` is called with what the form says. */
 export function drawDevices(status, repartition) {
   const create = (device) => createDevice(device, repartition);
@@ -35,7 +40,7 @@ function createDevice(device, repartition) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (apply.getAttribute("aria-disabled") === "true") return;
-    if (await repartition(changes(form))) delete form.dataset.edited;
+    if (await repartition(changes(form), form.dataset.noun)) delete form.dataset.edited;
   });
   undo.addEventListener("click", () => {
     delete form.dataset.edited;
@@ -114,12 +119,14 @@ function drawGranule(cell, { index, size, owner, borrower, lent }, device, statu
   setText(cell, String(index));
   const whose = owner ? `${owner}’s` : "free";
   const lending = borrower ? `; ${lent ? `lent to ${borrower} now` : `${borrower} may use it while ${owner} rests`}` : "";
-  setAttribute(cell, "title", `Granule ${index}, ${count(size, device.unit)}: ${whose}${lending}`);
+  const noun = nounOf(device);
+  const what = noun === "granule" ? `Granule ${index}, ${count(size, device.unit)}` : `${noun[0].toUpperCase()}${noun.slice(1)} ${index}`;
+  setAttribute(cell, "title", `${what}: ${whose}${lending}`);
 }
 
 function legend(device) {
   const entries = device.shares.map((share) => ({ key: `t${share.tenant}`, tenant: share.tenant, text: describe(share, device) }));
-  if (device.free) entries.push({ key: "free", text: `free: ${count(device.free, "granule")}` });
+  if (device.free) entries.push({ key: "free", text: `free: ${count(device.free, nounOf(device))}` });
   return entries;
 }
 
@@ -136,11 +143,13 @@ function summary(device) {
   const shares = device.shares.map((share) => `${share.tenant} has ${ranges(share.granules)}`);
   const lent = device.wide.flatMap((wide) =>
     wide.borrowed.map(({ owner, granules }) => `${wide.tenant} may borrow ${ranges(granules)} of ${owner}`));
-  return [`Granules of device ${device.name}`, ...shares, `${device.free} free`, ...lent].join("; ");
+  const noun = nounOf(device);
+  return [`${noun[0].toUpperCase()}${noun.slice(1)}s of device ${device.name}`, ...shares, `${device.free} free`, ...lent].join("; ");
 }
 
 function updateForm(form, device, status) {
   form.dataset.total = device.granules.length;
+  form.dataset.noun = nounOf(device);
   const create = (share) => {
     const id = `share-${device.name}-${share.tenant}`;
     const most = { min: "1", max: String(device.granules.length), step: "1" };
@@ -179,7 +188,7 @@ function judge(form) {
   const changed = Object.keys(changes(form)).length > 0;
   const left = total - sum;
   const rest = left < 0 ? `${-left} too many` : `${left} free`;
-  setText(form.querySelector(".sum"), `${sum} of ${count(total, "granule")}, ${rest}`);
+  setText(form.querySelector(".sum"), `${sum} of ${count(total, form.dataset.noun)}, ${rest}`);
   const possible = left >= 0 && changed && numbers.every((each) => each.validity.valid);
   form.querySelector(".sum").classList.toggle("bad", left < 0);
   setAttribute(form.querySelector("button:not([type])"), "aria-disabled", possible ? null : "true");

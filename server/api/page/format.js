@@ -6,7 +6,8 @@ const NONE = "–";
 export function digits(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
-  return value.toFixed(size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : 2);
+  if (size < 0.005) return "0";
+  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
 }
 
 /** Milliseconds in the unit that suits them. */

@@ -30,8 +30,8 @@ async function change(path, method, body, doing, done) {
   return true;
 }
 
-export function repartition(counts) {
-  const text = Object.entries(counts).map(([name, number]) => `${name} ${count(number, "granule")}`).join(", ");
+export function repartition(counts, noun) {
+  const text = Object.entries(counts).map(([name, number]) => `${name} ${count(number, noun)}`).join(", ");
   return change("/admin/partitions", "PUT", counts, `Giving ${text} …`, `Given: ${text}.`);
 }
 

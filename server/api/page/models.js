@@ -60,15 +60,23 @@ function writeButton(button, word, model) {
 function drawExecution(details, execution) {
   details.hidden = !execution;
   if (!execution) return;
-  const { graphs, threads, why, notes } = execution;
-  const words = [GRAPHS[graphs] ?? String(graphs)];
+  const { graphs, threads, steps, why, notes } = execution;
+  const graphless = graphs === "none" && (threads !== undefined || steps !== undefined);  // On a CPU, and of several steps.
+  const words = graphless ? [] : [GRAPHS[graphs] ?? String(graphs)];
   if (threads !== undefined) words.push(`${threads} thread${threads === 1 ? "" : "s"}`);
+  if (steps !== undefined) words.push(`${steps.length} steps`);
   if (why || notes?.length) words.push("see why");
   setText(details.querySelector("summary"), words.join(", "));
-  const entries = Object.entries(execution).filter(([, value]) => value !== "" && JSON.stringify(value) !== "[]");
+  const entries = Object.entries(execution).filter(([name, value]) =>
+    value !== "" && JSON.stringify(value) !== "[]" && (name !== "graphs" || !graphless));
   const create = () => make("div", {}, make("dt"), make("dd"));
   keep(details.querySelector("dl"), entries, ([name]) => name, create, (pair, [name, value]) => {
-    setText(pair.firstElementChild, name);
-    setText(pair.lastElementChild, typeof value === "string" ? value : JSON.stringify(value));
+    setText(pair.firstElementChild, name === "shapes" ? "warmed for" : name);
+    setText(pair.lastElementChild, name === "shapes" ? shapesText(value) : typeof value === "string" ? value : JSON.stringify(value));
   });
+}
+
+/** The shapes of the inputs of each request that was tried: `1x3, 4 and 8x3, 4`. */
+function shapesText(requests) {
+  return requests.map((shapes) => shapes.map((shape) => shape.join("x") || "a scalar").join(", ")).join(" and ");
 }

@@ -45,7 +45,7 @@ function draw(status) {
   if (status.ready && status.state !== "serving") chips.push({ text: status.state, kind: "warn" });
   const unserved = status.tenants.filter((each) => !each.ready).map((each) => each.name);
   if (unserved.length) chips.push({ text: `served no model: ${unserved.join(", ")}`, kind: "bad" });
-  if (status.moving) chips.push({ text: "granules are moving", kind: "warn" });
+  if (status.moving) chips.push({ text: "shares are moving", kind: "warn" });
   drawChips(chips);
   drawDevices(status, repartition);
   drawTenants(status);

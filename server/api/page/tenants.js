@@ -5,7 +5,7 @@ import { LENT_NOW, colorOf } from "./devices.js";
 import { bytes, digits, milliseconds, percent, rate } from "./format.js";
 
 const KEPT = 60;
-const NUMBERS = ["p99", "p50", "Requests/s", "Busy", "Waiting", "In flight", "Refused/s", "Memory"];
+const NUMBERS = ["p99", "p50", "Requests/s", "Busy", "Waiting", "In flight", "Refused/s", "Limited/s", "Memory"];
 const LEAST_RATIO = 0.5;
 const MOST_RATIO = 4;
 const SLOWER = 1.1;
@@ -71,7 +71,6 @@ function lending(tenant, status) {
 function updateNumbers(card, tenant) {
   const measured = tenant.measured ?? {};
   const limit = tenant.device_bytes_limit === null ? "" : ` of ${bytes(tenant.device_bytes_limit)}`;
-  const refused = tenant.measured ? measured.turned_away_per_second + measured.limited_per_second : undefined;
   const numbers = {
     p99: milliseconds(measured.p99_ms),
     p50: milliseconds(measured.p50_ms),
@@ -79,7 +78,8 @@ function updateNumbers(card, tenant) {
     Busy: percent(measured.busy),
     Waiting: `${tenant.waiting} of ${tenant.queue}`,
     "In flight": String(tenant.in_flight),
-    "Refused/s": rate(refused),
+    "Refused/s": rate(measured.turned_away_per_second),
+    "Limited/s": rate(measured.limited_per_second),
     Memory: `${bytes(tenant.device_bytes)}${limit}`,
   };
   for (const cell of card.querySelectorAll("dd")) {

@@ -50,6 +50,20 @@ def test_links_on_the_page_lead_somewhere(document: Document) -> None:
     assert set(links) <= targets
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_page_begins_with_links_to_every_operation(document: Document) -> None:
+    contents = document.page.decode().partition("<nav")[2].partition("</nav>")[0]
+    operations = re.findall(r'<h3 id="([^"]+)"><code>[A-Z]+ /', document.page.decode())
+    assert operations
+    assert {*operations, "authorization", "schemas"} <= set(re.findall(r'href="#([^"]+)"', contents))
+
+
+def test_names_of_pages_are_links() -> None:
+    page = docs.document().page.decode()
+    assert re.search(r'<a href="https://github\.com/[^"]+/docs/protocol\.md">docs/protocol\.md</a>', page)
+    assert '<code><a href="/admin/docs">/admin/docs</a></code>' in page
+
+
 def test_texts_on_the_page_are_escaped() -> None:
     evil = "<script>alert('x')</script> & `<b>`"
     operation = {"tags": ["T"], "operationId": "o", "summary": evil, "responses": {"200": {"description": evil}}}

@@ -31,7 +31,7 @@ def test_few_requests_of_now_are_not_compared() -> None:
     baseline = Baseline()
     baseline.learn(measured(ENOUGH))
     assert baseline.compare(measured(ENOUGH_NOW - 1)).ratio is None
-    assert baseline.compare(measured(0)).why == f"0 requests in the last 10 s; it takes {ENOUGH_NOW}"
+    assert baseline.compare(measured(0)).why == f"0 of the {ENOUGH_NOW} requests that this needs, in the last 10 s"
 
 
 def test_slower_than_while_the_neighbours_rested() -> None:

@@ -170,7 +170,7 @@ async def test_refusals_and_failures_are_problems_once_each(bench: Bench) -> Non
     found = {(each.tenant, each.text): each.count for each in bench.overview.problems.newest()}
     assert found == {
         ("acme", "requests refused (429): the queue or the memory is full"): 3,
-        ("acme", "requests refused (429): over the tenant's requests_per_second"): 4,
+        ("acme", "requests limited (429): over the tenant's requests_per_second"): 4,
         ("globex", "m 1: requests failed in the model (5xx)"): 1,
     }
     bench.controller.rejected = 2  # Its process was replaced, and counts from 0.
