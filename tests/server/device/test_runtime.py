@@ -108,7 +108,8 @@ class Site:
         self.states: list[State] = []
         self.controller = Controller(config, self.frontends, self.states.append)
         on_state = partial(self.controller.on_state, tuple(self.frontends))
-        self.runtime = Runtime(config, self.device, self.frontends, on_state, self.controller.on_lost, self.read, pages=pages)
+        on_lost, on_loading = self.controller.on_lost, self.controller.on_loading
+        self.runtime = Runtime(config, self.device, self.frontends, on_state, on_lost, self.read, on_loading, pages)
         self.controller.add(dict.fromkeys(self.frontends, self.runtime))
 
     def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
@@ -541,6 +542,21 @@ async def test_a_device_lost_while_models_load_is_never_ready(root: Path) -> Non
     gate.open()
     await site.controller.loaded()
     assert site.controller.state == "lost"
+    await site.controller.close()
+
+
+async def test_a_start_on_a_gpu_says_whose_kernels_it_compiles(root: Path) -> None:
+    site = Site(root, tenants=[TenantConfig(name="acme", granules=2, models=("*",))])
+    said: list[str] = []
+    site.controller.on_progress = said.append
+    gate = site.script.hold("bind")
+    await site.controller.start()
+    await asyncio.to_thread(gate.wait_for_arrival)
+    doing = "0 of 2 models are ready; compiling or loading the kernels of"
+    assert (site.controller.progress, said[-1]) == (f"{doing} a (acme)", f"{doing} 1")
+    gate.open()
+    await site.controller.loaded()
+    assert (site.controller.progress, said[-1]) == ("", "2 of 2 models are ready")
     await site.controller.close()
 
 
