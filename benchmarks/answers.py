@@ -1,8 +1,8 @@
 """`python -m benchmarks.answers --device cuda --output answers.json`: are the answers of real networks right, shape by shape?
 
 Runs `greenlane verify` on networks with random weights, three at a time, and prints what each found as one JSON document:
-how many shapes agree with ONNX Runtime on the CPU, which do not, and by how much. Those of PyTorch are exported in processes
-of their own meanwhile; one that cannot be exported here is listed with the reason.
+how many shapes agree with ONNX Runtime on the CPU in each of 16 runs, which do not, and by how much. Those of PyTorch are
+exported in processes of their own meanwhile; one that cannot be exported here is listed with the reason.
 """
 
 import argparse
@@ -51,11 +51,13 @@ def _mobilenet_v2(path: Path) -> None:
     path.write_bytes(mobilenet())
 
 
-def _torchvision(name: str) -> Callable[[Path], None]:
+def _torchvision(name: str, sizes: bool = True) -> Callable[[Path], None]:
+    """`sizes`: with any height and width, otherwise with 224."""
+
     def make(path: Path) -> None:
         import torchvision
 
-        _export(getattr(torchvision.models, name)(weights=None), path, image=True)
+        _export(getattr(torchvision.models, name)(weights=None), path, image=sizes)
 
     return make
 
@@ -85,6 +87,8 @@ _ROWS: tuple[Shapes, Shapes] = {"x": (1, 3, 224, 224)}, {"x": (32, 3, 224, 224)}
 _IDS: tuple[Shapes, Shapes] = {"ids": (1, 8), "mask": (1, 8)}, {"ids": (8, 192), "mask": (8, 192)}
 NETWORKS = {
     "encs": Network(_encs, {"x": (1, 16, 512)}, {"x": (8, 256, 512)}, 200),
+    "resnet50_224": Network(_torchvision("resnet50", sizes=False), *_ROWS, 32),
+    "efficientnet_b0": Network(_torchvision("efficientnet_b0"), {"x": (1, 3, 64, 64)}, {"x": (8, 3, 224, 224)}, 40),
     "resnet50": Network(_torchvision("resnet50"), {"x": (1, 3, 64, 64)}, {"x": (8, 3, 224, 224)}, 80),
     "bert": Network(_bert, *_IDS, 100),
     "mobilenet_v3_large": Network(_torchvision("mobilenet_v3_large"), {"x": (1, 3, 96, 96)}, {"x": (8, 3, 224, 224)}, 60),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from cuda.core import Stream
 
-from partitions.cuda.device import SideStream
+from partitions.cuda.device import CudaPartition, SideStream
 
 from ..errors import ModelRefused
 from ..memory import added
@@ -178,13 +178,19 @@ class ChainedBackgroundContexts(BackgroundContexts):
         return f"<ChainedBackgroundContexts of {self._chain.path.name}>"
 
     def compile(
-        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream], judge: Judge
+        self,
+        shapes: tuple[Shape, ...],
+        profile: int,
+        stream: Stream,
+        aux_streams: Sequence[SideStream],
+        partition: CudaPartition,
+        judge: Judge,
     ) -> tuple[Shape, ...]:
         """The steps' shapes are not judged, which are others than those of requests for a step by itself."""
 
         def choose(index: int, taken: tuple[Shape, ...], profile: int) -> tuple[Shape, ...]:
             streams = aux_streams[: self._chain.plans[index].plan.num_aux_streams]
-            return self._steps[index].background.compile(taken, profile, stream, streams, lambda _: None)
+            return self._steps[index].background.compile(taken, profile, stream, streams, partition, lambda _: None)
 
         return follow(self._chain, shapes, choose)
 

@@ -6,8 +6,8 @@ freed with its engine only: freeing a kernel cache holds the GIL for up to 240 m
 which no tenant of the process is served.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Buffer, Device, Stream
 
-from partitions.cuda.device import SideStream
+from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver import handle_return
 
-from ..errors import EngineError, ModelRefused
+from ..errors import EngineError, ExecutionFailed, ModelRefused
 from ..signature import Shape
+from ..verification.steady import Repeat
+from .capture import capture
 from .context import Context, Contexts
 from .copies import Copies, EngineCopies, copy_kernels, open_sm_copies, uses_sms
 from .graph_mode import GraphMode, fall_back, without_capture
@@ -169,15 +171,21 @@ class Instance:
             context.enter_context(self._loaded.device.current())
 
 
-Judge = Callable[[Callable[[Sequence[Array]], list[Array]]], None]
-"""Raises for answers that are wrong, by what a function returns that runs an engine on inputs, if it calls that."""
+Judge = Callable[[Repeat], None]
+"""Raises for answers that are wrong or unsteady, by what the function yields that runs an engine, if it calls that."""
 
 
-def answer(loaded: LoadedPlan, context: Context, inputs: Sequence[Array], stream: Stream) -> list[Array]:
-    """Run the shapes that are set in a context on inputs from the host, by default zeros, and return copies of the outputs.
+def answers(
+    loaded: LoadedPlan, context: Context, inputs: Sequence[Array] | None, stream: Stream, partition: CudaPartition | None = None
+) -> Generator[list[Array], None, None]:
+    """Run the shapes that are set in a context on inputs from the host again and again; yields copies of the outputs of each
+    run. With None, the inputs are zeros, and no outputs are copied.
 
-    The tensors are in memory of the GPU for that time, and the context has its addresses after it: set others. Hold the
-    context's lock. Blocks. Raises ExecutionFailed, CUDAError.
+    The first run is submitted call by call. With a partition, which has to be the stream's, the others are launched as a graph
+    that is captured there, as inferences are served. Outputs are zeroed in between, so what is not written is seen.
+
+    The tensors are in memory of the GPU until the generator is closed, and the context has its addresses after it: set others.
+    Hold the context's lock. Blocks. Raises ExecutionFailed, CUDAError.
     """
     outputs = context.output_shapes()
     shapes = (*(context.shapes or ()), *outputs)
@@ -189,18 +197,38 @@ def answer(loaded: LoadedPlan, context: Context, inputs: Sequence[Array], stream
         places = [int(buffer.handle) for buffer in buffers]
         context.set_addresses(places)
         scratch.callback(context.wait_until_idle)
-        given = [np.ascontiguousarray(each) for each in inputs]
+        given = [np.ascontiguousarray(each) for each in inputs or ()]
         for address, each in zip(places, given, strict=False):
             if each.nbytes:
                 handle_return(driver.cuMemcpyHtoDAsync(address, each.ctypes.data, each.nbytes, stream.handle))
         loaded.check_execution(context.execute(stream))
-        specs = loaded.signature.outputs if inputs else ()
-        found = [np.empty(shape, spec.datatype.numpy) for spec, shape in zip(specs, outputs, strict=False)]
-        for address, each in zip(places[len(loaded.signature.inputs) :], found, strict=False):
-            if each.nbytes:
-                handle_return(driver.cuMemcpyDtoHAsync(each.ctypes.data, address, each.nbytes, stream.handle))
-        stream.sync()
-        return found
+        yield _fetched(loaded, places, () if inputs is None else outputs, stream)
+        graph = None
+        if partition:
+            context.wait_until_idle()
+            what = loaded.structure, context.profile, context.shapes
+            with suppress(ExecutionFailed), failing("capturing"):  # What is served is captured next, and says why it is not.
+                graph = capture(partition, lambda side: context.execute(side.stream, captured=True), what)
+                scratch.callback(graph.close)
+                scratch.callback(stream.sync)  # Even after a failure, it must not be in flight.
+        while True:
+            for buffer in buffers[len(loaded.signature.inputs) :]:
+                buffer.fill(0, stream=stream)
+            if graph:
+                graph.launch(stream)
+            else:
+                loaded.check_execution(context.execute(stream))
+            yield _fetched(loaded, places, () if inputs is None else outputs, stream)
+
+
+def _fetched(loaded: LoadedPlan, places: Sequence[int], shapes: Sequence[Shape], stream: Stream) -> list[Array]:
+    """Copies of outputs, in the order of the stream. Blocks. Raises CUDAError."""
+    found = [np.empty(shape, spec.datatype.numpy) for spec, shape in zip(loaded.signature.outputs, shapes, strict=False)]
+    for address, each in zip(places[len(loaded.signature.inputs) :], found, strict=False):
+        if each.nbytes:
+            handle_return(driver.cuMemcpyDtoHAsync(each.ctypes.data, address, each.nbytes, stream.handle))
+    stream.sync()
+    return found
 
 
 class BackgroundContexts:
@@ -208,7 +236,8 @@ class BackgroundContexts:
 
     They have a kernel cache and scratch memory apart from the instance's, because two threads or streams must not use the
     library's cache or a context's memory at once. There are two contexts for each profile: one compiles, on a stream made for
-    that, and is never captured. The other is captured, and runs on the partition's stream only, where its graphs run too.
+    that, and graphs of it are destroyed before another thread may use it. The other is captured, and runs on the partition's
+    stream only, where its graphs run too.
 
     `free_stream` is used to free memory and has to live as long as the device: the compiling streams are closed earlier.
     """
@@ -236,7 +265,13 @@ class BackgroundContexts:
         return len(self._compilers) + len(self.contexts)
 
     def compile(
-        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream], judge: Judge
+        self,
+        shapes: tuple[Shape, ...],
+        profile: int,
+        stream: Stream,
+        aux_streams: Sequence[SideStream],
+        partition: CudaPartition,
+        judge: Judge,
     ) -> tuple[Shape, ...]:
         """Compile kernels for these shapes, and open the context that `context` returns. Returns the output shapes.
 
@@ -248,9 +283,10 @@ class BackgroundContexts:
             with compiler.lock:
                 compiler.use_streams(aux_streams)
                 compiler.set_shapes(shapes)
-                judge(lambda inputs: answer(self._loaded, compiler, inputs, stream))
+                judge(lambda inputs: answers(self._loaded, compiler, inputs, stream, partition))
                 if shapes not in compiler.compiled:
-                    answer(self._loaded, compiler, (), stream)
+                    with closing(answers(self._loaded, compiler, None, stream)) as once:
+                        next(once)
                 if self._kernels:
                     self._kernels.save()
                 self._context_for(self.contexts, profile, stream)

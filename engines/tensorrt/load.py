@@ -15,6 +15,8 @@ from ..model_files.artifact import PORTABLE, PlanFile, read_plan
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings, streaming_budget
 from ..signature import Signature, TensorSpec
+from ..verification.rule import tolerance
+from ..verification.steady import RUNS
 from ..verification.verdicts import Verdicts
 from .api import TensorRT, find_tensorrt
 from .building.builder import BuildOptions
@@ -183,7 +185,8 @@ def _verifier(
     source = file.artifact.source if file.artifact else ""
     kept = settings.cache_file(path)
     strategy = settings.dynamic_shapes_kernel_specialization_strategy
-    where = verdicts_file(kept.parent, *key, source, strategy) if kept else None
+    rule = f"{RUNS} runs, {tolerance('TF32')}"  # A verdict by another rule is none.
+    where = verdicts_file(kept.parent, *key, source, strategy, rule) if kept else None
     there = onnx if onnx and onnx.is_file() else None
     return Verifier(path, there, source, signature, builds, Verdicts(where), settings.verify == "required")
 

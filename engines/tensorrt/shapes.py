@@ -9,7 +9,7 @@ Shapes become ready in one of three ways:
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from threading import RLock, Thread, current_thread
@@ -26,12 +26,13 @@ from ..model_files.profiles import best_profile, padded
 from ..signature import Shape
 from ..verification.order import Answered
 from ..verification.rule import other_rows
+from ..verification.steady import Repeat
 from ..verification.verdicts import shapes_text
 from .capture import Graph, capture, joining_capture
 from .context import Context
 from .copies import Copies, Span, uses_sms
 from .graph_mode import Override, refusal
-from .instance import Array, Instance, answer
+from .instance import Array, Instance, answers
 from .plan import LoadedPlan
 from .recipes import Recipes
 from .thread_priority import lower_priority
@@ -257,15 +258,14 @@ class ReadyShapes:
         if verifier is None:
             return True
 
-        def run(inputs: Sequence[Array]) -> list[Array]:
+        def repeat(inputs: Sequence[Array]) -> Generator[list[Array], None, None]:
             try:
-                found = answer(self._loaded, context, inputs, stream)
                 self._compiled += not self.warming
-                return found
+                yield from answers(self._loaded, context, inputs, stream, self._partition if self.captures else None)
             finally:
                 context.set_addresses(self._instance.addresses)
 
-        return verifier.judge(shapes, reference, run)
+        return verifier.judge(shapes, reference, None if self._instance.data_dependent else repeat)
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
@@ -476,8 +476,8 @@ class ReadyShapes:
         """As `_prepare_one`, with contexts of its own."""
         verifier, reference = self._loaded.verifier, self._reference(shapes)
 
-        def judge(run: Callable[[Sequence[Array]], list[Array]]) -> None:
-            if verifier and not verifier.judge(shapes, reference, run):
+        def judge(repeat: Repeat) -> None:
+            if verifier and not verifier.judge(shapes, reference, repeat):
                 raise WrongAnswer(shapes_text(shapes))
 
         profile, background = self._loaded.profile_for(shapes, self._profile), self._instance.background
@@ -485,7 +485,7 @@ class ReadyShapes:
         with KERNEL_LOADS.hurrying():
             if known is None:
                 try:
-                    background.compile(shapes, profile, stream, aux_streams, judge)
+                    background.compile(shapes, profile, stream, aux_streams, self._partition, judge)
                 except WrongAnswer:
                     return False
             context = known or background.context(profile)

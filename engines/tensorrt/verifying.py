@@ -3,32 +3,25 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from tempfile import gettempdir
 from threading import Lock, Thread
-from typing import Any
 from uuid import uuid4
-
-import numpy as np
 
 from ..errors import Cancelled, EngineError, ExecutionFailed
 from ..signature import Shape, Signature
 from ..verification.order import Answered, ReferenceRequest, read
-from ..verification.rule import coarsest, compare
+from ..verification.rule import coarsest, explained
+from ..verification.samples import harmless
+from ..verification.steady import PART, Repeat, repeated
 from ..verification.verdicts import Verdict, Verdicts, shapes_text
 from .building.builds import Builds
 
 log = logging.getLogger("greenlane.engines")
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Shapes = tuple[Shape, ...]
-Run = Callable[[Sequence[Array]], list[Array]]
-"""Runs the engine on inputs, and returns its outputs."""
-
-_ILL = 4
-"""Where rounding the inputs changes the reference by more than this part of the tolerance, no error can be judged."""
 
 
 class WrongAnswer(ExecutionFailed):
@@ -108,14 +101,15 @@ class Verifier:
         found = expected.result() if expected else self._ask((shapes,))
         return found[shapes]
 
-    def judge(self, shapes: Shapes, reference: Answered | None, run: Run) -> bool:
-        """Whether these shapes may be run, by the verdict that is known, or else by comparing what `run` returns.
+    def judge(self, shapes: Shapes, reference: Answered | None, repeat: Repeat | None) -> bool:
+        """Whether these shapes may be run, by the verdict that is known, or else by comparing what `repeat` yields: each answer
+        with the reference, where there is one, and with the first one. `repeat` is None if it cannot be called.
 
-        Blocks. Raises what `run` raises, and Cancelled.
+        Blocks. Raises what `repeat` raises, and Cancelled.
         """
         verdict = self.verdicts.get(shapes)
         if verdict is None:
-            verdict = self._verdict(shapes, reference, run)
+            verdict = self._verdict(shapes, reference, repeat)
             self.verdicts.put(shapes, verdict)
             if verdict.word != "right":
                 level = logging.WARNING if verdict.word == "wrong" or self._required else logging.INFO
@@ -165,17 +159,29 @@ class Verifier:
         other = self.routes.get(shapes)
         return f"runs with {shapes_text(other)}" if other else "is not run"
 
-    def _verdict(self, shapes: Shapes, reference: Answered | None, run: Run) -> Verdict:
-        if reference is None or reference.sample is None:
-            return Verdict("unverified", why=f"not verified: {reference.why if reference else 'there is no reference'}")
-        answer = run(reference.sample.inputs)
-        found = compare(self._signature.outputs, reference.sample.outputs, answer, coarsest(self._coarse, rounds=True))
-        if found.agrees:
-            return Verdict("right", found.error, found.tolerance)
+    def _verdict(self, shapes: Shapes, reference: Answered | None, repeat: Repeat | None) -> Verdict:
+        sample = reference.sample if reference else None
+        unknown = Verdict("unverified", why=f"not verified: {reference.why if reference else 'there is no reference'}")
+        if repeat is None:
+            return unknown
+        inputs = sample.inputs if sample else harmless(self._signature.inputs, shapes)
+        expected, precision = sample.outputs if sample else None, coarsest(self._coarse, rounds=True)
+        tried = repeated(repeat, inputs, self._signature.outputs, expected, precision)
+        found, spread = tried.found, tried.spread
+        if tried.steady and (found is None or found.agrees):
+            return Verdict("right", found.error, found.tolerance) if found else unknown
+        if found is None:
+            return Verdict("wrong", spread.error, spread.tolerance / PART, tried.why_not())
         again = self._ask((shapes,), rounded=True)[shapes]
-        if again.sample is None or again.sensitivity > found.tolerance / _ILL:
+        if tried.steady:
+            ill = again.sample is None or found.error <= explained(again.sensitivity)
+        else:  # A network that draws random numbers is as unsteady in the reference.
+            ill = again.sample is not None and spread.error <= PART * again.sensitivity
+        if ill:
             why = again.why or f"rounding its inputs alone changes the reference by {again.sensitivity:.2g}"
             return Verdict("unverified", found.error, found.tolerance, f"not verified: {why}")
+        if not tried.steady:
+            return Verdict("wrong", spread.error, spread.tolerance / PART, tried.why_not())
         why = f"output {found.output!r} is off by {found.error:.2g} from ONNX Runtime's (tolerance {found.tolerance:.2g})"
         return Verdict("wrong", found.error, found.tolerance, why)
 

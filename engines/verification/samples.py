@@ -42,6 +42,15 @@ def _draw(spec: TensorSpec, shape: Shape, bound: int, random: np.random.Generato
     return np.asarray(random.integers(0, bound if bound and not attempt else least, shape)).astype(dtype)
 
 
+def harmless(specs: Sequence[TensorSpec], shapes: Sequence[Shape]) -> list[Array]:
+    """Inputs for an engine of which nothing is known: integers are 0, as a GPU does not check whether an index is too large."""
+    drawn = draw(specs, shapes, {}, attempt=1)
+    return [
+        each if spec.datatype.kind == "float" or "mask" in spec.name.lower() else np.zeros_like(each)
+        for spec, each in zip(specs, drawn, strict=True)
+    ]
+
+
 def rounded(specs: Sequence[TensorSpec], inputs: Sequence[Array], seed: int = 0) -> list[Array]:
     """The inputs with each FP32 changed by as much as rounding to TF32 changes it at most, in a random direction."""
     random = np.random.default_rng((seed, ATTEMPTS))

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
@@ -20,8 +20,9 @@ from engines.model_files.profiles import shape_text
 from engines.onnxruntime.reference import Reference
 from engines.signature import Shape
 from engines.verification.order import Sample
-from engines.verification.rows import dependence, run_on
-from engines.verification.rule import Comparison, coarsest, compare, other_rows, tolerance
+from engines.verification.rows import Array, dependence, run_on
+from engines.verification.rule import Comparison, coarsest, explained, other_rows, tolerance
+from engines.verification.steady import PART, repeated
 from partitions import Device, PartitionError
 from server.app import configuration, open_configured
 from server.config.schema import Config, ModelOptions, ModelsConfig
@@ -47,6 +48,10 @@ class Row:
     seconds: float = 0.0
     route: tuple[Shape, ...] | None = None
     """For a wrong one: the shapes that its rows would be run with, where they may be."""
+    runs: int = 0
+    """How often the same inputs were run; the error is that of the worst answer."""
+    spread: float = 0.0
+    """By how much its answers to them differ at most, as an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ def _run(options: Options) -> tuple[int, dict[str, Any]]:
             if options.seconds and time.monotonic() - began > options.seconds and len(rows) < len(wanted):
                 print(f"stopped after {options.seconds:g} s: {len(wanted) - len(rows)} shapes were not compared")
                 break
-        depends, unknown = _rows(subject, wanted, precision, options.seed)
+        depends, unknown = _rows(subject, reference, wanted, options.seed)
         if not depends:
             rows = [_routed(row, rows, subject, reference, precision, options.seed) for row in rows]
         for text in _conclusions(rows, depends, unknown):
@@ -122,15 +127,22 @@ def _run(options: Options) -> tuple[int, dict[str, Any]]:
         "shapes": [
             {
                 "shapes": [list(shape) for shape in row.shapes],
-                "error": row.error if row.error is None or row.error < float("inf") else "inf",
+                "error": _number(row.error),
                 "verdict": row.verdict,
                 "why": row.why,
                 "route": None if row.route is None else [list(shape) for shape in row.route],
+                "runs": row.runs,
+                "spread": _number(row.spread),
                 "seconds": round(row.seconds, 3),
             }
             for row in rows
         ],
     }
+
+
+def _number(error: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return error if error is None or error < float("inf") else "inf"
 
 
 def _ahead(reference: Reference, wanted: Sequence[tuple[Shape, ...]], seed: int) -> Iterator[Future[Sample]]:
@@ -152,33 +164,37 @@ def _compare(
 ) -> Row:
     began, limit = time.monotonic(), tolerance(precision)
 
-    def row(error: float | None, verdict: str, why: str = "") -> Row:
-        return Row(shapes, error, limit, verdict, why, time.monotonic() - began)
+    def repeat(inputs: Sequence[Array]) -> Generator[list[Array], None, None]:
+        while True:
+            yield run_on(executor, inputs)
+
+    def row(error: float | None, verdict: str, why: str = "", runs: int = 0, spread: float = 0.0) -> Row:
+        return Row(shapes, error, limit, verdict, why, time.monotonic() - began, runs=runs, spread=spread)
 
     try:
         sample = asked.result()
-        found = compare(executor.engine.signature.outputs, sample.outputs, run_on(executor, sample.inputs), precision)
-        if found.agrees:
-            return row(found.error, "right")
-        return _disagreeing(reference, found, row, reference.sensitivity(sample, seed))
+        tried = repeated(repeat, sample.inputs, executor.engine.signature.outputs, sample.outputs, precision)
+        found = tried.found or Comparison("", 0.0, limit)
+        if tried.steady and found.agrees:
+            return row(found.error, "right", "", tried.runs, tried.spread.error)
+        sensitivity = reference.sensitivity(sample, seed)
+        if found.error <= explained(sensitivity) if tried.steady else tried.spread.error <= PART * sensitivity:
+            verdict, why = "unverified", f"rounding the inputs alone changes the reference by {sensitivity:.2g}"
+        else:
+            verdict, why = "wrong", f"output {found.output}" if tried.steady else tried.why_not()
+        return row(found.error, verdict, why, tried.runs, tried.spread.error)
     except EngineError as error:
         return row(None, "unverified", str(error))
 
 
-def _disagreeing(reference: Reference, found: Comparison, row: Callable[..., Row], sensitivity: float) -> Row:
-    if sensitivity > found.tolerance / 4:
-        return row(found.error, "unverified", f"rounding the inputs alone changes the reference by {sensitivity:.2g}")
-    return row(found.error, "wrong", f"output {found.output}")
-
-
-def _rows(subject: Subject, wanted: Sequence[tuple[Shape, ...]], precision: str, seed: int) -> tuple[str, str]:
-    """As `dependence`, with the first shapes whose inputs all have a first dimension that varies."""
+def _rows(subject: Subject, reference: Reference, wanted: Sequence[tuple[Shape, ...]], seed: int) -> tuple[str, str]:
+    """As `dependence`, by the reference's answers: a shape that the engine answers wrongly would say nothing of rows."""
     signature = subject.signature
     if not all(spec.dims and isinstance(spec.dims[0], str) for spec in (*signature.inputs, *signature.outputs)) or not wanted:
         return "", "there are no rows"
     bounds = index_bounds(subject.onnx.read_bytes())
     usual = wanted[len(wanted) // 2]
-    return dependence(lambda inputs: run_on(subject.executor, inputs), signature, usual, precision, bounds, seed)
+    return dependence(reference.run, signature, usual, coarsest(reference.precisions, rounds=False), bounds, seed)
 
 
 def _routed(row: Row, rows: Sequence[Row], subject: Subject, reference: Reference, precision: str, seed: int) -> Row:

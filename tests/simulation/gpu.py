@@ -138,8 +138,9 @@ class Gpu:
         self.compiled: list[str] = []
         """Kernels that TensorRT compiled, as they were not in its cache."""
         self.wrong_for: Callable[[tuple[tuple[int, ...], ...]], bool] = lambda shapes: False
-        """For which input shapes TensorRT answers wrongly: finite numbers of the right size, the same each time, not reported.
-        So TensorRT-RTX 1.6.1 does on an H100 for some numbers of rows of a matrix product (2026-11-26)."""
+        """For which input shapes TensorRT answers wrongly: finite numbers of the right size, not reported. Asked at each
+        run. So TensorRT-RTX 1.6.1 does on an H100 for some numbers of rows of a matrix product, each time, and for plans
+        without auxiliary streams now and then (2026-11-26): see `every_third`."""
         self.takes_caches = True
         """Whether TensorRT takes a cache of kernels that it is given."""
         self.verdict = ("VALID", 0)
@@ -446,3 +447,14 @@ class Gpu:
         """The SM of each block when it runs: round robin over those of the stream's context."""
         sms = stream.context.sms if self.confines else tuple(range(self.sms))
         return [sms[block % len(sms)] for block in range(blocks)]
+
+
+def every_third(chosen: Callable[[tuple[tuple[int, ...], ...]], bool]) -> Callable[[tuple[tuple[int, ...], ...]], bool]:
+    """For `Gpu.wrong_for`: every third run of the chosen shapes is answered wrongly."""
+    runs: Counter[tuple[tuple[int, ...], ...]] = Counter()
+
+    def wrong(shapes: tuple[tuple[int, ...], ...]) -> bool:
+        runs[shapes] += 1
+        return chosen(shapes) and runs[shapes] % 3 == 0
+
+    return wrong

@@ -1,6 +1,7 @@
 """Shapes that the library answers wrongly are run in another way or refused, on a simulated GPU with a real reference."""
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from engines.tensorrt.building.builds import Builds
 from tests.engines.simulated import AFFINE, Bench, affine, assert_right, opened, rows
 from tests.engines.small import model
 from tests.engines.tensors import run
+from tests.simulation.gpu import every_third
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def wrong(bench: Bench, *counts: int) -> None:
 
 
 def bind(bench: Bench, path: Path, **settings: Any) -> Any:
-    return bench.load(path, **{"warm_up": (1,), "batch_padding": True, **settings}).bind(bench.partition)
+    return bench.load(path, **{"warm_up": (1,), "batch_padding": True, "verify": "on", **settings}).bind(bench.partition)
 
 
 def others(executor: Any) -> dict[int, Any]:
@@ -160,3 +162,38 @@ def test_parts_are_not_launched_without_the_interpreter(bench: Bench) -> None:
     )
     assert executor.recipe([(7, 3)], lambda: None) is None
     assert others(executor)[7]["runs_as"] == [[4, 3]]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_a_shape_that_is_answered_rightly_now_and_then_runs_with_others(bench: Bench, background: bool, graphs: str) -> None:
+    executor = bind(bench, plan(bench), graphs=graphs)
+    bench.gpu.wrong_for = every_third(lambda shapes: shapes[0][0] == 3)
+    if background:
+        prepared(executor, 3)
+    for _ in range(20):
+        assert_right(executor, rows(3))
+    assert others(executor)[3]["runs_as"] == [[4, 3]]
+    assert re.match(r"output 'y' is unsteady: it differs by .* in 16 runs of the same inputs", others(executor)[3]["why"])
+
+
+def test_an_unsteady_plan_without_its_onnx_file_is_refused_and_stays_so(bench: Bench) -> None:
+    bench.gpu.wrong_for = every_third(lambda shapes: shapes[0][0] == 2)
+    path = bench.plan()
+    for copies in ("sm", "engine"):
+        each = bind(bench, path, copies=copies, batch_padding=False)
+        with pytest.raises(ExecutionFailed, match=r"does not answer shape 2x3: output 'y' is unsteady.*models.NAME. verify"):
+            run(each, rows(2))
+        assert_right(each, rows(1))
+        assert others(each)[2]["verdict"] == "wrong"
+        bench.gpu.wrong_for = lambda shapes: False
+    run(bind(bench, path, verify="off"), rows(2))
+
+
+def test_a_network_that_draws_random_numbers_is_served(bench: Bench) -> None:
+    noisy = "noisy (float[n, 3] x) => (float[n, 3] y) { r = RandomNormalLike(x) y = Add(x, r) }"
+    path = bench.artifact(noisy, source=source_digest(model(noisy), []))
+    path.with_suffix(".onnx").write_bytes(model(noisy))
+    executor = bind(bench, path)
+    run(executor, rows(1))
+    assert others(executor)[1]["verdict"] == "unverified"

@@ -7,7 +7,7 @@ import pytest
 
 from engines.datatypes import DATATYPES
 from engines.signature import TensorSpec
-from engines.verification.rule import BITS, MOST, coarsest, compare, is_usable, row_error, tolerance
+from engines.verification.rule import BITS, MOST, coarsest, compare, explained, is_usable, row_error, tolerance
 
 
 def spec(datatype: str = "FP32", name: str = "y") -> TensorSpec:
@@ -19,8 +19,8 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def test_tolerances_lie_between_what_right_and_wrong_answers_were_seen_to_be_off_by() -> None:
-    assert 0.006 * 5 < tolerance("TF32") < 0.75 / 5
-    assert tolerance("FP32") < 0.001 < tolerance("FP16") == tolerance("TF32") < tolerance("BF16") == MOST
+    assert 0.0054 * 3.5 < tolerance("TF32") < 0.021 < 0.65 / 30
+    assert tolerance("FP32") < 0.001 < tolerance("FP16") == tolerance("TF32") < tolerance("BF16") < tolerance("INT8") == MOST
     assert all(0 < tolerance(name) <= MOST for name in BITS)
 
 
@@ -36,6 +36,11 @@ def test_tolerances_lie_between_what_right_and_wrong_answers_were_seen_to_be_off
 )
 def test_the_coarsest_datatype_decides(datatypes: tuple[str, ...], rounds: bool, expected: str) -> None:
     assert tolerance(coarsest(datatypes, rounds)) == tolerance(expected)
+
+
+def test_a_network_that_magnifies_rounding_may_be_off_by_as_much_more() -> None:
+    assert explained(2.0**-11) == pytest.approx(tolerance("TF32"), rel=0.05)
+    assert explained(2.0**-8) == pytest.approx(8 * explained(2.0**-11))
 
 
 def test_an_error_is_that_of_the_row_that_is_off_most() -> None:

@@ -9,6 +9,7 @@ from greenlane.__main__ import main
 from tests.engines.simulated import AFFINE, ROWS
 from tests.engines.small import model
 from tests.simulation import Gpu, installed
+from tests.simulation.gpu import every_third
 from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
 
@@ -46,6 +47,30 @@ def test_a_shape_that_is_answered_wrongly_is_status_1(words: list[str], capsys: 
     assert found["shapes"][4]["route"] == [[6, 3]]
     assert "5x3 would run with 6x3" in err
     assert "wrong: output y" in err
+
+
+def test_a_shape_that_is_answered_rightly_now_and_then_is_wrong(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = Gpu()
+    gpu.wrong_for = every_third(lambda shapes: shapes[0][0] == 5)
+    with installed(gpu, library(gpu)):
+        status = main([*words, "--shape", "x:5x3", "--shape", "x:6x3", "--json", "-"])
+    out, err = capsys.readouterr()
+    assert status == 1, err
+    unsteady, right = json.loads(out)["shapes"]
+    assert (unsteady["verdict"], unsteady["runs"]) == ("wrong", 16)
+    assert unsteady["why"].startswith("output 'y' is unsteady: it differs by ")
+    assert unsteady["spread"] > 0.01 > 0 == right["spread"]
+    assert right["verdict"] == "right"
+
+
+def test_a_wrong_shape_says_nothing_of_rows(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = Gpu()
+    gpu.wrong_for = lambda shapes: shapes[0][0] == 2
+    with installed(gpu, library(gpu)):
+        main([*words, "--shape", "x:2x3", "--json", "-"])
+    out, _ = capsys.readouterr()
+    assert json.loads(out)["rows_depend"] is None
+    assert json.loads(out)["rows_unknown"] is None
 
 
 def test_a_plan_without_its_onnx_file_is_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
