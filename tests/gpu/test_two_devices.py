@@ -309,6 +309,17 @@ def _until_served(server: Served, tenant: str, began: float, failed: bool = Fals
     raise AssertionError(server.log)
 
 
+def _until_ready(server: Served, tenant: str) -> None:
+    """Wait until this tenant's models are all served: after a kill they come back one after another."""
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        with closing(Client(server.port)) as client:
+            if all(client.ask("GET", f"/v2/models/{name}/ready", tenant=tenant)[0] == 200 for name in NETWORKS):
+                return
+        time.sleep(0.05)
+    raise AssertionError(server.log)
+
+
 def test_a_repartition_of_one_gpu_is_not_noticed_on_the_other(server: Served, found: dict[str, Any]) -> None:
     with Asking(server.port, "acme") as moving, closing(Client(server.port)) as client, ThreadPoolExecutor(1) as pool:
         quiet = p99(milliseconds(client, "globex"))
@@ -383,5 +394,7 @@ def test_a_tenant_that_moved_is_served_there_again_when_that_process_was_killed(
     os.kill(server.device_process("1"), signal.SIGKILL)
     _until_served(server, "acme", began)
     _until_served(server, "globex", began, failed=True)
+    for tenant in ("acme", "globex"):
+        _until_ready(server, tenant)
     check_both(server)
     assert server.admin("GET", "partitions")["partitions"]["acme"]["device"] == "1"
