@@ -115,8 +115,8 @@ class ServerConfig(Section, frozen=True):
         default=0.01,
         ge=0,
         le=1,
-        description="Part of the requests, 0 to 1, whose spans are sent, of those without a `traceparent`. One that has it is "
-        "traced if it says so, up to 100 a second of a tenant.",
+        description="Share of the requests that are traced. A request with a `traceparent` follows its sampled flag, up to 100 "
+        "a second of a tenant.",
     )
     tracing_service: Text = Field(default="greenlane", description="The name of this service in spans.")
     drain_grace: Duration = Field(
