@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from engines import Executor, RuntimeSettings, Signature
+from engines import Executor, RuntimeSettings, Signature, TensorMismatch
 from engines.model_files.onnx_file import index_bounds, precisions
 from engines.signature import Shape
 from engines.verification.rows import dependence, run_on
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 UNSEEN = Rows()
-"""Of a model that was not looked at."""
+"""Of a model that was not looked at, or whose rows are separate."""
 
 
 def look(executor: Executor, partition: Partition, signature: Signature, settings: RuntimeSettings, onnx: Path | None) -> Rows:
@@ -67,7 +67,36 @@ def look(executor: Executor, partition: Partition, signature: Signature, setting
         found = Rows(*partition.run(partial(dependence, run, signature, shapes, precision, bounds)))
         if not found.unknown:
             break
+    if found != UNSEEN and on_gpu and not onnx:
+        for other in _other_sizes(signature, shapes):
+            again = Rows(*partition.run(partial(dependence, run, signature, other, precision, bounds)))
+            if again == UNSEEN:
+                return again
+            found = again if again.depend else found
     return found
+
+
+def _other_sizes(signature: Signature, shapes: Sequence[Shape]) -> Iterator[Sequence[Shape]]:
+    """Shapes of one row with other sizes of what varies beside the rows, larger and smaller by one, if the engine takes them.
+
+    A shape that a library answers wrongly seems to have rows that depend on each other; with no reference it is not known to be
+    wrong. Rows that do depend on each other do so at every size.
+    """
+    for step in (1, -1):
+        other = [
+            (1, *(size + step * isinstance(dim, str) for size, dim in zip(shape[1:], spec.dims[1:], strict=True)))
+            for spec, shape in zip(signature.inputs, shapes, strict=True)
+        ]
+        if other != [(1, *shape[1:]) for shape in shapes] and _is_taken(signature, other):
+            yield other
+
+
+def _is_taken(signature: Signature, shapes: Sequence[Shape]) -> bool:
+    try:
+        signature.check(shapes)
+    except TensorMismatch:
+        return False
+    return all(size > 1 for shape in shapes for size in shape[1:])
 
 
 def _tries(executor: Executor, signature: Signature, settings: RuntimeSettings, on_gpu: bool) -> Iterator[Sequence[Shape]]:

@@ -15,6 +15,8 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from tests.end_to_end.harness import Served, serving
 
+from .networks import bottlenecks
+
 pytestmark = pytest.mark.gpu
 
 SUSPECTS = ((2, 53), (1, 106), (2, 115), (8, 73))
@@ -25,13 +27,15 @@ OTHERS = ((1, 53), (3, 53), (2, 52), (2, 54), (7, 73))
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("answers")
-    (root / "encs" / "1").mkdir(parents=True)
-    (root / "encs" / "1" / "model.onnx").write_bytes(encoder(layers=3, tokens="s"))
+    for name, data in {"encs": encoder(layers=3, tokens="s"), "branches": bottlenecks().onnx}.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "model.onnx").write_bytes(data)
     profile = (("x", ((1, 16, 512), (8, 128, 512), (8, 256, 512))),)
+    options = {"encs": ModelOptions(max_batch=8, profiles=(profile,)), "branches": ModelOptions(max_batch=4)}
     config = Config(
         server=ServerConfig(default_tenant="acme", drain_grace=0.0),
         device=DeviceConfig(backend="cuda"),
-        models=ModelsConfig(repository=root, options={"encs": ModelOptions(max_batch=8, profiles=(profile,))}),
+        models=ModelsConfig(repository=root, options=options),
         tenants={"acme": TenantConfig(name="acme", granules=4, models=("*",))},
         source="test",
     )
@@ -45,12 +49,12 @@ def reference(served: Served) -> Any:
     return ort.InferenceSession(encoder(layers=3, tokens="s"), providers=["CPUExecutionProvider"])
 
 
-def ask(served: Served, data: np.ndarray) -> httpx.Response:
+def ask(served: Served, data: np.ndarray, model: str = "encs") -> httpx.Response:
     """An inference with binary tensors."""
     tensor = {"name": "x", "datatype": "FP32", "shape": list(data.shape), "parameters": {"binary_data_size": data.nbytes}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     length = {"Inference-Header-Content-Length": str(len(head))}
-    return httpx.post(f"{served.url}/v2/models/encs/infer", content=head + data.tobytes(), headers=length, timeout=90)
+    return httpx.post(f"{served.url}/v2/models/{model}/infer", content=head + data.tobytes(), headers=length, timeout=90)
 
 
 def test_every_shape_is_answered_rightly_or_with_an_error(served: Served, reference: Any, figures: dict[str, Any]) -> None:
@@ -68,9 +72,24 @@ def test_every_shape_is_answered_rightly_or_with_an_error(served: Served, refere
         error = row_error(expected, np.frombuffer(body, np.float32).reshape(data.shape))
         assert error < tolerance("TF32"), f"{rows}x{positions} is off by {error}"
     assert not set(refused) & set(OTHERS)
-    (model,) = httpx.get(f"{served.url}/admin/status").json()["models"]
+    (model,) = [each for each in httpx.get(f"{served.url}/admin/status").json()["models"] if each["name"] == "encs"]
     figures["answers"] = {"refused": sorted(set(refused)), "verified": model["execution"]["verified"]}
     assert (
         'greenlane_model_shapes{model="encs",tenant="acme",verdict="right",version="1"}'
         in httpx.get(f"{served.url}/metrics").text
     )
+
+
+def test_a_network_with_branches_is_answered_rightly_each_time(served: Served, figures: dict[str, Any]) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(bottlenecks().onnx, providers=["CPUExecutionProvider"])
+    chance, errors = np.random.default_rng(7), []
+    for number in range(50):
+        data = chance.standard_normal((1 + number % 3, 3, 224, 224), np.float32)
+        answer = ask(served, data, "branches")
+        assert answer.status_code == 200, answer.text
+        body = answer.content[int(answer.headers["inference-header-content-length"]) :]
+        (expected,) = session.run(None, {"x": data})
+        errors.append(row_error(expected, np.frombuffer(body, np.float32).reshape(expected.shape)))
+    figures["branches"] = {"answers": len(errors), "worst error": max(errors)}
+    assert max(errors) < tolerance("TF32"), errors

@@ -102,3 +102,28 @@ def test_a_gpu_adds_no_rows_to_a_model_whose_rows_depend_on_each_other(tmp_path:
         partition.close()
         device.close()
     assert not any(name.startswith("cuMemHost") for name in gpu.log)
+
+
+@pytest.mark.parametrize(("first", "joined"), [("t = Add(x, x)", True), ("m = ReduceMean<axes = [0]>(x) t = Sub(x, m)", False)])
+def test_a_shape_that_a_plan_answers_wrongly_says_nothing_of_its_rows(first: str, joined: bool, tmp_path: Path) -> None:
+    gpu = Gpu()
+    gpu.wrong_for = lambda shapes: shapes == ((2, 4),)
+    source = f"sized (float[n, s] x) => (float[n, s] y) <float three = {{3}}> {{ {first} y = Sub(t, three) }}"
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.plan").write_bytes(make_plan(model(source), {"x": [(1, 2), (2, 4), (8, 8)]}))
+    with installed(gpu, library(gpu)) as cuda:
+        device = cuda.open_cuda(gpu.index)
+        partition = device.carve([0])
+        config = Config(
+            models=ModelsConfig(repository=tmp_path, options={"m": ModelOptions(max_batch=8)}), tenants={}, source="c.toml"
+        )
+        models = open_model_loader(config, device)
+        found = models.bind(models.prepare("m"), partition)
+        assert bool(found.served[0].batching) is joined
+        assert execution(found)["rows"].startswith("separate" if joined else "depend on each other")
+        partition.attach()
+        for executor in found.executors.values():
+            executor.close()
+        models.close()
+        partition.close()
+        device.close()
