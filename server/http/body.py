@@ -26,6 +26,8 @@ LINGER_SECONDS = 10.0
 LINGER_IDLE_SECONDS = 1.0
 """A lingering connection is closed when nothing has arrived for this long; `Linger` checks once per interval, so up to twice
 as late."""
+SHUTDOWN_IDLE_SECONDS = 0.1
+"""The same once the server stops, which a client that only keeps its connection must not delay."""
 CLOSE_SECONDS = 3.0
 """How long a client may take to read the last answer once nothing more of its body is awaited; then the socket is aborted."""
 
@@ -141,8 +143,10 @@ class Linger(asyncio.Protocol):
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """Linger for `CLOSE_SECONDS` more at most; uvicorn calls this when it stops."""
+        """Linger for `CLOSE_SECONDS` more at most, and no longer than anything comes; uvicorn calls this when it stops."""
         self._end = min(self._end, self._loop.time() + CLOSE_SECONDS)
+        self._active = False
+        self._loop.call_later(SHUTDOWN_IDLE_SECONDS, self._check)
 
     def _is_unsent(self) -> bool:
         unsent: int = self._transport.get_write_buffer_size()
