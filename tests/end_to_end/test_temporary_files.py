@@ -48,7 +48,7 @@ def test_a_server_has_no_temporary_files_and_starts_whatever_the_length_of_their
         for _ in range(2):
             _kill_forkserver(server)
             with acme(server) as again:
-                assert answered(again) == 200
+                until(lambda: answered(again) == 200)
             assert left(temporary) == []
         assert len(os.listdir(f"/proc/{server.popen.pid}/fd")) <= descriptors, "one for each forkserver is left open"
 
