@@ -45,8 +45,7 @@ class Scheduling(LoadFileScheduling):
         """Print which file begins: the dots of several processes have no names."""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter.ensure_newline()
-            reporter.write_line(file)
+            reporter.write(f"\n{file}\n")
 
     def _reschedule(self, node: Any) -> None:
         """A process runs a test only when it has another or is asked to end; pytest-xdist 3.8 may give a new one just one.
@@ -75,8 +74,7 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and reporter is not None:
-            reporter.ensure_newline()
-            reporter.write_line(f"FAILED {report.nodeid} ({report.when})")
+            reporter.write(f"\nFAILED {report.nodeid} ({report.when})\n")
 
 
 @pytest.hookimpl(optionalhook=True)
