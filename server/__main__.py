@@ -78,12 +78,12 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             return adjust(again) if adjust else again
 
         logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
-        log_configuration(config)
         if config.server.fronts == "inline":
             device = open_configured(config.device)
             config.fit(device.unit, device.granules)
             sys.setswitchinterval(SWITCH_INTERVAL)
             listeners, _ = listen(config.server.host, config.server.port, {})  # No tenant has a port of its own here.
+            log_configuration(config)
             log_compilation()
             log.info("listening on %s", ", ".join(map(url, listeners)))
             application = Application(lambda: nullcontext(config), lambda _: device, read=read)
@@ -105,6 +105,7 @@ def _serve_processes(config: Config, read: ReadConfig, abandon: Callable[[int], 
     listeners, own = listen(config.server.host, config.server.port, ports)
     grpc = {name: tenant.grpc_port for name, tenant in config.tenants.items() if tenant.grpc_port}
     reserved = reserve(config.server.host, grpc)  # Until the server ends, as replaced processes listen there again.
+    log_configuration(config)
     log_compilation()
     with ExitStack() as stack:
         for each in chain(listeners, *own.values(), reserved):
