@@ -87,10 +87,13 @@ def set_own_affinity(cores: Iterable[int]) -> None:
 
     Not those that work on cores of others while these are idle, which are placed already.
     """
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):
-            if os.sched_getscheduler(int(thread)) != os.SCHED_IDLE:
-                os.sched_setaffinity(int(thread), cores)
+    seen: set[str] = set()
+    while new := set(os.listdir("/proc/self/task")) - seen:  # A thread may start another one before it is restricted itself.
+        seen |= new
+        for thread in new:
+            with suppress(OSError):
+                if os.sched_getscheduler(int(thread)) != os.SCHED_IDLE:
+                    os.sched_setaffinity(int(thread), cores)
 
 
 def join(process: BaseProcess, timeout: float) -> None:
