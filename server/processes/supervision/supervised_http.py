@@ -32,7 +32,7 @@ from .supervised_dispatcher import MOST_FAILURES, SupervisedDispatcher
 
 log = logging.getLogger("greenlane.processes")
 
-_MAX_HOLD = 0.5
+_MAX_HOLD = 2.0
 """Seconds for which a tenant's connections wait at most until its replaced process has loaded its models. After that those that
 are loaded are served, and requests for the others are answered 503, which is better than no answer."""
 
