@@ -73,8 +73,11 @@ class Site:
             return http.post("/admin/reload")
 
     def status(self) -> tuple[int, str]:
-        """What a request with acme's key is answered, on a connection of its own."""
-        with client(self.server, Authorization=f"Bearer {KEY}") as http:
+        """What a request of acme with its key is answered, on a connection of its own.
+
+        With the key alone it would be globex's while that is the only tenant, as it has no keys.
+        """
+        with client(self.server, **{"Authorization": f"Bearer {KEY}", "X-Tenant": "acme"}) as http:
             answer = infer(http, "identity", SMALL)
             return answer.status_code, answer.text
 
@@ -139,7 +142,10 @@ def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site:
             site.write(acme=True)
             answer = site.reload()
             assert answer.status_code == 200, answer.text
-            assert answer.json()["changed"] == [{"key": "tenants.acme", "old": "(not set)", "new": "a table"}]
+            assert answer.json()["changed"] == [
+                {"key": "server.default_tenant", "old": '"globex"', "new": "(not set)"},  # It was the only tenant.
+                {"key": "tenants.acme", "old": "(not set)", "new": "a table"},
+            ]
             assert {site.status()[0] for _ in range(5)} == {200}
             assert site.partitions() == {"acme", "globex"}
             with Load(site.server, Authorization=f"Bearer {KEY}") as own:
@@ -214,7 +220,11 @@ def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:
     assert site.reload().status_code == 200
     with Load(site.server, **{"X-Tenant": "globex"}) as load:
         site.write(acme=True, granules=1)
-        assert {each["key"] for each in site.reload().json()["changed"]} == {"tenants.globex.granules", "tenants.acme"}
+        assert {each["key"] for each in site.reload().json()["changed"]} == {
+            "server.default_tenant",
+            "tenants.globex.granules",
+            "tenants.acme",
+        }
         assert site.status()[0] == 200
         load.more()
     assert load.wrong == []
