@@ -95,7 +95,8 @@ async def test_a_tenant_that_calls_in_a_loop_leaves_out_no_line_of_others(http: 
     for path, key, status in done:
         assert await ask(http, path, key) == status
     *flood, admin, globex, refused, own = [(each["path"], each.get("tenant"), each["status"]) for each in lines(file)]
-    assert Counter(flood) == {(NOPE, "acme", 404): BURST}
+    assert set(flood) == {(NOPE, "acme", 404)}
+    assert BURST <= len(flood) < FLOOD, "one more for each second that this takes"
     assert admin == (done[0][0], None, 200)
     assert globex == (done[1][0], "globex", 200)
     assert refused == (NOPE, "globex", 404)
@@ -113,7 +114,7 @@ async def test_no_call_of_the_administrator_is_left_out(http: httpx.AsyncClient,
 async def test_who_has_no_admin_key_is_no_administrator(http: httpx.AsyncClient, file: Path) -> None:
     for _ in range(FLOOD):
         assert await ask(http, "/admin/nothing", None) == 404
-    assert len(lines(file)) == BURST
+    assert BURST <= len(lines(file)) < FLOOD, "one more for each second that this takes"
 
 
 @pytest.mark.parametrize("client", [["10.0.0.1", 1], ("::ffff:10.0.0.1", 1), ("2001:db8::1", 1)], ids=str)
