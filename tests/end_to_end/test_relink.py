@@ -130,6 +130,8 @@ async def test_requests_that_a_lost_device_side_had_get_503_at_once_and_the_proc
         await served.runtime.replace_link("acme", free)
         await served.relink()
         served.frontend.suspend("")
+        assert "is loading" in (await served.infer(7)).json()["error"], "the next device side has published nothing yet"
+        await served.controller.load("acme", "identity")
         assert (await served.infer(7)).json()["outputs"][0]["data"] == [7]
         assert served.pid == pid
         assert (await served.frontend.report()).slots.used == 0

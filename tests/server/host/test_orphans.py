@@ -14,12 +14,14 @@ import os, signal, sys
 from server.host import orphans
 orphans.adopt()
 read, write = os.pipe()
-if not os.fork():
+between = os.fork()
+if not between:
     if not os.fork():
         os.setsid()
         os.write(write, b"%d\\n" % os.getpid())
         signal.pause()
     os._exit(0)
+os.waitpid(between, 0)
 stays = os.fork()
 if not stays:
     signal.pause()
