@@ -139,7 +139,11 @@ def configure(path: Path, repository: Path, tenants: str, **server: str) -> Path
 
 def threads(pid: int) -> set[frozenset[int]]:
     """On which cores the threads of a process may run."""
-    return {frozenset(os.sched_getaffinity(int(thread))) for thread in os.listdir(f"/proc/{pid}/task")}
+    found = set()
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):  # It has ended.
+            found.add(frozenset(os.sched_getaffinity(int(thread))))
+    return found
 
 
 def client(server: Running, **headers: str) -> httpx.Client:
