@@ -62,6 +62,10 @@ class OnGpu:
         return next(each for each in await self.controller.memory() if each.tenant == name)
 
 
+ARENA = 16 << 20
+"""Bytes of host memory of each tenant, all of which are populated when they are pinned."""
+
+
 @asynccontextmanager
 async def on_gpu(
     root: Path,
@@ -79,8 +83,8 @@ async def on_gpu(
         path.parent.mkdir(parents=True)
         path.write_bytes(make_plan(model(TEXT.format(number)), {"x": [(1, 3), (2, 3), (8, 3)]}))
     tenants = [
-        TenantConfig(name="acme", granules=2, models=("*",), device_memory=limit, paging=paging, **options),  # type: ignore[arg-type]
-        TenantConfig(name="globex", granules=2, models=("m1",)),
+        TenantConfig(name="acme", granules=2, models=("*",), device_memory=limit, paging=paging, memory=ARENA, **options),  # type: ignore[arg-type]
+        TenantConfig(name="globex", granules=2, models=("m1",), memory=ARENA),
     ]
     # Memory is what is measured here, and verifying runs a model more often.
     by_name = {f"m{number}": ModelOptions(verify="off") for number in range(1, count + 1)}
