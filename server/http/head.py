@@ -7,7 +7,7 @@ import httptools
 
 from ..protocol.request_cache import MAX_JSON_BYTES
 from .inference import Target
-from .paths import is_generate, is_infer
+from .paths import is_generate, is_infer, split_target
 from .strict import SINGLE_HEADERS, find_violation
 
 MIN_STRAIGHT_BYTES = 32 * 1024
@@ -53,7 +53,7 @@ class Head:
         self._parser = None  # Breaks the cycle of parser and head, which only the garbage collector would free.
         headers = self.headers = dict(self.fields)
         ambiguous = len(headers) < len(self.fields) and self._is_ambiguous()
-        target, (self.path, self.query) = self.path, _split(self.path)
+        target, (self.path, self.query) = self.path, split_target(self.path)
         self.method = parser.get_method().decode("latin-1")
         self.is_http_1_0 = parser.get_http_version() == "1.0"
         valid = valid and find_violation(parser.get_http_version(), target, self.fields) is None
@@ -102,18 +102,6 @@ class Head:
         said = self.headers.get(b"inference-header-content-length", b"")
         start = int(said) if said.isdigit() and len(said) < 10 else -1
         return start if 0 <= start <= MAX_JSON_BYTES and self.length - start >= MIN_STRAIGHT_BYTES else -1
-
-
-def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target, which proxies may write as an absolute URI; no path if it is malformed."""
-    if not target.startswith(b"/"):
-        try:
-            url: Any = httptools.parse_url(target)  # Which says that its parts are never None.
-        except httptools.HttpParserInvalidURLError:
-            return b"", b""
-        return url.path or b"", url.query or b""
-    path, _, query = target.partition(b"?")
-    return path, query
 
 
 def could_be_direct(data: bytearray) -> bool:

@@ -4,7 +4,10 @@ Paths are as they came, without the query; only the name of a model is percent-d
 """
 
 import re
+from typing import Any
 from urllib.parse import quote, unquote
+
+import httptools
 
 from ..errors import NotFound, WrongMethod
 
@@ -79,4 +82,16 @@ def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:
 def of_request_line(line: bytes) -> bytes:
     """The path in a request line, `METHOD TARGET VERSION`; empty if it is malformed."""
     words = line.split(b" ", 2)
-    return words[1].partition(b"?")[0] if len(words) == 3 else b""
+    return split_target(words[1])[0] if len(words) == 3 else b""
+
+
+def split_target(target: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request target, which proxies may write as an absolute URI; no path if it is malformed."""
+    if not target.startswith(b"/"):
+        try:
+            url: Any = httptools.parse_url(target)  # Which says that its parts are never None.
+        except httptools.HttpParserInvalidURLError:
+            return b"", b""
+        return url.path or b"", url.query or b""
+    path, _, query = target.partition(b"?")
+    return path, query
