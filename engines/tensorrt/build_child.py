@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from pathlib import Path
 from threading import Lock
 
 from partitions import PartitionError
@@ -109,7 +110,7 @@ def answer_kernels(request: KernelsRequest, gpu: int, send: Send) -> int:
         log.exception("unexpected error while compiling kernels")
         send(encode("refused", text=f"{request.plan_path}: its kernels were not compiled: {error!r}"))
     else:
-        send(encode("built", path=str(request.plan_path), new=True))
+        send(encode("built", path=str(request.plan_path), new=True, **used()))
     return 0
 
 
@@ -135,8 +136,18 @@ def answer_plan(request: PlanRequest, gpu: int | None, is_idle: bool, send: Send
         log.exception("unexpected error while building a plan")
         send(encode("refused", text=f"{request.onnx_path}: its builder failed: {error!r}"))
     else:
-        send(encode("built", path=str(path), new=built))
+        send(encode("built", path=str(path), new=built, **used()))
     return 0
+
+
+def used(root: Path = Path("/")) -> dict[str, float]:
+    """The seconds of CPU time that this process has taken, and the most bytes of memory that it had; no memory where the
+    system does not say.
+    """
+    taken = os.times()
+    lines = (line.split() for line in (root / "proc/self/status").read_text().splitlines())
+    most = next((int(words[1]) * 1024 for words in lines if words and words[0] == "VmHWM:"), 0)
+    return {"cpu": taken.user + taken.system, "memory": most}
 
 
 def _library(request: PlanRequest, gpu: int | None) -> TensorRT:

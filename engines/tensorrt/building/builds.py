@@ -356,7 +356,8 @@ class _ChildMonitor:
             case "built":
                 self._built = Path(message["path"])
                 if message["new"]:
-                    log.info("%s: %s in %.1f s", self._path, self._kind.done, time.monotonic() - self._begun)
+                    took = f"{time.monotonic() - self._begun:.1f} s{_used(message.get('cpu', 0), message.get('memory', 0))}"
+                    log.info("%s: %s in %s", self._path, self._kind.done, took)
             case "refused":
                 self._refused = message["text"]
 
@@ -369,6 +370,11 @@ class _ChildMonitor:
     def _last_lines(self) -> str:
         lines = " / ".join(map(str.strip, list(self._lines)[-_LAST_LINES:]))
         return f", after printing: {lines}" if lines else ""
+
+
+def _used(cpu: float, memory: float) -> str:
+    """What a child took, for the log: "" where it did not say."""
+    return f" ({cpu:.1f} s of CPU, at most {memory / 2**20:.0f} MiB)" if cpu else ""
 
 
 def encode(kind: str, **content: Any) -> bytes:

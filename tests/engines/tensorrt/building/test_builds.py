@@ -139,7 +139,7 @@ def test_the_log_shows_the_progress_and_the_notes_of_a_build(
     assert shares == sorted(shares)
     assert 2 <= len(shares) <= 11 + 60, "a line for every tenth, and every ten seconds"
     assert f"{path}: profile 0: no range given for input 'x': built for 1x4..4x4..4x4" in messages
-    assert re.search(r"built in \d+\.\d s$", messages[-1])
+    assert re.search(r"built in \d+\.\d s \(\d+\.\d s of CPU, at most [1-9]\d+ MiB\)$", messages[-1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
