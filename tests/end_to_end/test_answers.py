@@ -23,7 +23,7 @@ from tests.simulation import Gpu, installed
 from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
 
-from .harness import Served, serving
+from .harness import ARENA, Served, serving
 
 
 def configuration(root: Path, backend: str, **options: ModelOptions) -> Config:
@@ -31,7 +31,7 @@ def configuration(root: Path, backend: str, **options: ModelOptions) -> Config:
         server=ServerConfig(default_tenant="acme", drain_grace=0.0),
         device=DeviceConfig(backend=backend),
         models=ModelsConfig(repository=root, options=options),
-        tenants={"acme": TenantConfig(name="acme", granules=1, models=("*",))},
+        tenants={"acme": TenantConfig(name="acme", granules=1, models=("*",), memory=ARENA)},
         source="test",
     )
 

@@ -47,9 +47,11 @@ TENANTS = """
 [tenants.acme]
 granules = 1
 models = ["slow"]
+memory = "32MiB"
 [tenants.globex]
 granules = 1
 models = ["slow"]
+memory = "32MiB"
 """
 
 

@@ -22,7 +22,7 @@ from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
 
 from . import repository
-from .harness import Served, configuration, serving
+from .harness import ARENA, Served, configuration, serving
 from .virtual import VirtualDevice
 
 DOUBLE = "double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"
@@ -68,8 +68,8 @@ def ensemble(root: Path, config: str = CONFIG, name: str = "all") -> None:
 @contextmanager
 def served_by(kind: str, root: Path) -> Iterator[Served]:
     """Two tenants may call everything, one of them not all steps."""
-    tenants = [TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")]
-    tenants.append(TenantConfig(name="poor", granules=1, models=("all", "double", "less")))
+    tenants = [TenantConfig(name=name, granules=1, models=("*",), memory=ARENA) for name in ("acme", "globex")]
+    tenants.append(TenantConfig(name="poor", granules=1, models=("all", "double", "less"), memory=ARENA))
     if kind == "cores":
         with serving(configuration(root, *tenants), VirtualDevice(4)) as served:
             yield served
