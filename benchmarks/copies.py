@@ -77,7 +77,7 @@ class Carrier:
 @contextmanager
 def carrier(device: Any, granules: Sequence[int], nbytes: int) -> Iterator[tuple[Any, Carrier]]:
     """A partition and its carrier of so many bytes. Blocks."""
-    from engines.tensorrt.copies import EngineCopies, copy_kernels, open_sm_copies
+    from engines.tensorrt.copies import EngineCopies, open_sm_copies
 
     with ExitStack() as made:
         partition = made.enter_context(closing(device.carve(granules)))
@@ -85,7 +85,7 @@ def carrier(device: Any, granules: Sequence[int], nbytes: int) -> Iterator[tuple
         made.enter_context(closing(device.pin(*memory.room[:2])))
         current = device.make_current()
         target = made.enter_context(closing(current.allocate(nbytes, stream=partition.stream)))
-        copier = made.enter_context(closing(open_sm_copies(current, partition.stream, copy_kernels(device), 1, 2)))
+        copier = made.enter_context(closing(open_sm_copies(device, partition.stream, 1, 2)))
         span = (memory.room.address, int(target.handle), nbytes)
         yield partition, Carrier(partition, {"sm": copier, "engine": EngineCopies(1)}, span)
 

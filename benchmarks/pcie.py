@@ -178,10 +178,10 @@ class Bench:
 
     def product(self, tenant: int, nbytes: int, out: bool) -> Runs:
         """Copies as the server makes them by SMs: both kernels, and nothing to copy the other way."""
-        from engines.tensorrt.copies import copy_kernels, open_sm_copies
+        from engines.tensorrt.copies import open_sm_copies
 
         stream = self.tenants[tenant].stream
-        copier = self._opened.enter_context(closing(open_sm_copies(self.current, stream, copy_kernels(self.device), 1, 2)))
+        copier = self._opened.enter_context(closing(open_sm_copies(self.device, stream, 1, 2)))
         inside, outside = int(self.memory[tenant].handle), self.host[tenant].room.address
         table = copier.table([(outside, inside, 0 if out else nbytes), (inside, outside, nbytes if out else 0)])
 

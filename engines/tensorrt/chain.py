@@ -7,7 +7,7 @@ this looks like one instance with one context, so graphs, staging, streams and m
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from types import SimpleNamespace
 
 from cuda.core import Stream
@@ -84,7 +84,7 @@ class ChainedContext(Context):
     def __init__(
         self, loaded: ChainedPlan, contexts: Sequence[Mapping[int, Context]], addresses: Sequence[Sequence[int]]
     ) -> None:
-        self.lock = Lock()
+        self.lock = RLock()  # As the garbage collector may find another executor of its instance meanwhile.
         self.profile = 0
         self.shapes: tuple[Shape, ...] | None = None
         self.compiled: set[tuple[Shape, ...]] = set()
@@ -215,7 +215,7 @@ class ChainedInstance(Instance):
     ) -> None:
         copies = open_copies(loaded, stream, made)
         context = ChainedContext(loaded, [each.contexts for each in instances], [each.addresses for each in instances])
-        super().__init__(loaded, graph_mode, {0: context}, (), copies, None, stream, (), made.pop_all())
+        super().__init__(loaded, graph_mode, {0: context}, (), copies, None, (), made.pop_all())
         self.addresses = [address for address, _ in tensors]
         self.sizes = [size for _, size in tensors]
         self.background = ChainedBackgroundContexts(loaded, instances)

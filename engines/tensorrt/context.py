@@ -12,7 +12,7 @@ compilation takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, 
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from cuda.core import Buffer, Stream
@@ -41,7 +41,7 @@ class Context:
     def __init__(
         self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None, kernels: RuntimeCache
     ) -> None:
-        self.lock = Lock()
+        self.lock = RLock()  # As the garbage collector may find another executor of its instance meanwhile.
         self._kernels = kernels
         self._kernels_lock = kernels.lock
         self.profile = profile

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
+from cuda.core import Buffer, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
 
 from partitions.cuda.device import CudaDevice
 from partitions.cuda.driver import handle_return, translated
@@ -324,16 +324,22 @@ def uses_sms(setting: str, nbytes: int) -> bool:
     return setting == "sm" or (setting == "auto" and nbytes <= SM_COPY_LIMIT)
 
 
-def open_sm_copies(device: Device, stream: Stream, kernels: CopyKernels, inputs: int, rows: int) -> SmCopies:
-    """Copies for `rows` tensors, the first `inputs` of which are inputs. Blocks. Raises PartitionError."""
+def open_sm_copies(device: CudaDevice, stream: Stream, inputs: int, rows: int) -> SmCopies:
+    """Copies for `rows` tensors, the first `inputs` of which are inputs; `stream` may go before them.
+
+    The device becomes current in this thread. Blocks. Raises PartitionError.
+    """
+    kernels, current = copy_kernels(device), device.make_current()
     with translated("allocating the ring of copy tables"):
         ring = LegacyPinnedMemoryResource().allocate(RING_LENGTH * rows * 24)
-        state = device.allocate(16 + rows * 24, stream=stream)
+        state = current.allocate(16 + rows * 24, stream=stream)
         state.fill(0, stream=stream)
-        clocks = device.allocate(32 * CLOCKS, stream=stream)
+        clocks = current.allocate(32 * CLOCKS, stream=stream)
         clocks.fill(0, stream=stream)
         seen = LegacyPinnedMemoryResource().allocate(16 * CLOCKS)
         stream.sync()
+        for buffer in (state, clocks):
+            buffer.set_deallocation_stream(device.free_stream)
     return SmCopies(kernels, ring, state, inputs, rows, clocks, seen)
 
 

@@ -24,7 +24,7 @@ from ..signature import Shape
 from ..verification.steady import Repeat
 from .capture import capture
 from .context import Context, Contexts
-from .copies import Copies, EngineCopies, copy_kernels, open_sm_copies, uses_sms
+from .copies import Copies, EngineCopies, open_sm_copies, uses_sms
 from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
 from .outputs import DataDependentOutputs
@@ -40,7 +40,7 @@ class Instance:
 
     Executors of several partitions may have graphs of an instance, and take turns to launch; `add_user`, `share` and
     `remove_user` count them. `contexts` are by profile, `buffers` on the device for inputs, then outputs, `copies` by whether
-    the SMs do them. `stream` is used to free memory and has to live as long as the device, as a partition's stream does.
+    the SMs do them. Their memory is freed on a stream of the device's, as those that the instance was used on may be gone.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class Instance:
         buffers: Sequence[Buffer],
         copies: Mapping[bool, Copies],
         kernels: RuntimeCache | None,
-        stream: Stream,
         data_dependent: Sequence[str],
         close: ExitStack,
     ) -> None:
@@ -77,7 +76,7 @@ class Instance:
         self.compiled: dict[tuple[int, tuple[Shape, ...]], Context] = {}
         """The contexts that graphs were captured from, by profile and input shapes: another executor compiles nothing there."""
         self._lock = RLock()  # Reentrant, as the garbage collector may give it back during a call.
-        self.background = BackgroundContexts(loaded, stream)
+        self.background = BackgroundContexts(loaded)
         """Compiles new shapes while this instance serves."""
         self.prepares = kernels is not None
         """Whether it can compile in the background; otherwise the first inference of new shapes waits."""
@@ -121,6 +120,12 @@ class Instance:
         """Write zeros over all tensors, so that the next executor cannot read what the last one left. Does not wait."""
         for buffer in self._buffers:
             buffer.fill(0, stream=stream)
+
+    def wait_until_idle(self) -> None:
+        """Wait for what was submitted outside of captures, whose stream may not exist later. Blocks. Raises CUDAError."""
+        for context in self.contexts.values():
+            with context.lock:
+                context.wait_until_idle()
 
     def save(self) -> None:
         """Save the kernels that were compiled, for the next start. Blocks. Errors are logged."""
@@ -238,13 +243,10 @@ class BackgroundContexts:
     library's cache or a context's memory at once. There are two contexts for each profile: one compiles, on a stream made for
     that, and graphs of it are destroyed before another thread may use it. The other is captured, and runs on the partition's
     stream only, where its graphs run too.
-
-    `free_stream` is used to free memory and has to live as long as the device: the compiling streams are closed earlier.
     """
 
-    def __init__(self, loaded: LoadedPlan, free_stream: Stream) -> None:
+    def __init__(self, loaded: LoadedPlan) -> None:
         self._loaded = loaded
-        self._free_stream = free_stream
         self._lock = Lock()
         self._kernels: RuntimeCache | None = None
         self._compilers: dict[int, Context] = {}
@@ -299,13 +301,8 @@ class BackgroundContexts:
     def _context_for(self, contexts: dict[int, Context], profile: int, stream: Stream) -> Context:
         self._kernels = self._kernels or self._loaded.open_kernel_cache()
         if profile not in contexts:
-            contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
+            contexts[profile] = contexts_of(self._loaded, self._kernels).open(False, profile, stream)
         return contexts[profile]
-
-    def _allocate(self, size: int, stream: Stream) -> Buffer:
-        buffer = self._loaded.device.make_current().allocate(size, stream=stream)
-        buffer.set_deallocation_stream(self._free_stream)
-        return buffer
 
     def close(self) -> None:
         """Free everything; nothing may be in flight."""
@@ -345,7 +342,7 @@ def open_instance(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[
             if names:
                 context.allocate_through(DataDependentOutputs(_memory(loaded, names, buffers)), names)
         copies = open_copies(loaded, stream, made)
-        return Instance(loaded, graph_mode, contexts, buffers, copies, kernels, stream, names, made.pop_all())
+        return Instance(loaded, graph_mode, contexts, buffers, copies, kernels, names, made.pop_all())
 
 
 def _kernels(loaded: LoadedPlan, mode: GraphMode, made: ExitStack) -> RuntimeCache:
@@ -385,7 +382,13 @@ def _memory(loaded: LoadedPlan, names: Sequence[str], buffers: Sequence[Buffer])
 
 def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:
     """Opens contexts that use these kernels."""
-    return Contexts(loaded, kernels, lambda size, stream: loaded.device.make_current().allocate(size, stream=stream))
+
+    def allocate(size: int, stream: Stream) -> Buffer:
+        buffer = loaded.device.make_current().allocate(size, stream=stream)
+        buffer.set_deallocation_stream(loaded.device.free_stream)
+        return buffer
+
+    return Contexts(loaded, kernels, allocate)
 
 
 def zeroed_buffers(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
@@ -409,6 +412,9 @@ def _buffers(loaded: LoadedPlan, contexts: Mapping[int, Context], stream: Stream
     buffers = zeroed_buffers(loaded.device, [max(1, nbytes) for nbytes in (*inputs, *outputs)], stream)
     for buffer in buffers:
         made.callback(buffer.close)
+    stream.sync()
+    for buffer in buffers:
+        buffer.set_deallocation_stream(loaded.device.free_stream)
     return buffers
 
 
@@ -417,7 +423,6 @@ def open_copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[boo
     inputs, rows = len(loaded.signature.inputs), len(loaded.specs)
     copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
     if loaded.settings.copies != "engine":
-        kernels = copy_kernels(loaded.device)
-        copies[True] = open_sm_copies(loaded.device.make_current(), stream, kernels, inputs, rows)
+        copies[True] = open_sm_copies(loaded.device, stream, inputs, rows)
         made.callback(copies[True].close)
     return copies

@@ -134,6 +134,7 @@ class Finalizer:
             for resource in self._resources:
                 closing.callback(resource.close)
             closing.callback(self._shapes.close)
+            closing.callback(self._instance.wait_until_idle)
             context.enter_context(self._partition.device.current())
             self._partition.stream.sync()
 

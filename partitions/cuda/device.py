@@ -198,8 +198,18 @@ class CudaDevice:
     unit = "SM"
 
     def __init__(
-        self, index: int, name: str, uuid: str, groups: Split, priorities: tuple[int, int], clusters: bool = True
+        self,
+        index: int,
+        name: str,
+        uuid: str,
+        groups: Split,
+        priorities: tuple[int, int],
+        free_stream: Stream,
+        clusters: bool = True,
     ) -> None:
+        self.free_stream = free_stream
+        """To free memory on that may outlive the stream it was allocated on; what uses it must have ended. This stream exists as
+        long as such memory."""
         self.index = index
         self.name = name
         self.uuid = uuid
@@ -266,7 +276,7 @@ class CudaDevice:
         `stream` is its handle (CUstream), or an object with `__cuda_stream__`. It has the SMs of its green context, or without
         one those of the whole device, other partitions' included: the manager does not account for it. Work may be submitted
         to it from one thread at a time, the caller's own included. Closing the partition waits for the stream and destroys
-        nothing. The stream has to exist until the engines that were bound to it are closed, as they free their memory on it.
+        nothing. The stream has to exist until the executors on it are closed.
 
         Does not block. Raises PartitionError for a default stream, one that is being captured, or one of another device or
         context; TypeError for an object that is no stream.
@@ -423,7 +433,8 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             smallest = device.resources.sm.min_partition_size
             clusters = granule_sms is None or granule_sms >= smallest
             priorities = handle_return(driver.cuCtxGetStreamPriorityRange())  # The lowest, then the highest.
-            return CudaDevice(index, device.name, device.uuid, split(device, granule_sms), priorities, clusters)
+            groups, free_stream = split(device, granule_sms), device.create_stream()
+            return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
 

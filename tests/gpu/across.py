@@ -60,7 +60,7 @@ def registered(memory: TensorMemory, *sizes: int) -> Iterator[None]:
 
 def across(device: Any, *sizes: int) -> dict[str, str]:
     """The result of copying the middle MiB of two that are registered as pieces of these sizes."""
-    from engines.tensorrt.copies import copy_kernels, open_sm_copies
+    from engines.tensorrt.copies import open_sm_copies
 
     current = device.make_current()
     memory, back, data = fresh(2 * MIB), fresh(MIB), np.random.default_rng(1).bytes(MIB)
@@ -71,7 +71,7 @@ def across(device: Any, *sizes: int) -> dict[str, str]:
         made.enter_context(registered(memory, *sizes))
         partition = made.enter_context(closing(device.carve([0])))
         target = made.enter_context(closing(current.allocate(MIB, stream=partition.stream)))
-        copier = made.enter_context(closing(open_sm_copies(current, partition.stream, copy_kernels(device), 1, 2)))
+        copier = made.enter_context(closing(open_sm_copies(device, partition.stream, 1, 2)))
         copier.write(copier.table([(start, int(target.handle), MIB), (int(target.handle), back.address, MIB)]))
         copier.copy_in(partition.stream)
         copier.copy_out(partition.stream)

@@ -144,7 +144,6 @@ def test_an_inference_is_part_of_a_graph_that_the_caller_captures(device: Any, e
     adopted.run(lambda: handle_return(driver.cuGraphExecDestroy(graph)))
     executor.close()
     pinned.close()
-    engine.close()  # Before its stream goes, on which it frees its memory.
     adopted.close()
 
 

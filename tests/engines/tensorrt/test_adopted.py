@@ -3,7 +3,7 @@
 import gc
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,40 @@ def test_f02_new_shapes_are_prepared_on_an_adopted_stream_too(bench: Bench, plai
     executor.close()
     executor.engine.close()
     partition.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"graphs": "off"}, {"copies": "engine"}])
+def test_f02_an_engine_outlives_an_adopted_stream_that_it_was_bound_to(
+    bench: Bench, theirs: Stream, settings: dict[str, Any]
+) -> None:
+    """Its memory was allocated on that stream: a driver that is asked to free it there crashes the process."""
+    empty = bench.holdings()
+    engine, partition = bench.load(bench.plan(), **settings), bench.device.adopt(theirs.handle)
+    executor = engine.bind(partition)
+    assert_right(executor, rows(2))
+    if preparing := executor.preparing([(5, 3)]):
+        preparing.result(30)
+    assert_right(executor, rows(5))
+    executor.close()
+    partition.close()
+    bench.gpu.destroy_stream(theirs)
+    with closing(engine.bind(bench.partition)) as again:
+        assert_right(again, rows(3))
+        assert_right(again, rows(5))
+    bench.close_engines()
+    assert bench.holdings() == empty
+
+
+def test_f02_an_executor_that_moved_from_an_adopted_stream_outlives_it(bench: Bench, theirs: Stream) -> None:
+    partition = bench.device.adopt(theirs.handle)
+    executor = bench.load(bench.plan(), graphs="off").bind(partition)
+    assert_right(executor, rows(2))
+    moved = executor.rebind(bench.partition)
+    executor.close()
+    partition.close()
+    bench.gpu.destroy_stream(theirs)
+    assert_right(moved, rows(3))
+    moved.close()
 
 
 def test_objects_with_a_stream_handle_are_adopted(bench: Bench, theirs: Stream) -> None:

@@ -25,8 +25,7 @@ def copier(bench: Bench) -> Iterator[Any]:
 
 
 def open_sm_copies(bench: Bench, inputs: int, rows: int) -> Any:
-    device = bench.device.make_current()
-    return bench.copies.open_sm_copies(device, bench.partition.stream, bench.copies.copy_kernels(bench.device), inputs, rows)
+    return bench.copies.open_sm_copies(bench.device, bench.partition.stream, inputs, rows)
 
 
 class Lane:
@@ -99,7 +98,7 @@ def test_over_all_tenants_one_block_writes_to_the_host_and_four_read(bench: Benc
         taken = []
         for partition in (bench.partition, neighbour):
             middle = bench.device.make_current().allocate(1 << 20, stream=partition.stream)
-            copier = bench.copies.open_sm_copies(bench.device.make_current(), partition.stream, kernels, 1, 2)
+            copier = bench.copies.open_sm_copies(bench.device, partition.stream, 1, 2)
             for nbytes in (4096, 4097, 1 << 20):
                 lane = Lane(bench, nbytes, 1)
                 copier.write(copier.table(lane.spans(int(middle.handle))))

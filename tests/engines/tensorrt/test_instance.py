@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -109,12 +110,13 @@ def test_a_new_shape_of_the_old_executor_waits_while_the_context_is_captured(ben
     """Two threads never call the context at the same time."""
     executor = bench.bind()
     right(executor, bench.partition, 5)
-    seen: list[bool] = []
-    bench.gpu.meanwhile(
-        "cuStreamEndCapture", lambda: seen.append(all(each.lock.locked() for each in executor.instance.contexts.values()))
-    )
-    executor.rebind(other).close()
-    assert seen == [True]
+    taken: list[bool] = []
+    locks = [each.lock for each in executor.instance.contexts.values()]
+    with ThreadPoolExecutor(1) as thread:
+        attempt = lambda: taken.extend(thread.submit(lock.acquire, blocking=False).result() for lock in locks)  # noqa: E731
+        bench.gpu.meanwhile("cuStreamEndCapture", attempt)
+        executor.rebind(other).close()
+    assert taken == [False]
     executor.close()
 
 
