@@ -1,10 +1,10 @@
-"""A kernel that fills every SM of a partition, to find out where other kernels run.
+"""A kernel that fills every SM of a partition, to find out where other kernels run, and one that reads the GPU's memory.
 
-It is launched on a further stream of the partition (`make_stream`), so that it has the partition's SMs and the partition's
+Both are launched on further streams of a partition (`make_stream`), so that they have the partition's SMs and the partition's
 own stream stays free for the kernels under test.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -40,13 +40,18 @@ extern "C" __global__ void __launch_bounds__(1024, 2) hold(volatile unsigned *ga
     }
     __syncthreads();
 }
+
+extern "C" __global__ void fetch(const volatile unsigned char *from, volatile unsigned char *to, u64 nbytes) {
+    for (u64 at = threadIdx.x; at < nbytes; at += blockDim.x) to[at] = from[at];
+    __threadfence_system();
+}
 """
 GIVE_UP_NS = 10_000_000_000
 _PATIENCE = 10.0
 
 
 class Kernels:
-    """The kernel, compiled for a device. Raises PartitionError and RuntimeError as NVRTC does."""
+    """The kernels, compiled for a device. Raises PartitionError and RuntimeError as NVRTC does."""
 
     def __init__(self, device: Any) -> None:
         from cuda.core import Program, ProgramOptions
@@ -54,7 +59,7 @@ class Kernels:
         here = device.make_current()
         compiled = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{here.arch}")).compile("cubin")
         self._device = device
-        self._hold = compiled.get_kernel("hold")
+        self._hold, self._fetch = compiled.get_kernel("hold"), compiled.get_kernel("fetch")
         self._half = int(here.properties.max_threads_per_multiprocessor) // 2
 
     @contextmanager
@@ -72,6 +77,26 @@ class Kernels:
             finally:
                 held.release()
                 stream.sync()
+                board.close()
+
+    @contextmanager
+    def reading(self, partition: Any, most: int) -> Iterator[Callable[[int, int], np.ndarray]]:
+        """Gives a function that reads so many bytes at an address of the GPU, up to `most`, by an SM of this partition.
+
+        A copy engine would do that after the copies that were submitted to it before, which may wait for taken SMs.
+        """
+        board = _Board(self._device, -(-most // 4))
+        with _sides([partition]) as (stream,):
+
+            def read(address: int, nbytes: int) -> np.ndarray:
+                self._launch(self._fetch, stream, 1, 1024, address, board.at, nbytes)
+                stream.sync()
+                return board.words.view(np.uint8)[:nbytes].copy()
+
+            try:
+                read(board.at, 1)  # So that the kernel is loaded.
+                yield read
+            finally:
                 board.close()
 
     def _launch(self, kernel: Any, stream: Any, blocks: int, threads: int, *arguments: int) -> None:

@@ -3,14 +3,15 @@
 Every thread of partition A's SMs is taken. Where the SMs copy, an inference on A does not end: its first kernel, the copy, ran
 nowhere else. Where the copy engines do, the engine's kernels are the first: the input reaches the GPU, and nothing is computed
 from it, on the stream or on auxiliary ones. The same engine on a stream with all of the GPU ends meanwhile, so its kernels do
-run elsewhere where they may; and engines on B do too. What this does not prove: that DRAM, L2 or PCIe are not shared. They are
+run elsewhere where they may; and engines on B do too. SMs copy for these two: in a copy engine they would wait behind what
+waits for A's SMs. What this does not prove: that DRAM, L2 or PCIe are not shared. They are
 (tests/gpu/test_isolation.py has bounds for that).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -105,9 +106,9 @@ def branches(count: int = 4, width: int = 256) -> Network:
 
 
 NETWORKS = {name: SUBJECTS[name].network for name in ("mlp", "conv")} | {"branches": branches}
-BY_COPY_ENGINES = {
-    "without graphs": RuntimeSettings(copies="engine", graphs="off"),
-    "the library's graphs": RuntimeSettings(copies="engine", graphs="off", cuda_graph_strategy="whole_graph_capture"),
+BY_SMS = {
+    "without graphs": RuntimeSettings(graphs="off"),
+    "the library's graphs": RuntimeSettings(graphs="off", cuda_graph_strategy="whole_graph_capture"),
 }
 AUX_STREAMS = 3
 
@@ -120,33 +121,25 @@ class Run:
         self.executor = left.enter_context(closing(engine.bind(partition)))
         self.arrays = feed(network, {name: best for name, (_, best, _) in network.ranges.items()}, 1)
         self.memory = left.enter_context(closing(Pinned(device, engine, network, self.arrays)))
+        self.submitted = Event()
+        """Whether `infer` has submitted its work."""
         for _ in range(3):
             self.infer()
 
     def infer(self) -> list[Any]:
         """One inference, on a thread of the partition; copies of its outputs."""
-        given = self.memory.inputs, self.memory.room
-        outputs = self.partition.run(lambda: self.executor.enqueue(*given).wait())
-        return results(self.executor.engine, outputs)
+        return results(self.executor.engine, self.partition.run(self._infer))
+
+    def _infer(self) -> Any:
+        work = self.executor.enqueue(self.memory.inputs, self.memory.room)
+        self.submitted.set()
+        return work.wait()
 
     def clear(self) -> None:
         """Zeros in all its tensors on the GPU."""
         stream = self.partition.stream
         self.partition.run(lambda: (self.executor.instance.clear(stream), stream.sync()))
-
-    def on_gpu(self, stream: int) -> list[np.ndarray]:
-        """The bytes that its inputs and outputs have on the GPU now, read by this stream."""
-        from cuda.bindings import driver
-
-        from partitions.cuda.driver import handle_return
-
-        found = []
-        for address, size in zip(self.executor.instance.addresses, self.executor.instance.sizes, strict=True):
-            data = np.empty(size, np.uint8)
-            handle_return(driver.cuMemcpyDtoHAsync(data.ctypes.data, address, size, stream))
-            handle_return(driver.cuStreamSynchronize(stream))
-            found.append(data)
-        return found
+        self.submitted.clear()
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +157,7 @@ def everywhere(bench: Bench, device: Any) -> Iterator[Any]:
         handle_return(driver.cuStreamDestroy(handle))
 
 
-@pytest.mark.parametrize("way", BY_COPY_ENGINES)
+@pytest.mark.parametrize("way", BY_SMS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_an_engines_own_kernels_run_only_on_its_partitions_sms(
     name: str, way: str, bench: Bench, device: Any, everywhere: Any, tmp_path: Path
@@ -174,24 +167,27 @@ def test_an_engines_own_kernels_run_only_on_its_partitions_sms(
     path = tmp_path / "model.plan"
     path.write_bytes(build(network.onnx, BuildOptions(profiles=(profile,), max_aux_streams=AUX_STREAMS)))
     with ExitStack() as left:
-        engine: Any = left.enter_context(closing(load_engine(path, device, BY_COPY_ENGINES[way])))
+        engine: Any = left.enter_context(closing(load_engine(path, device, BY_SMS[way].merge(copies="engine"))))
         if name == "branches" and not engine.loaded.plan.num_aux_streams:
             pytest.skip("the library made an engine without auxiliary streams")
-        run, free, neighbour = (Run(device, engine, each, network, left) for each in (bench.a, everywhere, bench.b))
+        control = left.enter_context(closing(load_engine(path, device, BY_SMS[way])))
+        run = Run(device, engine, bench.a, network, left)
+        free, neighbour = (Run(device, control, each, network, left) for each in (everywhere, bench.b))
         wanted = expected(network)(run.arrays)
         run.clear()
         waiting = Thread(target=run.infer)
-        reader = int(left.enter_context(closing(bench.b.run(bench.b.make_stream))).handle)
+        source, *targets = zip(run.executor.instance.addresses, run.executor.instance.sizes, strict=True)
+        read = left.enter_context(bench.kernels.reading(bench.b, max(run.executor.instance.sizes)))
         with device.current(), bench.kernels.held(bench.a) as held:
             waiting.start()
             ends = monotonic() + GIVE_UP_NS / 2e9
-            while not run.on_gpu(reader)[0].any():
-                assert monotonic() < ends, "the input did not reach the GPU: the copy is not the copy engines'"
+            while not read(*source).any():
+                assert monotonic() < ends, f"the input did not reach the GPU; was it submitted? {run.submitted.is_set()}"
                 sleep(0.001)
             elsewhere = free.infer()
             for _ in range(ON_B):
                 beside = neighbour.infer()
-            _, *outputs = run.on_gpu(reader)
+            outputs = [read(*target) for target in targets]
             stood_still = waiting.is_alive()
             gave_up = held.gave_up
             held.release()

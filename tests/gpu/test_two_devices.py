@@ -198,9 +198,9 @@ def test_a_device_process_uses_its_gpu_alone(models: Path, tmp_path: Path, found
 def test_an_engine_on_the_second_gpu_takes_its_own_memory_and_refuses_the_first_s(
     tmp_path: Path, found: dict[str, Any]
 ) -> None:
-    command = [sys.executable, "-m", "tests.gpu.second", str(plan(tmp_path, mlp()))]
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.gpu.second", str(plan(tmp_path, mlp()))]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=process.PATIENCE)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     said = json.loads(ran.stdout.splitlines()[-1])
     found["memory of an engine on the second GPU"] = said
     foreign = {name: said.pop(name) for name in list(said) if name.startswith("the first GPU's")}
@@ -277,6 +277,7 @@ def test_a_process_killed_under_load_is_replaced_soon_and_not_noticed_on_the_oth
         killed = time.monotonic()
         os.kill(server.device_process("0"), signal.SIGKILL)
         _until_served(server, "acme", killed)
+        _until_ready(server, "acme")
         with closing(Client(server.port)) as client:
             check(client, "acme", 4)
         ended = time.monotonic()
