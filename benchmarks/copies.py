@@ -22,10 +22,9 @@ from . import needs  # noqa: F401
 
 # isort: split
 from greenlane.options import count, positive
-from partitions import DeviceUnavailable, open_device
 from tests.engines.tensors import Memory
 
-from .engine import prefix
+from .engine import opened_gpu, prefix
 
 SIZES = (3_136, 65_536, 602_112, 2_408_448, 8 << 20, 38_535_168, 128 << 20)
 """Bytes: a row of the MLP, an image of 224x224 and 4 and 64 of them, and what lies between and beyond."""
@@ -134,18 +133,13 @@ def _times(own: Carrier, way: str, seconds: float) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 2 where there is no GPU that can be carved."""
+    """Run a command line and return the exit status. Raises SystemExit where there is no GPU that can be carved."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.copies", description="Copies by SMs against copy engines.")
     parser.add_argument("--sms", type=count, nargs="+", default=[8, 32, 64], metavar="N", help="default: 8 32 64")
     parser.add_argument("--seconds", type=positive, default=0.15, help="of each row; default: 0.15")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     options = parser.parse_args(arguments)
-    try:
-        device = open_device("cuda")
-    except DeviceUnavailable as error:
-        print(f"this needs a GPU: {error}", file=sys.stderr)
-        return 2
-    with closing(device):
+    with opened_gpu() as device:
         print(f"{device.describe()}\n{HEADING}")
         found = [_show(row) for row in rows(device, options.sms, SIZES, options.seconds)]
         if options.json:

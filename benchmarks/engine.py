@@ -286,16 +286,23 @@ class Experiment:
             return Row(name, batch, case, _microseconds(self._alone[key]), *_summaries(times))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 2 where there is no GPU that can be carved."""
-    options = _parser().parse_args(arguments)
+@contextmanager
+def opened_gpu() -> Iterator[Device]:
+    """The GPU. Ends the process with 2 where there is none that can be carved."""
     try:
         device = open_device("cuda")
     except DeviceUnavailable as error:
         print(f"this needs a GPU: {error}", file=sys.stderr)
-        return 2
+        raise SystemExit(2) from None
+    with closing(device):
+        yield device
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status. Raises SystemExit where there is no GPU that can be carved."""
+    options = _parser().parse_args(arguments)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    with closing(device), tempfile.TemporaryDirectory(prefix="greenlane-engine-") as folder:
+    with opened_gpu() as device, tempfile.TemporaryDirectory(prefix="greenlane-engine-") as folder:
         print(f"{device.describe()}\n{HEADING}")
         experiment = Experiment(device, Path(folder), options.seconds, _progress)
         rows = [_show(row) for row in experiment.rows(options.networks, options.sms, time.monotonic() + options.budget)]

@@ -25,9 +25,10 @@ from . import needs  # noqa: F401
 
 # isort: split
 from greenlane.options import positive
-from partitions import DeviceUnavailable, open_device
 from tests.engines.tensors import Memory
 from tests.gpu.across import register, unregister
+
+from .engine import opened_gpu
 
 SIZES = (4 << 10, 64 << 10, 600 << 10, 4 << 20, 38 << 20)
 MOST = 38 << 20
@@ -345,17 +346,12 @@ def report(bench: Bench, seconds: float) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 2 where there is no GPU that can be carved."""
+    """Run a command line and return the exit status. Raises SystemExit where there is no GPU that can be carved."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pcie", description="What neighbours feel of copies.")
     parser.add_argument("--seconds", type=positive, default=0.08, help="of each figure; default: 0.08")
     parser.add_argument("--json", metavar="FILE", help="write the report there as well")
     options = parser.parse_args(arguments)
-    try:
-        device = open_device("cuda")
-    except DeviceUnavailable as error:
-        print(f"this needs a GPU: {error}", file=sys.stderr)
-        return 2
-    with closing(device), ExitStack() as opened:
+    with opened_gpu() as device, ExitStack() as opened:
         found = report(Bench(device, 4, opened), options.seconds)
         text = _lines(found)
         print(text)

@@ -1,9 +1,32 @@
 """Types of the commands' options, for argparse: what an experiment cannot do is refused before it begins."""
 
 import re
-from argparse import ArgumentTypeError
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import NoReturn
+
+WRONG_COMMAND_LINE = 64
+"""The exit status (EX_USAGE of sysexits.h) of commands that need argparse's 2 for something else."""
+
+
+class CommandParser(ArgumentParser):
+    """The parser of such a command; in `examples`, {program} stands for its name."""
+
+    def __init__(self, program: str, description: str, examples: str) -> None:
+        super().__init__(
+            prog=program,
+            description=description,
+            epilog=examples.replace("{program}", program),
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End with WRONG_COMMAND_LINE."""
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_COMMAND_LINE, f"{self.prog}: error: {message}\n")
 
 
 def checked(read: Callable[[str], object]) -> Callable[[str], object]:
@@ -51,6 +74,14 @@ def cores(text: str) -> tuple[int, ...]:
     if not (len(ranges) == len(parts) and all(ranges)):
         raise ValueError(f"{text!r}; expected cores such as 12-15 or 0,2")
     return tuple(core for each in ranges for core in each)
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name of an input, and its shape. Raises ValueError."""
+    name, colon, sizes = text.rpartition(":")
+    if not (colon and name) or not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", sizes, re.ASCII):
+        raise ValueError(f"{text!r} is no shape; expected INPUT:1x3x224x224")
+    return name, tuple(map(int, sizes.split("x")))
 
 
 def named(there: Sequence[str]) -> Callable[[str], tuple[str, ...]]:

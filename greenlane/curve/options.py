@@ -1,14 +1,11 @@
 """The command line of `greenlane curve`, read without importing the server."""
 
-import argparse
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from greenlane.options import checked, count, positive, whole
+from greenlane.options import CommandParser, checked, count, positive, shape, whole
 from server.command_line import DEFAULT_CONFIGURATION
 
 _EXAMPLES = """\
@@ -30,9 +27,6 @@ At a rate they are due at random
 exit status: 0 measured; 1 too noisy to say; 2 no share keeps the target, the shares do not fit the device, or the configuration
 or the model cannot be used; 64 the command line is wrong; 130 interrupted
 """
-
-WRONG_COMMAND_LINE = 64
-"""The exit status (EX_USAGE of sysexits.h): not argparse's 2, which is that of a target that no share keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +88,9 @@ def parse(arguments: Sequence[str], program: str = "greenlane curve") -> Options
     )  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    """Ends with WRONG_COMMAND_LINE where the command line is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(WRONG_COMMAND_LINE, f"{self.prog}: error: {message}\n")
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=program,
-        description="Measure how fast a model is on shares of a device, and find the smallest share that keeps a target.",
-        epilog=_EXAMPLES.replace("{program}", program),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser(program: str) -> CommandParser:
+    what = "Measure how fast a model is on shares of a device, and find the smallest share that keeps a target."
+    parser = CommandParser(program, what, _EXAMPLES)
     parser.add_argument("model", metavar="MODEL", nargs="?", help="name in the repository, or a .onnx or .plan file")
     parser.add_argument("--all", action="store_true", help="plan the shares of all tenants of the configuration")
     config = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
@@ -117,8 +98,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     shares = "in cores or SMs, or in granules as in 1g,2g; default: 1, 2, 4, ... granules and the whole device"
     parser.add_argument("--shares", type=checked(_shares), metavar="1,2,4", help=shares)
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="rows in each request; default: 1")
-    shape = "shape of an input whose sizes vary, repeatable; with --all for every model that has it, or MODEL/INPUT:..."
-    parser.add_argument("--shape", type=checked(_named_shape), action="append", default=[], metavar="INPUT:1x3x9x9", help=shape)
+    text = "shape of an input whose sizes vary, repeatable; with --all for every model that has it, or MODEL/INPUT:..."
+    parser.add_argument("--shape", type=checked(shape), action="append", default=[], metavar="INPUT:1x3x9x9", help=text)
     parser.add_argument("--rate", type=positive, metavar="R", help="requests a second that are due at random")
     parser.add_argument("--p99", type=checked(duration), metavar="5ms", help="the p99 latency to keep at that rate")
     target = "for --all: rate and p99 of a tenant in place of its target_rate and target_p99, repeatable"
@@ -149,13 +130,6 @@ def _shares(text: str) -> tuple[Share, ...]:
     if len(shares) < len(found):
         raise ValueError(f"{text!r}; expected numbers of cores or SMs from 1 on such as 8,16,32, or of granules such as 1g,2g")
     return shares
-
-
-def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, sizes = text.rpartition(":")
-    if not (colon and name) or not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", sizes, re.ASCII):
-        raise ValueError(f"{text!r} is no shape; expected INPUT:1x3x224x224")
-    return name, tuple(map(int, sizes.split("x")))
 
 
 def _target(text: str) -> tuple[str, Goal]:

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
 from engines import Engine, ModelRefused, Signature, load_engine
 from engines.signature import Shape
+from greenlane.models import check_name, configured
 from partitions import Device, Partition
-from server.app import configuration, open_configured
-from server.config.schema import Config, ModelsConfig
-from server.config.tables import nearest
+from server.config.schema import Config
 from server.device.cache_paths import open_builds
 from server.device.loaded_model import LoadedModel
 from server.device.model_loader import ModelLoader, open_model_loader
@@ -111,36 +109,15 @@ class RepositorySubject(Subject):
 def opened(options: Options) -> Iterator[tuple[Config, Device, Subject]]:
     """The configuration, the device and what to measure of one MODEL. Raises ConfigError, PartitionError, ModelRefused."""
     assert options.model is not None
-    path = Path(options.model)
-    if path.suffix in (".onnx", ".plan") and not path.is_file():
-        raise ModelRefused(f"{path}: there is no such file; expected a file, or a model's name in the repository")
     with ExitStack() as stack:
-        if path.is_file():
-            config = _config(options, path, stack)
-            device = stack.enter_context(closing(open_configured(config.device)))
+        path, config, device = stack.enter_context(configured(options.model, options.config))
+        if path:
             batch = max(options.batch, DEFAULT_BATCH)
             settings, builds = default_settings(config.device), open_builds(config.models)
             engine = stack.enter_context(closing(load_engine(path, device, settings, batch, builds)))
             found: Subject = FileSubject(device, engine, path.name, options.batch, options.shapes)
         else:
-            config = stack.enter_context(configuration(options.config))
-            device = stack.enter_context(closing(open_configured(config.device)))
             loader = stack.enter_context(closing(open_model_loader(config, device, builds=open_builds(config.models))))
             check_name(options.model, loader, config.source)
             found = RepositorySubject(device, loader, [options.model], options.batch, options.shapes)
         yield config, device, stack.enter_context(closing(found))
-
-
-def check_name(name: str, loader: ModelLoader, source: str) -> None:
-    """Raise ModelRefused, with names near to this one, unless the repository has such a model."""
-    known = loader.names()
-    if name not in known:
-        hint = nearest(name, known) if known else "it is empty"
-        raise ModelRefused(f"there is no model {name!r} in the repository of {source}; {hint}")
-
-
-def _config(options: Options, path: Path, stack: ExitStack) -> Config:
-    """What says which device a file runs on: a configuration, or none, which is the default device."""
-    if options.config:
-        return stack.enter_context(configuration(options.config))
-    return Config(models=ModelsConfig(repository=path.absolute().parent), tenants={}, source="the command line")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from greenlane.load.machine import describe
+from greenlane.models import check_name
 from partitions import Device
 from server.app import configuration, open_configured
 from server.config.schema import Config
@@ -21,7 +22,7 @@ from .measure import Effort, measure
 from .options import Options
 from .points import Point, Target, keeps
 from .search import candidate
-from .subject import RepositorySubject, check_name
+from .subject import RepositorySubject
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,11 +159,27 @@ def measure(
     `others` begins to count other programs; `alive` says why the server ended, or nothing; `until` is a time of
     perf_counter. Raises ServerEnded if it did, or if a load process could not begin.
     """
+
+    def once(kinds: Sequence[str], rounds: int) -> Pass:
+        phases = steps(kinds, rounds)
+        jobs: list[Job] = [_timed(victim, phases, places), *_turns(victim.job.port, phases, attacks, places)]
+        try:
+            with begun(jobs) as (start, processes):
+                shares = _wait(start, phases, pair, others, alive, report)
+                seen = processes[0].result()
+                tallies = [process.results() for process in processes[1:]]
+        except LoadProcessFailed as failed:
+            raise ServerEnded(alive() or str(failed).splitlines()[-1]) from failed
+        if why := alive():
+            raise ServerEnded(why)
+        assert isinstance(seen, Seen)
+        return Pass(phases, seen, tallies, shares)
+
     passes: list[Pass] = []
     results: dict[str, Result] = {}
     kinds, left = list(attacks), rounds
     while kinds and left > 0:
-        passes.append(_pass(pair, victim, {kind: attacks[kind] for kind in kinds}, left, places, others, alive, report))
+        passes.append(once(kinds, left))
         results |= {kind: judged(kind, attacks[kind], passes) for kind in kinds}
         kinds = [kind for kind in kinds if results[kind].undecided]
         left = min(rounds, int((until - perf_counter() - START) / (ROUND * max(1, len(kinds)))))
@@ -173,31 +189,6 @@ def measure(
     share = fmean(each for one in passes for each in one.others.values())
     failures = tuple(failure for one in passes for failure in one.seen.failures)
     return Measured(pair, victim.model, victim.rate, late, share, tuple(results.values()), failures)
-
-
-def _pass(
-    pair: Pair,
-    victim: Victim,
-    attacks: Mapping[str, Beside],
-    rounds: int,
-    places: Places,
-    others: Callable[[], Others],
-    alive: Callable[[], str],
-    report: Callable[[str], None],
-) -> Pass:
-    phases = steps(list(attacks), rounds)
-    jobs: list[Job] = [_timed(victim, phases, places), *_turns(victim.job.port, phases, attacks, places)]
-    try:
-        with begun(jobs) as (start, processes):
-            shares = _wait(start, phases, pair, others, alive, report)
-            seen = processes[0].result()
-            tallies = [process.results() for process in processes[1:]]
-    except LoadProcessFailed as failed:
-        raise ServerEnded(alive() or str(failed).splitlines()[-1]) from failed
-    if why := alive():
-        raise ServerEnded(why)
-    assert isinstance(seen, Seen)
-    return Pass(phases, seen, tallies, shares)
 
 
 def _timed(victim: Victim, phases: Sequence[Step], places: Places) -> OpenLoop:

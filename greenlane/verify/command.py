@@ -23,11 +23,11 @@ from engines.verification.order import Sample
 from engines.verification.rows import Array, dependence, run_on
 from engines.verification.rule import Comparison, coarsest, explained, other_rows, tolerance
 from engines.verification.steady import PART, repeated
+from greenlane.models import check_name, configured
 from partitions import Device, PartitionError
-from server.app import configuration, open_configured
-from server.config.schema import Config, ModelOptions, ModelsConfig
+from server.command_line import configuration_file
+from server.config.schema import ModelOptions
 from server.config.section import ConfigError
-from server.config.tables import nearest
 from server.device.cache_paths import open_builds
 from server.device.model_loader import open_model_loader
 from server.repository.model_settings import default_settings
@@ -71,7 +71,7 @@ def run(options: Options) -> int:
     said = sys.stderr if options.json == "-" else sys.stdout  # Standard output is the JSON document's alone.
     try:
         with redirect_stdout(said):
-            status, document = _run(replace(options, config=options.config or os.environ.get("GREENLANE_CONFIG")))
+            status, document = _run(options)
     except (ConfigError, EngineError, OSError, PartitionError) as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 2
@@ -239,13 +239,9 @@ def _conclusions(rows: Sequence[Row], depends: str, unknown: str) -> Iterator[st
 @contextmanager
 def _opened(options: Options) -> Iterator[Subject]:
     """The executor to compare, on the whole device. Raises ConfigError, PartitionError, ModelRefused."""
-    path = Path(options.model)
-    if path.suffix in (".onnx", ".plan") and not path.is_file():
-        raise ModelRefused(f"{path}: there is no such file; expected a file, or a model's name in the repository")
     with ExitStack() as stack:
-        if path.is_file():
-            config = _config(options, path, stack)
-            device = stack.enter_context(closing(open_configured(config.device)))
+        path, config, device = stack.enter_context(configured(options.model, configuration_file(options.config)))
+        if path:
             settings = default_settings(config.device).merge(verify="off")  # Wrong shapes are to be seen, and not to be routed.
             if options.least and device.kind == "cuda" and path.suffix == ".onnx":
                 ranges = tuple((name, (options.least[name], options.most[name], options.most[name])) for name in options.least)
@@ -256,12 +252,8 @@ def _opened(options: Options) -> Iterator[Subject]:
             executor, source, rows = engine.bind(partition), path, 0
             stack.callback(executor.close)
         else:
-            config = stack.enter_context(configuration(options.config))
-            device = stack.enter_context(closing(open_configured(config.device)))
             loader = stack.enter_context(closing(open_model_loader(config, device, builds=open_builds(config.models))))
-            if options.model not in (known := loader.names()):
-                hint = nearest(options.model, known) if known else "it is empty"
-                raise ModelRefused(f"there is no model {options.model!r} in the repository of {config.source}; {hint}")
+            check_name(options.model, loader, config.source)
             given = config.models.options.get(options.model, ModelOptions())
             loader.use_options({**config.models.options, options.model: given.model_copy(update={"verify": "off"})})
             partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
@@ -289,9 +281,3 @@ def _onnx_of(path: Path) -> Path:
     if artifact and artifact.source != source_digest(data, weight_files(data, beside.parent)):
         raise ModelRefused(f"{path}: it was built from another file than {beside.name} beside it")
     return beside
-
-
-def _config(options: Options, path: Path, stack: ExitStack) -> Config:
-    if options.config:
-        return stack.enter_context(configuration(options.config))
-    return Config(models=ModelsConfig(repository=path.absolute().parent), tenants={}, source="the command line")

@@ -1,13 +1,10 @@
 """The command line of `greenlane verify`, read without importing the server."""
 
-import argparse
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
-from greenlane.options import checked, count, positive, whole
+from greenlane.options import CommandParser, checked, count, positive, shape, whole
+from server.command_line import DEFAULT_CONFIGURATION
 
 _EXAMPLES = """\
 examples:
@@ -26,9 +23,6 @@ Two rows are also run alone and together, as the server joins them.
 exit status: 0 all agree; 1 some shape disagrees, or rows depend on each other; 2 nothing can be compared, or the configuration
 or the model cannot be used; 64 the command line is wrong; 130 interrupted
 """
-
-WRONG_COMMAND_LINE = 64
-"""The exit status (EX_USAGE of sysexits.h)."""
 
 NamedShapes = dict[str, tuple[int, ...]]
 
@@ -60,32 +54,17 @@ def parse(arguments: Sequence[str], program: str = "greenlane verify") -> Option
     )  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    """Ends with WRONG_COMMAND_LINE where the command line is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(WRONG_COMMAND_LINE, f"{self.prog}: error: {message}\n")
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=program,
-        description="Compare an engine's answers with a reference, for many shapes of its inputs.",
-        epilog=_EXAMPLES.replace("{program}", program),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser(program: str) -> CommandParser:
+    what = "Compare an engine's answers with a reference, for many shapes of its inputs."
+    parser = CommandParser(program, what, _EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="name in the repository, or a .onnx or .plan file")
-    config = "TOML configuration; default: $GREENLANE_CONFIG, or else the demo"
+    config = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
     parser.add_argument("--config", metavar="FILE", help=config)
     for option, dest, what in (("--from", "least", "smallest"), ("--to", "most", "largest")):
         text = f"{what} shape of an input whose sizes vary, repeatable; a file is built for shapes between"
-        parser.add_argument(
-            option, dest=dest, type=checked(_named), action="append", default=[], metavar="INPUT:1x9", help=text
-        )
-    shape = "compare these shapes only, repeatable; inputs separated by commas, as in x:2x9,y:2x3"
-    parser.add_argument("--shape", type=checked(_several), action="append", default=[], metavar="INPUT:2x9", help=shape)
+        parser.add_argument(option, dest=dest, type=checked(shape), action="append", default=[], metavar="INPUT:1x9", help=text)
+    only = "compare these shapes only, repeatable; inputs separated by commas, as in x:2x9,y:2x3"
+    parser.add_argument("--shape", type=checked(_several), action="append", default=[], metavar="INPUT:2x9", help=only)
     parser.add_argument("--count", type=count, default=100, metavar="N", help="shapes to compare at most; default: 100")
     parser.add_argument("--seconds", type=positive, metavar="S", help="stop after this time, and say what was not compared")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of inputs and of the choice; default: 0")
@@ -93,12 +72,5 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _named(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, sizes = text.rpartition(":")
-    if not (colon and name) or not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", sizes, re.ASCII):
-        raise ValueError(f"{text!r} is no shape; expected INPUT:1x3x224x224")
-    return name, tuple(map(int, sizes.split("x")))
-
-
 def _several(text: str) -> NamedShapes:
-    return dict(_named(part) for part in text.split(","))
+    return dict(shape(part) for part in text.split(","))

@@ -208,8 +208,8 @@ class CudaDevice:
         clusters: bool = True,
     ) -> None:
         self.free_stream = free_stream
-        """To free memory on that may outlive the stream it was allocated on; what uses it must have ended. This stream exists as
-        long as such memory."""
+        """To free memory on that may outlive the stream it was allocated on; what uses it must have ended. It exists as long as
+        such memory."""
         self.index = index
         self.name = name
         self.uuid = uuid

@@ -116,7 +116,8 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, c
         raise DeviceUnavailable("CUDA device 0 cannot be carved")
 
     monkeypatch.setattr(load, "open_device", refuse)
-    assert main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([])
     assert capsys.readouterr().err == "this needs a GPU: CUDA device 0 cannot be carved\n"
 
 
