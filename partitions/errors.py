@@ -19,3 +19,7 @@ class Misplaced(PartitionError):
 
 class DeviceLost(PartitionError):
     """The device failed for good: every later call in this process fails, so the process must be restarted."""
+
+
+class MpsError(PartitionError):
+    """A GPU's MPS daemon cannot be started, or does not do what it is asked to; the text says what to do."""

@@ -58,6 +58,10 @@ class CUstream_flags(IntEnum):
     CU_STREAM_NON_BLOCKING = 1
 
 
+class CUdevice_attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
+
+
 class CUmemPool_attribute(IntEnum):
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5
 
@@ -106,6 +110,9 @@ class Driver:
 
     def cuDeviceTotalMem(self, dev: int) -> tuple[Any, ...]:
         return self._call("cuDeviceTotalMem", lambda: self._its(dev) and hardware.TOTAL, gives=True)
+
+    def cuDeviceGetAttribute(self, attrib: CUdevice_attribute, dev: int) -> tuple[Any, ...]:
+        return self._call("cuDeviceGetAttribute", lambda: int(self._its(dev).mps is not None), gives=True)
 
     def cuDeviceGetCount(self) -> tuple[Any, ...]:
         return self._call("cuDeviceGetCount", lambda: self._gpu.index + 1, gives=True)

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from .errors import CUDAError, Misuse
 from .memory import FREED, Region, new_region
+from .mps import FAULT, Client, connect
 from .streams import Capture, Graph, Operation, Stream
 
 MIB = 1 << 20
@@ -159,6 +160,10 @@ class Gpu:
         self.captured_by_all: list[Capture] = []
         """Captures in the global mode that are under way."""
         self.here = threading.local()
+        self.mps: Client | None = None
+        """The connection to an MPS server, if the environment names one when the GPU is first used."""
+        self._is_connected = False
+        self._connecting = threading.Lock()
         self._memory_lock = threading.Lock()
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], str] = {}
@@ -179,12 +184,17 @@ class Gpu:
         `current`: it needs a context. Not `safe`: the driver calls it potentially unsafe, so it is refused to a thread that
         has begun a capture, and to all threads while one captures in the global mode, and invalidates that capture.
         """
+        if not self._is_connected:
+            self._connect()
+        if self.mps:
+            self.mps.wait()
         self._calls[call] += 1
         self.log.append(call)
         if action := self._meanwhile.pop(call, None):
             action()
         if fault := self._faults.pop((call, self._calls[call]), ""):
-            self.lost = fault if fault in STICKY else self.lost
+            if fault in STICKY:
+                self.lose(fault)
             raise CUDAError(f"{fault}: as scripted")
         if self.lost:
             raise CUDAError(f"{self.lost}: and ever after")
@@ -198,7 +208,24 @@ class Gpu:
     def lose(self, error: str) -> CUDAError:
         """The effect of failed work on the device: an error now, and from every later call."""
         self.lost = error
+        if self.mps:
+            self.mps.fault()
         return CUDAError(f"{error}: on the device")
+
+    def _connect(self) -> None:
+        with self._connecting:
+            if not self._is_connected:
+                self.mps = connect(self._lose_contexts, self._on_neighbour_s_fault)
+                self._is_connected = True
+
+    def _lose_contexts(self, error: str) -> None:
+        """By the end of the MPS server, or because it was asked to terminate this client."""
+        self.lost = self.lost or error
+
+    def _on_neighbour_s_fault(self) -> None:
+        """A kernel of another process failed: what this one has in flight fails too; if it has nothing, it notices nothing."""
+        if any(stream.pending for context in (*self.contexts, *self.ordinary) for stream in context.streams):
+            self.lost = self.lost or FAULT
 
     def whole(self) -> Resource:
         return Resource(tuple(range(self.sms)), 0, self.smallest)

@@ -1,0 +1,63 @@
+"""A process with the GPU that it sees as device 0, for tests of MPS.
+
+A line of JSON says whether it is a client of an MPS server, or the error. Then it does what lines on its standard input ask
+for, and answers each with a line.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from partitions import open_device
+from partitions.mps import is_mps_client
+
+SOURCE = r"""
+extern "C" __global__ void bad(long long at) { *(volatile int *)at = 1; }
+extern "C" __global__ void spin(long long nanoseconds) {
+    long long began, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - began < nanoseconds);
+}
+"""
+NOWHERE, LONG = 16, 10_000_000_000
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main() -> None:
+    device: Any = open_device("cuda")
+    partition = device.carve([0])
+    partition.attach()
+    say(client=is_mps_client(0), process=os.getpid())
+    work: dict[str, Callable[[], object]] = {
+        "work": partition.locate,
+        "fault": lambda: (launch(device, partition, "bad", NOWHERE), partition.stream.sync()),
+        "busy": lambda: launch(device, partition, "spin", LONG),
+        "wait": partition.stream.sync,
+    }
+    for line in sys.stdin:
+        work[line.strip()]()
+        say(done=line.strip())
+
+
+def launch(device: Any, partition: Any, name: str, argument: int) -> None:
+    from cuda.core import LaunchConfig, Program, ProgramOptions, launch
+
+    kernel = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.make_current().arch}")).compile("cubin").get_kernel(name)
+    launch(partition.stream, LaunchConfig(grid=1, block=1), kernel, argument)
+
+
+def run() -> None:
+    try:
+        main()
+    except Exception as error:  # One of the driver's, or of ours.
+        say(error=str(error))
+        os._exit(3)
+
+
+if __name__ == "__main__":
+    run()

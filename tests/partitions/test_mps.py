@@ -1,0 +1,453 @@
+"""The MPS daemon of a GPU. What is in TestMps runs against a fake of NVIDIA's command with simulated GPUs as clients, and in
+tests/gpu/test_mps.py against the real ones.
+"""
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any, NamedTuple
+
+import pytest
+
+from partitions.errors import MpsError
+from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other
+from tests.simulation.mps import FakeMps
+
+PATIENCE = 20.0
+_PTRACE_ATTACH, _ALL_THREADS = 16, 0x40000000
+
+
+class Subject(NamedTuple):
+    """What is tested: the GPU of this UUID, and the module whose processes are to use it."""
+
+    uuid: str
+    module: str
+
+
+class Client:
+    """A process of the module."""
+
+    def __init__(self, module: str, environment: dict[str, str]) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+        self._process = started([sys.executable, "-m", module], env=inherited | environment)
+        self.pid = self._process.pid
+        self._threads: list[int] = []
+
+    async def next(self) -> dict[str, Any]:
+        """What it says next; nothing if it has ended."""
+        assert self._process.stdout
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        return json.loads(line) if line else {}
+
+    def ask(self, what: str) -> None:
+        assert self._process.stdin
+        print(what, file=self._process.stdin, flush=True)
+
+    async def do(self, what: str) -> dict[str, Any]:
+        self.ask(what)
+        return await self.next()
+
+    async def do_until_lost(self, error: str) -> None:
+        """Work until that fails with this error, as it does soon."""
+        async with asyncio.timeout(PATIENCE):
+            while "error" not in (said := await self.do("work")):
+                pass
+        assert error in said["error"]
+
+    def hold(self) -> None:
+        """As a debugger does: SIGCONT does not let it go on."""
+        self._threads = [int(each) for each in os.listdir(f"/proc/{self.pid}/task")]
+        for each in self._threads:
+            if ctypes.CDLL(None).ptrace(_PTRACE_ATTACH, each, 0, 0):
+                pytest.skip("processes may not be debugged here")
+            os.waitpid(each, _ALL_THREADS)
+
+    def kill(self) -> None:
+        self._process.kill()
+        for each in reversed(self._threads):
+            with suppress(ChildProcessError):
+                os.waitpid(each, _ALL_THREADS)
+        self._threads = []
+        self._process.wait()
+        for end in (self._process.stdin, self._process.stdout):
+            assert end
+            with suppress(BrokenPipeError):
+                end.close()
+
+
+def started(command: list[str], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0)
+
+
+async def ended(*processes: int) -> None:
+    """Wait for the end of processes that need not be ours."""
+    for each in processes:
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(each)
+            try:
+                found, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], PATIENCE)
+                assert found, f"process {each} goes on"
+            finally:
+                os.close(descriptor)
+
+
+def daemon_of(folder: Path) -> int:
+    return int((folder / "pipe" / f"{COMMAND}.pid").read_text())
+
+
+def keeper_of(folder: Path) -> int:
+    return int(Path(f"/proc/{daemon_of(folder)}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
+    """NVIDIA's command, on PATH."""
+    fake = FakeMps(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(fake.folder), prepend=os.pathsep)
+    return fake
+
+
+@pytest.fixture
+def parent() -> Iterator[Path]:
+    """A folder with a short path, as sockets need it."""
+    with TemporaryDirectory(prefix="mps-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def environment_of(process: int) -> dict[str, str]:
+    """What it has of CUDA's variables."""
+    lines = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return dict(each.split("=", 1) for each in lines if each.startswith("CUDA_"))
+
+
+def no_trouble(daemon: MpsDaemon) -> bool:
+    """Whether `trouble` would wait."""
+    with suppress(StopIteration):
+        waiting = daemon.trouble()
+        waiting.send(None)
+        waiting.close()
+        return True
+    return False
+
+
+class TestMps:
+    @pytest.fixture
+    def subject(self, fake: FakeMps) -> Subject:
+        return Subject("GPU-5ea1", "tests.simulation.mps_client")
+
+    @pytest.fixture
+    async def daemon(self, subject: Subject) -> AsyncIterator[MpsDaemon]:
+        daemon = MpsDaemon(subject.uuid)
+        await daemon.start()
+        yield daemon
+        await daemon.close()
+
+    @pytest.fixture
+    async def clients(self, subject: Subject) -> AsyncIterator[Callable[..., Awaitable[list[Client]]]]:
+        """Starts processes side by side, and waits until each says whether it is a client, or why it cannot be one."""
+        async with AsyncExitStack() as made:
+
+            async def start(environment: dict[str, str], count: int = 1, first: str = "client") -> list[Client]:
+                found = [Client(subject.module, environment) for _ in range(count)]
+                for client in found:
+                    made.callback(client.kill)
+                for client in found:
+                    said = await client.next()
+                    assert first in str(said), said
+                return found
+
+            yield start
+
+    async def test_a_process_with_its_environment_is_a_client_and_one_without_is_none(
+        self, daemon: MpsDaemon, clients: Any
+    ) -> None:
+        (client,) = await clients(daemon.environment, first="'client': True")
+        await clients({}, first="'client': False")
+        assert await daemon.status() == "ACTIVE"
+        assert await daemon.clients() == [client.pid]
+        client.kill()
+
+        async def is_left() -> bool:
+            return await daemon.clients() == []
+
+        await until(is_left)
+
+    async def test_clients_are_terminated_without_harm_to_others(self, daemon: MpsDaemon, clients: Any) -> None:
+        idle, busy, stopped = await clients(daemon.environment, 3)
+        assert "done" in await busy.do("busy")
+        os.kill(stopped.pid, signal.SIGSTOP)
+        assert await asyncio.gather(*(daemon.terminate(each.pid) for each in (busy, stopped))) == [True, True]
+        for each in (busy, stopped):
+            assert "MPS_CLIENT_TERMINATED" in (await each.do("work"))["error"]
+            each.kill()
+        assert await idle.do("work") == {"done": "work"}
+        assert await daemon.clients() == [idle.pid]
+        assert await daemon.status() == "ACTIVE"
+
+    async def test_a_process_that_is_no_client_is_not_terminated(self, daemon: MpsDaemon) -> None:
+        with started([sys.executable, "-c", "input()"]) as other:
+            assert not await daemon.terminate(other.pid)
+            assert other.poll() is None
+        assert not await daemon.terminate(other.pid)  # It has ended.
+
+    async def test_a_client_that_does_not_answer_is_killed_and_the_others_go_on(self, daemon: MpsDaemon, clients: Any) -> None:
+        idle, held = await clients(daemon.environment, 2)
+        held.hold()
+        terminating = asyncio.create_task(daemon.terminate(held.pid, limit=0.5))
+        assert await idle.do("work") == {"done": "work"}
+        assert not await terminating
+        held.kill()
+        assert await daemon.clients() == [idle.pid]
+        assert await idle.do("work") == {"done": "work"}
+
+    async def test_a_fault_is_over_once_every_client_has_ended(self, daemon: MpsDaemon, clients: Any) -> None:
+        idle, busy, culprit = old = await clients(daemon.environment, 3)
+        assert "done" in await busy.do("busy")
+        trouble = asyncio.create_task(daemon.trouble())
+        assert "ILLEGAL_ADDRESS" in (await culprit.do("fault"))["error"]
+        assert "ILLEGAL_ADDRESS" in (await busy.do("wait"))["error"]
+        async with asyncio.timeout(PATIENCE):
+            assert (await trouble).fault
+        for each in (busy, culprit):
+            each.kill()
+        assert await daemon.status() == "FAULT"
+        await clients(daemon.environment, first="MPS_SERVER_NOT_READY")
+        with pytest.raises(MpsError, match=rf"takes no clients after 0.2 s; processes that have not ended: {idle.pid}$"):
+            await daemon.wait_until_active(limit=0.2)
+        assert (await daemon.trouble()).fault
+        for each in old:
+            each.kill()
+        await daemon.wait_until_active()
+        (client,) = await clients(daemon.environment, first="'client': True")
+        assert await client.do("work") == {"done": "work"}
+        assert no_trouble(daemon)
+
+    async def test_the_end_of_the_server_is_noticed_and_another_daemon_serves(self, daemon: MpsDaemon, clients: Any) -> None:
+        (client,) = await clients(daemon.environment)
+        before = daemon.folder
+        os.kill(daemon.server, signal.SIGKILL)
+        fault, text = await daemon.trouble()
+        assert not fault
+        assert f"server of {daemon.uuid}, process {daemon.server}, ended" in text
+        await client.do_until_lost("MPS_RPC_FAILURE")
+        await daemon.close()
+        await daemon.start()
+        assert daemon.folder != before
+        await clients(daemon.environment, first="'client': True")
+
+    async def test_the_server_ends_with_its_daemon(self, daemon: MpsDaemon, clients: Any) -> None:
+        """Or processes that come would run outside MPS, beside its clients."""
+        (client,) = await clients(daemon.environment)
+        assert daemon.folder
+        environment, folder, server = daemon.environment, daemon.folder, daemon.server
+        os.kill(daemon_of(folder), signal.SIGKILL)
+        fault, text = await daemon.trouble()
+        assert not fault
+        await ended(server)
+        await client.do_until_lost("MPS_RPC_FAILURE")
+        await daemon.close()
+        assert "ended" in text
+        assert not folder.exists()
+        await clients(environment, first="'client': False")
+
+    async def test_closing_ends_all_that_is_left(self, daemon: MpsDaemon, clients: Any) -> None:
+        (client,) = await clients(daemon.environment)
+        assert daemon.folder
+        folder, processes = daemon.folder, (daemon_of(daemon.folder), keeper_of(daemon.folder), daemon.server)
+        await daemon.close()
+        await ended(*processes)
+        assert not folder.exists()
+        await client.do_until_lost("MPS_RPC_FAILURE")
+        assert no_trouble(daemon)
+
+    @pytest.mark.parametrize("keeper", [False, True], ids=["", "and the keeper"])
+    async def test_nothing_is_left_when_the_process_that_started_it_is_killed(
+        self, subject: Subject, keeper: bool, parent: Path
+    ) -> None:
+        """Without the keeper the next start ends the rest, in folders of ours that no process uses any more."""
+        async with supervisor(subject.uuid, parent) as (killed, folder, server):
+            processes = [daemon_of(folder), server]
+            if keeper:
+                os.kill(keeper_of(folder), signal.SIGKILL)
+                await ended(processes[0])
+            killed.kill()
+            if keeper:
+                await start_and_close(MpsDaemon(subject.uuid, parent))
+            await ended(*processes)
+
+            async def is_gone() -> bool:
+                return not folder.exists()
+
+            await until(is_gone)
+
+    async def test_one_that_another_process_runs_is_left_alone(self, subject: Subject, parent: Path) -> None:
+        async with supervisor(subject.uuid, parent) as (_, folder, server):
+            await start_and_close(MpsDaemon(subject.uuid, parent))
+            assert folder.exists()
+            os.kill(server, 0)
+
+
+async def start_and_close(daemon: MpsDaemon) -> None:
+    await daemon.start()
+    await daemon.close()
+
+
+@asynccontextmanager
+async def supervisor(uuid: str, parent: Path) -> AsyncIterator[tuple[subprocess.Popen[str], Path, int]]:
+    """A process with a daemon, the daemon's folder and server."""
+    script = (
+        "import asyncio, pathlib, sys; from partitions.mps import MpsDaemon\n"
+        "async def main():\n"
+        "    daemon = MpsDaemon(sys.argv[1], pathlib.Path(sys.argv[2]))\n"
+        "    await daemon.start(); print(daemon.folder, daemon.server, flush=True)\n"
+        "    await asyncio.to_thread(input); await daemon.close()\n"
+        "asyncio.run(main())"
+    )
+    process = started([sys.executable, "-c", script, uuid, str(parent)])
+    assert process.stdin
+    assert process.stdout
+    try:
+        folder, server = (await asyncio.to_thread(process.stdout.readline)).split()
+        yield process, Path(folder), int(server)
+    finally:
+        with suppress(BrokenPipeError):
+            process.communicate("\n")
+
+
+async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's limits would be the daemon's too, and its folder another daemon's."""
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/other")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    daemon = MpsDaemon("5ea1")
+    await daemon.start()
+    try:
+        assert daemon.folder
+        assert environment_of(daemon_of(daemon.folder)) == daemon.environment
+        assert daemon.environment == {
+            "CUDA_VISIBLE_DEVICES": "GPU-5ea1",
+            "CUDA_MPS_PIPE_DIRECTORY": f"{daemon.folder}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{daemon.folder}/log",
+        }
+        assert oct(daemon.folder.stat().st_mode)[-3:] == "700"
+        assert repr(daemon) == f"<MpsDaemon of GPU-5ea1, server {daemon.server}>"
+        with pytest.raises(MpsError, match="is started already"):
+            await daemon.start()
+    finally:
+        await daemon.close()
+    await daemon.close()
+    for use in (daemon.status, daemon.clients, lambda: daemon.terminate(1)):
+        with pytest.raises(MpsError, match="is not started"):
+            await use()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        ({"start": "silent"}, "was not ready after 1 s$"),
+        ({"start": "Failed to start: as scripted"}, "ended with status 1; it printed: Failed to start: as scripted$"),
+        ({"server": "ends"}, "(is not there any more|was not ready after 1 s); it printed: .*Server .* exited with status"),
+        ({"server": "initializes"}, "was not ready after 1 s"),
+        ({"hang": ["get_server_list"]}, "was not ready after 1 s"),
+    ],
+    ids=["silent", "refuses", "no server", "never active", "hangs"],
+)
+async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
+    fake: FakeMps, behaviour: dict[str, Any], said: str, parent: Path
+) -> None:
+    fake.behave(**behaviour)
+    daemon = MpsDaemon("GPU-5ea1", parent)
+    with pytest.raises(MpsError, match=said):
+        await daemon.start(limit=1)
+    assert os.listdir(parent) == []
+    fake.behave()
+    await start_and_close(daemon)
+
+
+async def test_a_daemon_that_answers_no_more_is_ended(fake: FakeMps, parent: Path) -> None:
+    daemon = MpsDaemon("GPU-5ea1", parent)
+    await daemon.start()
+    assert daemon.folder
+    processes = daemon_of(daemon.folder), daemon.server
+    fake.behave(hang=["quit"])
+    await daemon.close(limit=0.2)
+    await ended(*processes)
+    assert os.listdir(parent) == []
+
+
+async def test_its_lines_are_logged_and_only_notable_ones_shown(fake: FakeMps, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "greenlane.partitions")
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    os.kill(daemon.server, signal.SIGKILL)
+    await daemon.trouble()
+    await until_logged(caplog, "exited with status")
+    await daemon.close()
+    shown = [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG]
+    assert len(shown) == 2, shown
+    assert "runs in" in shown[0]
+    assert "exited with status 0" in shown[1]
+    assert any("NEW SERVER" in record.getMessage() for record in caplog.records)
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async def is_logged() -> bool:
+        return any(text in record.getMessage() for record in caplog.records)
+
+    await until(is_logged)
+
+
+def test_where_there_can_be_no_daemon_the_reason_is_said(
+    fake: FakeMps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_command("GPU-5ea1", tmp_path) == str(fake.folder / COMMAND)
+    with pytest.raises(MpsError, match=r"^MIG-5ea1 is an instance of MIG"):
+        find_command("MIG-5ea1", tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    with pytest.raises(MpsError, match="under WSL"):
+        find_command("GPU-5ea1", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MpsError, match=rf"^{COMMAND} is not on PATH; it comes with NVIDIA's driver"):
+        find_command("GPU-5ea1", tmp_path / "bin")
+
+
+async def test_a_folder_for_sockets_needs_a_short_path_that_can_be_written_to(fake: FakeMps, tmp_path: Path) -> None:
+    with pytest.raises(MpsError, match="and 107 are the most; set TMPDIR to a folder with a shorter path"):
+        await MpsDaemon("GPU-5ea1", tmp_path / ("x" * 100)).start()
+    with pytest.raises(MpsError, match="No such file or directory; set TMPDIR to one that can be written to"):
+        await MpsDaemon("GPU-5ea1", Path("/tmp/missing")).start()
+
+
+def test_folders_are_made_in_the_service_s_runtime_directory(tmp_path: Path) -> None:
+    assert default_parent({"RUNTIME_DIRECTORY": "/run/greenlane:/run/other"}) == Path("/run/greenlane")
+    assert default_parent({}) == Path(gettempdir())
+
+
+async def test_an_operator_s_daemon_is_found_by_the_variable_or_where_it_is_by_default(
+    fake: FakeMps, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = MpsDaemon("GPU-5ea1", parent)
+    await daemon.start()
+    assert await find_other(daemon.environment) == Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"])
+    monkeypatch.setattr("partitions.mps.DEFAULT_PIPES", Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]))
+    assert await find_other({}) == Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"])
+    assert await find_other({"CUDA_MPS_PIPE_DIRECTORY": str(parent)}) is None
+    await daemon.close()
+    assert await find_other({}) is None
