@@ -1,5 +1,6 @@
 """What every test may rely on: the CPU as a device, one partition of it, and no deadline for generated examples."""
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -21,6 +22,14 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 settings.register_profile("unhurried", deadline=None)  # A busy machine is no reason to fail.
 settings.load_profile("unhurried")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude from garbage collection the tests and what they import: half a million objects, which stay until the end."""
+    gc.collect()
+    gc.freeze()
+    # What servers in this process freeze, for the life of a process of theirs, is to be collected when they have ended.
+    gc.freeze = lambda: None
 
 
 @pytest.fixture(autouse=True)

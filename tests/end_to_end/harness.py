@@ -1,7 +1,6 @@
 """A whole server on a loopback port, in a thread of the test's own process."""
 
 import asyncio
-import gc
 import logging
 import os
 import threading
@@ -126,7 +125,6 @@ def starting(
         for logger, (handlers, level, propagate) in LOGGERS.items():  # A server has the log to itself; pytest wants it back.
             logger.handlers, logger.propagate = list(handlers), propagate
             logger.setLevel(level)
-        gc.unfreeze()  # A server freezes what is there when it is ready, for the process's life; this one lives on.
     assert not thread.is_alive(), "the server did not stop"
 
 

@@ -123,7 +123,6 @@ async def shuffle(http: aiohttp.ClientSession, times: int, chance: random.Random
 
 
 def leftovers() -> tuple[int, int, int]:
-    gc.unfreeze()  # What the server froze when it was ready is to be counted as well.
     gc.collect()
     live = gc.get_objects()
     executors = sum(isinstance(thing, OnnxExecutor) for thing in live)
