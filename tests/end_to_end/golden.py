@@ -31,15 +31,14 @@ class Row(NamedTuple):
     """A connection: the pieces sent, each after the server has read the one before, and the expected answers.
 
     `ends`: whether the server closes the connection after the last answer; if not, it answers one more request on it.
-    `keys` is whether the server's tenants have keys, `pages` whether web pages of APP may call it; `shuts` is whether the
-    client says, once all is sent, that it is.
+    `keys` is whether the server's tenants have keys, and web pages of APP may call it; `shuts` is whether the client says,
+    once all is sent, that it is.
     """
 
     sent: tuple[bytes, ...]
     answers: tuple[Answer, ...]
     ends: bool = False
     keys: bool = False
-    pages: bool = False
     shuts: bool = False
 
 
@@ -282,36 +281,32 @@ ALLOWED = f"access-control-allow-origin: {APP}"
 PAGE = infer("Authorization: Bearer secret", f"Origin: {APP}")
 PAGES = {
     "a page's question where no pages may": Row((preflight(),), (Answer(405, "OPTIONS is not possible here; use POST"),)),
-    "a page's question": Row((preflight(),), (Answer(200, "OK", ALLOWED),), keys=True, pages=True),
+    "a page's question": Row((preflight(),), (Answer(200, "OK", ALLOWED),), keys=True),
     "a page's question and what it asked for": Row(
-        (preflight() + PAGE,), (Answer(200, "OK", ALLOWED), OK._replace(field=ALLOWED)), keys=True, pages=True
+        (preflight() + PAGE,), (Answer(200, "OK", ALLOWED), OK._replace(field=ALLOWED)), keys=True
     ),
     "a page's question, and then what it asked for twice": Row(
-        (preflight(), PAGE + PAGE), (Answer(200, "OK", ALLOWED), *[OK._replace(field=ALLOWED)] * 2), keys=True, pages=True
+        (preflight(), PAGE + PAGE), (Answer(200, "OK", ALLOWED), *[OK._replace(field=ALLOWED)] * 2), keys=True
     ),
     "a page that asks for metadata": Row(
         (get("/v2/models/identity", "Authorization: Bearer secret", f"Origin: {APP}"),),
         (Answer(200, "identity", ALLOWED),),
         keys=True,
-        pages=True,
     ),
     "a page that can read why not": Row(
         (infer(f"Origin: {APP}"),),
         (Answer(401, "tenant 'acme' needs its key: send Authorization: Bearer KEY", ALLOWED),),
         keys=True,
-        pages=True,
     ),
     "a page's question about load": Row(
         (preflight("/v2/repository/models/identity/load"),),
         (Answer(405, "OPTIONS is not possible here; use POST"),),
         keys=True,
-        pages=True,
     ),
     "a question of another origin": Row(
         (preflight(origin="https://other.example"),),
         (Answer(405, "OPTIONS is not possible here; use POST"),),
         keys=True,
-        pages=True,
     ),
 }
 """Pages of other origins, which browsers ask for."""

@@ -31,19 +31,19 @@ models = ["*"]
 {acme}
 """
 KEY = sha256(b"secret").hexdigest()
-Start = Callable[[str, bool, bool], Running]
+Start = Callable[[str, bool], Running]
 
 
 @pytest.fixture(scope="module")
 def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Returns a server of one form, with or without keys and CORS, started on first use."""
+    """Returns a server of one form, with keys and CORS or with neither, started on first use."""
     with ExitStack() as stack:
 
         @cache
-        def start(form: str, keys: bool, pages: bool) -> Running:
+        def start(form: str, keys: bool) -> Running:
             several = "http_processes = 2\n" if form == "several" else ""
             tenants = TENANTS.format(acme=several + (f'keys_sha256 = ["{KEY}"]' if keys else ""))
-            settings = {"default_tenant": '"acme"'} | ({"cors_origins": f'["{APP}"]'} if pages else {})
+            settings = {"default_tenant": '"acme"'} | ({"cors_origins": f'["{APP}"]'} if keys else {})
             config = configure(tmp_path_factory.mktemp("golden") / "c.toml", standard, tenants, **settings)
             return stack.enter_context(FORMS[form](config))
 
@@ -58,7 +58,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("row", GOLDEN.values(), ids=GOLDEN)
 def test_all_forms_answer_a_request_the_same(start: Start, form: str, row: Row) -> None:
-    server = start(form, row.keys, row.pages)
+    server = start(form, row.keys)
     with Connection(server) as connection:
         first, *rest = row.sent
         connection.send(first)
@@ -102,7 +102,7 @@ def hear(connection: Connection, expected: Answer) -> None:
 
 def test_disconnect_during_the_next_request_is_no_error(start: Start, form: str) -> None:
     """Found by fuzzing: the incomplete next request has no path yet."""
-    server = start(form, False, False)
+    server = start(form, False)
     with Connection(server) as connection:
         connection.send(posted("spin", spin(FOREVER)) + b"GET /v2 HT")
         connection.shut()
