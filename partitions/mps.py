@@ -49,10 +49,11 @@ _MOST = 107
 """Bytes of a UNIX socket's path."""
 _NAME = COMMAND[:15]
 """What the kernel keeps of the name of a daemon's process, and of a server's."""
-_PAUSE = 0.005
+_PAUSE = 0.01
 """Seconds between two questions."""
 _KEPT_LINES = 5
 _READ = 1 << 16
+_NO_CLIENT = "201"
 _FAULT = "Server is handling a fatal GPU error"
 _LINE = re.compile(r"\[\S+ \S+ +(\w+ +\d+)\] (.*)")
 _NOTABLE = re.compile(r"fatal|exited with status|Failed to accept|Refusing|unable|cannot|denied", re.IGNORECASE)
@@ -350,7 +351,7 @@ class MpsDaemon:
                 answer = await asked
             except MpsError as error:
                 answer = str(error)
-            if done and answer != "0":
+            if done and answer not in ("0", _NO_CLIENT):
                 log.warning("process %d did not leave the MPS server of %s: %s", client, self.uuid, answer)
             return bool(done) and answer == "0"
 
@@ -401,16 +402,16 @@ def find_command(uuid: str, root: Path = Path("/")) -> str:
     return found
 
 
-async def find_other(environ: Mapping[str, str] = os.environ) -> Path | None:
+async def find_other(environ: Mapping[str, str] = os.environ, limit: float = ANSWER_LIMIT) -> Path | None:
     """The folder of a daemon that an operator runs, if there is one: that of CUDA_MPS_PIPE_DIRECTORY, or the default one.
 
-    Processes without an environment of ours would be its clients. One that does not answer counts, as they would hang there.
+    Processes without an environment of ours are its clients. One that does not answer for `limit` seconds counts, as they hang.
     """
     pipes = Path(environ.get(f"{PREFIX}PIPE_DIRECTORY") or DEFAULT_PIPES)
     if not (command := shutil.which(COMMAND)) or not (pipes / "control").exists():
         return None
     try:
-        await asyncio.to_thread(_ask, command, "get_server_list", pipes, ANSWER_LIMIT)
+        await asyncio.to_thread(_ask, command, "get_server_list", pipes, limit)
     except _Silent:
         return pipes
     except MpsError:

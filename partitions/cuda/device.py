@@ -40,6 +40,7 @@ DEFAULT_STREAMS = {0: "the NULL stream", 1: "the legacy default stream", 2: "the
 NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capability 6.0, or newer; or use backend = 'cpu'"
+NO_CLIENT = "the MPS daemon that CUDA_MPS_PIPE_DIRECTORY names takes no clients now: it has too many, or there was a fault"
 
 
 class CudaPartition:
@@ -436,7 +437,8 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             groups, free_stream = split(device, granule_sms), device.create_stream()
             return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
-        raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
+        why = NO_CLIENT if "CUDA_ERROR_MPS_" in str(error) else NEEDED
+        raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({why})") from error
 
 
 def _registrations(address: int, nbytes: int) -> Iterator[tuple[int, int]]:

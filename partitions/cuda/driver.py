@@ -32,6 +32,7 @@ LOST = frozenset(
         "LAUNCH_TIMEOUT",
         "MISALIGNED_ADDRESS",
         "MPS_CLIENT_TERMINATED",
+        "MPS_RPC_FAILURE",  # The MPS server, which had the context, is gone.
         "NVLINK_UNCORRECTABLE",
         "TENSOR_MEMORY_LEAK",
         "UNKNOWN",

@@ -13,14 +13,16 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, NamedTuple
 
 import pytest
 
-from partitions.errors import MpsError
-from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other
+from partitions.errors import MpsError, PartitionError
+from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client
+from tests.simulation import Gpu, installed
 from tests.simulation.mps import FakeMps
 
 PATIENCE = 20.0
@@ -93,6 +95,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await condition():
             await asyncio.sleep(0)
+
+
+async def has_clients(daemon: MpsDaemon, *clients: Client) -> bool:
+    return await daemon.clients() == [each.pid for each in clients]
 
 
 async def ended(*processes: int) -> None:
@@ -182,11 +188,7 @@ class TestMps:
         assert await daemon.status() == "ACTIVE"
         assert await daemon.clients() == [client.pid]
         client.kill()
-
-        async def is_left() -> bool:
-            return await daemon.clients() == []
-
-        await until(is_left)
+        await until(partial(has_clients, daemon))
 
     async def test_clients_are_terminated_without_harm_to_others(self, daemon: MpsDaemon, clients: Any) -> None:
         idle, busy, stopped = await clients(daemon.environment, 3)
@@ -196,15 +198,13 @@ class TestMps:
         for each in (busy, stopped):
             assert "MPS_CLIENT_TERMINATED" in (await each.do("work"))["error"]
             each.kill()
+            assert not await daemon.terminate(each.pid)
         assert await idle.do("work") == {"done": "work"}
-        assert await daemon.clients() == [idle.pid]
+        await until(partial(has_clients, daemon, idle))
         assert await daemon.status() == "ACTIVE"
-
-    async def test_a_process_that_is_no_client_is_not_terminated(self, daemon: MpsDaemon) -> None:
         with started([sys.executable, "-c", "input()"]) as other:
             assert not await daemon.terminate(other.pid)
             assert other.poll() is None
-        assert not await daemon.terminate(other.pid)  # It has ended.
 
     async def test_a_client_that_does_not_answer_is_killed_and_the_others_go_on(self, daemon: MpsDaemon, clients: Any) -> None:
         idle, held = await clients(daemon.environment, 2)
@@ -213,7 +213,7 @@ class TestMps:
         assert await idle.do("work") == {"done": "work"}
         assert not await terminating
         held.kill()
-        assert await daemon.clients() == [idle.pid]
+        await until(partial(has_clients, daemon, idle))
         assert await idle.do("work") == {"done": "work"}
 
     async def test_a_fault_is_over_once_every_client_has_ended(self, daemon: MpsDaemon, clients: Any) -> None:
@@ -227,7 +227,7 @@ class TestMps:
         for each in (busy, culprit):
             each.kill()
         assert await daemon.status() == "FAULT"
-        await clients(daemon.environment, first="MPS_SERVER_NOT_READY")
+        await clients(daemon.environment, first="CUDA_MPS_PIPE_DIRECTORY names takes no clients now")
         with pytest.raises(MpsError, match=rf"takes no clients after 0.2 s; processes that have not ended: {idle.pid}$"):
             await daemon.wait_until_active(limit=0.2)
         assert (await daemon.trouble()).fault
@@ -280,9 +280,12 @@ class TestMps:
     async def test_nothing_is_left_when_the_process_that_started_it_is_killed(
         self, subject: Subject, keeper: bool, parent: Path
     ) -> None:
-        """Without the keeper the next start ends the rest, in folders of ours that no process uses any more."""
+        """Without the keeper the next start ends the rest, in folders of ours that no process uses any more; in no others."""
         async with supervisor(subject.uuid, parent) as (killed, folder, server):
             processes = [daemon_of(folder), server]
+            if not keeper:
+                await start_and_close(MpsDaemon(subject.uuid, parent))
+                os.kill(server, 0)
             if keeper:
                 os.kill(keeper_of(folder), signal.SIGKILL)
                 await ended(processes[0])
@@ -295,12 +298,6 @@ class TestMps:
                 return not folder.exists()
 
             await until(is_gone)
-
-    async def test_one_that_another_process_runs_is_left_alone(self, subject: Subject, parent: Path) -> None:
-        async with supervisor(subject.uuid, parent) as (_, folder, server):
-            await start_and_close(MpsDaemon(subject.uuid, parent))
-            assert folder.exists()
-            os.kill(server, 0)
 
 
 async def start_and_close(daemon: MpsDaemon) -> None:
@@ -358,30 +355,40 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "said"),
+    ("behaviour", "limit", "said"),
     [
-        ({"start": "silent"}, "was not ready after 1 s$"),
-        ({"start": "Failed to start: as scripted"}, "ended with status 1; it printed: Failed to start: as scripted$"),
-        ({"server": "ends"}, "(is not there any more|was not ready after 1 s); it printed: .*Server .* exited with status"),
-        ({"server": "initializes"}, "was not ready after 1 s"),
-        ({"hang": ["get_server_list"]}, "was not ready after 1 s"),
+        ({"start": "silent"}, 0.2, "was not ready after 0.2 s$"),
+        ({"start": "Failed to start: as scripted"}, 10, "ended with status 1; it printed: Failed to start: as scripted$"),
+        ({"server": "ends"}, 1, "it printed: .*Server .* exited with status"),
+        ({"server": "initializes"}, 0.5, "was not ready after 0.5 s"),
+        ({"hang": ["get_server_list"]}, 0.5, "was not ready after 0.5 s"),
     ],
     ids=["silent", "refuses", "no server", "never active", "hangs"],
 )
 async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
-    fake: FakeMps, behaviour: dict[str, Any], said: str, parent: Path
+    fake: FakeMps, behaviour: dict[str, Any], limit: float, said: str, parent: Path
 ) -> None:
     fake.behave(**behaviour)
     daemon = MpsDaemon("GPU-5ea1", parent)
     with pytest.raises(MpsError, match=said):
-        await daemon.start(limit=1)
+        await daemon.start(limit)
     assert os.listdir(parent) == []
-    fake.behave()
-    await start_and_close(daemon)
+
+
+async def test_a_command_that_cannot_be_run_is_reported(fake: FakeMps, parent: Path) -> None:
+    (fake.folder / COMMAND).write_text("#!/nowhere\n")
+    with pytest.raises(
+        MpsError, match=rf"ended with status 1; it printed: {fake.folder / COMMAND} cannot be run: No such file"
+    ):
+        await MpsDaemon("GPU-5ea1", parent).start()
 
 
 async def test_a_daemon_that_answers_no_more_is_ended(fake: FakeMps, parent: Path) -> None:
+    fake.behave(start="silent")
     daemon = MpsDaemon("GPU-5ea1", parent)
+    with pytest.raises(MpsError):
+        await daemon.start(limit=0.1)
+    fake.behave()
     await daemon.start()
     assert daemon.folder
     processes = daemon_of(daemon.folder), daemon.server
@@ -445,9 +452,25 @@ async def test_an_operator_s_daemon_is_found_by_the_variable_or_where_it_is_by_d
 ) -> None:
     daemon = MpsDaemon("GPU-5ea1", parent)
     await daemon.start()
+    assert daemon.folder
     assert await find_other(daemon.environment) == Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"])
     monkeypatch.setattr("partitions.mps.DEFAULT_PIPES", Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]))
     assert await find_other({}) == Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"])
     assert await find_other({"CUDA_MPS_PIPE_DIRECTORY": str(parent)}) is None
+    fake.behave(hang=["get_server_list"])
+    assert await find_other(daemon.environment, limit=0.2) == Path(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"])
+    fake.behave()
+    os.kill(keeper_of(daemon.folder), signal.SIGKILL)
+    assert (await daemon.trouble()).text.endswith("ended with signal 9")
+    assert await find_other(daemon.environment) is None
     await daemon.close()
     assert await find_other({}) is None
+
+
+def test_a_process_without_an_mps_server_is_no_client() -> None:
+    gpu = Gpu()
+    with installed(gpu):
+        assert not is_mps_client(gpu.index)
+        gpu.fail("cuDeviceGetAttribute", error="CUDA_ERROR_UNKNOWN")
+        with pytest.raises(PartitionError, match=rf"^asking whether device {gpu.index} is used by MPS: CUDA_ERROR_UNKNOWN"):
+            is_mps_client(gpu.index)

@@ -51,14 +51,14 @@ class Client:
         self._end = end
         self._lose = lose
         self._on_fault = on_fault
-        self._lock = threading.Lock()
+        self._taken = threading.Condition()
         self._waits = False
         self._ended = False
         threading.Thread(target=self._listen, name="MPS", daemon=True).start()
 
     def fault(self) -> None:
         """A kernel of this process failed; returns when the server and its other clients know."""
-        with self._lock:
+        with self._taken:
             if not self._ended:
                 self._waits = True
                 self._end.send("fault")
@@ -67,9 +67,8 @@ class Client:
     def wait(self) -> None:
         """As every call of the driver: do what the server asks for, and stand still while it waits for another client."""
         self._take()
-        while self._waits:
-            select.select([self._end], [], [])
-            self._take()
+        with self._taken:
+            self._taken.wait_for(lambda: not self._waits)
 
     def _listen(self) -> None:
         while not self._ended:
@@ -77,13 +76,14 @@ class Client:
             self._take()
 
     def _take(self) -> None:
-        with self._lock:
+        with self._taken:
             while not self._ended and select.select([self._end], [], [], 0)[0]:
                 if (lines := self._end.read()) is None:
                     self._ended, self._waits = True, False
                     self._lose(DIED)
                 for line in lines or ():
                     self._on_line(line)
+            self._taken.notify_all()
 
     def _on_line(self, line: str) -> None:
         if line == "end":
