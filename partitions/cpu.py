@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from .cgroups import groups
 from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
 from .loads import UnpacedLoads
@@ -320,21 +321,8 @@ def _quota(root: Path, most: int) -> int:
     Format: cgroup v2 `cpu.max` is "QUOTA PERIOD" or "max PERIOD"; v1 has `cpu.cfs_quota_us` (-1: none) and `cpu.cfs_period_us`
     (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
     """
-    quotas = [quota for group in _groups(root) for quota in _read_quota(group)]
+    quotas = [quota for group in groups(root, "cpu") for quota in _read_quota(group)]
     return max(1, min([most, *map(math.floor, quotas)]))
-
-
-def _groups(root: Path) -> Iterable[Path]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        if not controllers or "cpu" in controllers.split(","):
-            group = base / path.lstrip("/")
-            yield from (parent for parent in (group, *group.parents) if parent.is_relative_to(base))
 
 
 def _read_quota(group: Path) -> Iterable[float]:

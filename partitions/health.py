@@ -8,10 +8,12 @@ it holds up no other work.
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from .cgroups import groups
 
 INTERVAL = 2.0
 """Seconds between two readings."""
@@ -98,3 +100,27 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     sizes = {words[0]: int(words[1]) * 1024 for words in lines if words}
     return sizes["MemTotal:"], sizes["MemTotal:"] - sizes["MemAvailable:"]
+
+
+def memory_left(root: Path = Path("/")) -> int:
+    """The bytes of this host's memory that this process and its children may still take: what is available, or less where a
+    control group of this process is allowed less. Raises OSError.
+
+    Format: cgroup v2 has `memory.max` ("max": no limit) and `memory.current`, v1 `memory.limit_in_bytes` (a huge number: no
+    limit) and `memory.usage_in_bytes`; the pages of files that were not used lately, in `memory.stat`, count as free
+    (https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files).
+    """
+    total, used = host_memory(root)
+    return max(0, min([total - used, *(left for group in groups(root, "memory") for left in _left_of(group))]))
+
+
+def _left_of(group: Path) -> Iterator[int]:
+    v2 = (group / "memory.max").is_file()
+    try:
+        most = (group / ("memory.max" if v2 else "memory.limit_in_bytes")).read_text().strip()
+        taken = int((group / ("memory.current" if v2 else "memory.usage_in_bytes")).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        return
+    if most != "max":
+        yield int(most) - taken + int(stat.get("inactive_file" if v2 else "total_inactive_file", 0))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from partitions.health import CoreTime, Health, core_times, cores_of, from_line, host_memory, on_bus, to_line
+from partitions.health import CoreTime, Health, core_times, cores_of, from_line, host_memory, memory_left, on_bus, to_line
 
 STAT = """cpu  300 0 100 1600 0 0 0 0 0 0
 cpu0 100 0 50 800 50 0 0 0 70 0
@@ -26,6 +26,37 @@ def test_this_machine_says_something() -> None:
     assert all(isinstance(each, CoreTime) and 0 < each.busy <= each.all for each in core_times().values())
     total, used = host_memory()
     assert 0 < used < total
+
+
+AVAILABLE = 8 << 30
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "left"),
+    [
+        ("", {}, AVAILABLE),
+        ("0::/\n", {}, AVAILABLE),
+        ("0::/a/b\n", {"a/b": ("max", 3, 0)}, AVAILABLE),
+        ("0::/a/b\n", {"a/b": ("max", 3, 0), "a": ("5000", 4000, 700)}, 1700),
+        ("0::/a\n", {"a": ("5000", 6000, 0)}, 0),
+        ("4:memory:/a\n", {"memory/a": (str(1 << 62), 3, 0)}, AVAILABLE),
+        ("4:cpu,memory:/a\n0::/b\n", {"memory/a": ("5000", 1000, 500), "b": ("max", 1, 0)}, 4500),
+    ],
+)
+def test_the_memory_that_is_left_is_what_the_tightest_group_allows(
+    tmp_path: Path, lines: str, files: dict[str, tuple[str, int, int]], left: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {AVAILABLE >> 9} kB\nMemAvailable: {AVAILABLE >> 10} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(lines)
+    for name, (most, taken, inactive) in files.items():
+        group = tmp_path / "sys/fs/cgroup" / name
+        group.mkdir(parents=True, exist_ok=True)
+        v1 = name.startswith("memory")
+        (group / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(f"{most}\n")
+        (group / ("memory.usage_in_bytes" if v1 else "memory.current")).write_text(f"{taken}\n")
+        (group / "memory.stat").write_text(f"anon 7\n{'total_' * v1}inactive_file {inactive}\n")
+    assert memory_left(tmp_path) == left
 
 
 def test_a_reading_is_the_same_as_a_line() -> None:
