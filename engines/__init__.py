@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from partitions import Device
+from partitions import Device, Partition
 from partitions.installing import install_command
 
 from . import wire
@@ -53,6 +53,7 @@ __all__ = [
     "chain",
     "has_tensorrt",
     "load_engine",
+    "make_ahead",
     "on_stream",
     "parts",
     "unsupported",
@@ -87,6 +88,22 @@ def load_engine(
     else:
         engine = _load_onnx(path, settings)
     return _looped(path, engine, settings.loop) if settings and settings.loop else engine
+
+
+def make_ahead(
+    path: Path, device: Device, settings: RuntimeSettings, max_batch: int | None, builds: Builds, partition: Partition
+) -> object:
+    """Have other processes make what `load_engine` with the same arguments would wait for, and binding it to such a partition.
+
+    Blocks, perhaps for minutes; loads nothing. Several threads may do this at once. Keep the result until the model is bound.
+    On a CPU there is nothing to make. Raises ModelRefused and Cancelled, as `load_engine` would.
+    """
+    if device.kind != "cuda":
+        return None
+    from .tensorrt import load
+
+    cuda: Any = device, partition
+    return load.make_ahead(path, cuda[0], settings, max_batch, builds, cuda[1])
 
 
 def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:

@@ -115,6 +115,18 @@ def read_plan(path: Path) -> PlanFile:
         raise ModelRefused(f"{path}: {error.strerror}") from error
 
 
+def read_artifact(path: Path) -> Artifact | None:
+    """The description in an engine file, which is read no further than that; None for a bare plan, and for what is no whole
+    description. Blocks.
+    """
+    try:
+        with open_regular(path) as file:
+            texts = [field.decode() for field in _FILE.first(file, len(_FIELDS) - 1)]
+        return _artifact(dict(zip(_FIELDS, texts, strict=False)))
+    except (OSError, FrameError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def unpack(data: bytes, where: str) -> PlanFile:
     """Parse an engine file without copying the plan. Raises ModelRefused; `where` is what its text calls the file."""
     if not data:

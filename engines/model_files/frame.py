@@ -15,10 +15,13 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 _HEAD = struct.Struct("<8sIIQ")
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = 32
+_LONGEST = 1 << 26
+"""Of a field that is read by itself: what a damaged length says is not taken of memory."""
 
 
 class FrameError(ValueError):
@@ -55,6 +58,19 @@ class Frame:
         if (found := hashlib.sha256(body).digest()) != checksum:
             raise FrameError(f"damaged: its checksum is {found.hex()[:12]}, but it says {bytes(checksum).hex()[:12]}")
         return list(_fields(body))
+
+    def first(self, file: BinaryIO, count: int) -> list[bytes]:
+        """The first fields of a file, without reading or checking the rest. Raises FrameError where there are none such."""
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or _HEAD.unpack(head)[:2] != (self.magic, self.version):
+            raise FrameError("not such a file")
+        found = []
+        for _ in range(count):
+            length = file.read(_LENGTH.size)
+            found.append(file.read(min(int.from_bytes(length, "little"), _LONGEST)))
+            if len(length) < _LENGTH.size or len(found[-1]) < int.from_bytes(length, "little"):
+                raise FrameError("truncated")
+        return found
 
     def _check_head(self, view: memoryview, count: int | None) -> None:
         if len(view) < _HEAD.size:

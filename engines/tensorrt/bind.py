@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from partitions.cuda.device import CudaPartition
 
 from ..errors import ModelRefused
-from ..model_files.profiles import best_profile
 from .executor import BoundEngine, TensorRTExecutor
 from .graph_mode import GraphMode, decide
 from .instance import Instance
@@ -20,16 +19,17 @@ def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExec
     ExecutionFailed, PartitionError, CUDAError.
     """
     loaded = engine.loaded
-    profile = best_profile(loaded.profiles, loaded.usable, partition.size)
-    others = [each for each in loaded.usable if each != profile]
-    sets = [shapes for each in (*others, profile) for shapes in loaded.warm_up_shapes(each)]
+    sets = loaded.warm_up_sets(partition)
     if loaded.verifier:
         loaded.verifier.expect(sets)
     instance = engine.pool.take()
     if instance is None:
         mode = _graph_mode(loaded)
-        loaded.compile_kernels_in_child(partition)
-        instance = engine.open_instance(loaded, mode, (profile, *others), partition.stream)
+        try:
+            loaded.compile_kernels_in_child(partition)
+        except ModelRefused as refusal:
+            loaded.warn_once(str(refusal))
+        instance = engine.open_instance(loaded, mode, loaded.profiles_for(partition), partition.stream)
     instance.add_user()
     executor = _executor(instance, engine, partition)
     with ExitStack() as failed:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from partitions.cuda.device import CudaDevice
+from partitions.cuda.device import CudaDevice, CudaPartition
 
 from ..errors import ModelRefused
-from ..model_files.artifact import PORTABLE, PlanFile, read_plan
+from ..model_files.artifact import PORTABLE, Artifact, PlanFile, read_artifact, read_plan
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings, streaming_budget
 from ..signature import Signature, TensorSpec
@@ -84,18 +84,53 @@ def _load(
         file = read_plan(path)
     kernels = file.artifact.kernels_digest() if file.artifact else ""
     digest = kernels or hashlib.sha256(file.plan).hexdigest()
-    if builds.cache and settings.cache_path is None:  # By digest, as most model files have the same name.
-        settings = settings.merge(cache_path=builds.cache.path() / f"kernels-{digest[:32]}.cache")
+    settings = _with_cache(settings, builds, digest)
     _check(path, file, api, capability)
     with device.driver_memory.changing(in_turn=True):
         plan = api.deserialize(file.plan, str(path))
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
-    key = CacheKey(digest, f"{api.library} {api.version}", device.uuid)
     caches = _shared_caches(api, device, builds) if kernels and "cache_path" in api.features else None
-    built_from_it = file.artifact is not None and bool(file.artifact.source)
-    onnx = given if given.suffix == ".onnx" else given.with_suffix(".onnx") if built_from_it else None
-    return _engine(path, device, api, plan, file, settings, streaming, key, builds, caches, onnx)
+    description = _described(file.artifact) if file.artifact else _described_by(plan, api)
+    weights = _weights(plan, file)
+    return TensorRTEngine(
+        _loaded(path, given, device, api, plan, description, settings, digest, builds, streaming, weights, caches)
+    )
+
+
+def make_ahead(
+    path: Path,
+    device: CudaDevice,
+    settings: RuntimeSettings,
+    max_batch: int | None,
+    builds: Builds,
+    partition: CudaPartition,
+) -> object:
+    """Have children make what a model would wait for when it is loaded and bound to such a partition: its plan, its kernels,
+    and what its answers are compared with.
+
+    Blocks, perhaps for minutes; this process loads nothing. The caller keeps the result until the model is bound. Makes nothing
+    with a library that times kernels on the GPU, and of a plan without a description. Raises ModelRefused, Cancelled.
+    """
+    api = find_tensorrt()
+    if api.library not in PORTABLE:
+        return None
+    settings = settings.effective(str(api), api.features)
+    given = path
+    if path.suffix == ".onnx":
+        path = builds.plan(path, _options(settings, max_batch), api.library, api.version, gpu=device.index)
+    artifact = read_artifact(path)
+    digest = artifact.kernels_digest() if artifact else ""
+    if not (artifact and digest):
+        return None
+    artifact.check(str(path), api.library, api.version)
+    loaded = _loaded(
+        path, given, device, api, None, _described(artifact), _with_cache(settings, builds, digest), digest, builds
+    )
+    if loaded.verifier:
+        loaded.verifier.expect(loaded.warm_up_sets(partition))
+    loaded.compile_kernels_in_child(partition)
+    return loaded
 
 
 def _built(
@@ -140,39 +175,64 @@ def _options(settings: RuntimeSettings, max_batch: int | None) -> BuildOptions:
     return BuildOptions(profiles, max_batch or BuildOptions().max_batch, flags=flags)
 
 
-def _engine(
+class _Description(NamedTuple):
+    """What is known of a plan before it is run: `source` is the digest of the ONNX file that it was built from, or ""."""
+
+    signature: Signature
+    profiles: tuple[Profile, ...]
+    source: str = ""
+
+
+def _described(artifact: Artifact) -> _Description:
+    return _Description(replace(artifact.signature, same_sizes=True), artifact.profiles, artifact.source)
+
+
+def _described_by(plan: Any, api: TensorRT) -> _Description:
+    signature = replace(_signature(plan, api), same_sizes=True)
+    return _Description(signature, _profiles(plan, signature))
+
+
+def _with_cache(settings: RuntimeSettings, builds: Builds, digest: str) -> RuntimeSettings:
+    """With the file that keeps its kernels. By digest, as most model files have the same name."""
+    if not builds.cache or settings.cache_path is not None:
+        return settings
+    return settings.merge(cache_path=builds.cache.path() / f"kernels-{digest[:32]}.cache")
+
+
+def _loaded(
     path: Path,
+    given: Path,
     device: CudaDevice,
     api: TensorRT,
     plan: Any,
-    file: PlanFile,
+    description: _Description,
     settings: RuntimeSettings,
-    streaming: bool,
-    key: CacheKey,
+    digest: str,
     builds: Builds,
-    caches: tuple[KernelCaches, Any] | None,
-    onnx: Path | None,
-) -> TensorRTEngine:
-    signature = replace(file.artifact.signature if file.artifact else _signature(plan, api), same_sizes=True)
-    profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
+    streaming: bool = False,
+    weights: int = 0,
+    caches: tuple[KernelCaches, Any] | None = None,
+) -> LoadedPlan:
+    """Of the library's `plan`, None while it is not loaded. `given` is the model's file."""
+    signature, profiles, source = description
     chosen = settings.profile
     if chosen is not None and chosen >= len(profiles):
         raise ModelRefused(f"{path}: profile {chosen} is asked for, but it has {len(profiles)}, numbered from 0")
     usable = profiles if chosen is None else profiles[chosen : chosen + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     traits = EngineTraits(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    limited, weights = _limited(signature, usable), _weights(plan, file)
+    limited, key = _limited(signature, usable), CacheKey(digest, f"{api.library} {api.version}", device.uuid)
+    onnx = given if given.suffix == ".onnx" else given.with_suffix(".onnx") if source else None
     verifier = (
-        None if settings.verify == "off" else _verifier(path, onnx, file, limited, settings, (*key[:2], device.name), builds)
+        None if settings.verify == "off" else _verifier(path, onnx, source, limited, settings, (*key[:2], device.name), builds)
     )
-    loaded = LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights, caches, verifier)
-    return TensorRTEngine(loaded)
+    return LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights, caches, verifier)
 
 
 def _verifier(
     path: Path,
     onnx: Path | None,
-    file: PlanFile,
+    source: str,
     signature: Signature,
     settings: RuntimeSettings,
     key: Sequence[str],
@@ -182,7 +242,6 @@ def _verifier(
 
     `key` says which plan, library and kind of GPU it is.
     """
-    source = file.artifact.source if file.artifact else ""
     kept = settings.cache_file(path)
     strategy = settings.dynamic_shapes_kernel_specialization_strategy
     rule = f"{RUNS} runs, {tolerance('TF32')}"  # A verdict by another rule is none.

@@ -12,8 +12,8 @@ from partitions.cuda.current_context import restored
 from partitions.cuda.device import CudaDevice, CudaPartition
 from partitions.cuda.driver_memory import Taken
 
-from ..errors import ExecutionFailed, ModelRefused, TensorMismatch
-from ..model_files.profiles import Profile, choose, usual
+from ..errors import ExecutionFailed, TensorMismatch
+from ..model_files.profiles import Profile, best_profile, choose, usual
 from ..settings import RuntimeSettings
 from ..signature import Shape, Signature, TensorSpec
 from ..warmup import shape_sets
@@ -36,8 +36,8 @@ _NO_CLUSTERS = (
 class LoadedPlan:
     """A plan on a device and the settings to run it with. Any thread may call.
 
-    `plan` is the library's engine (ICudaEngine), None once closed. `caches` are the shared ones and the engine to make them of;
-    without them it shares its kernels with no other.
+    `plan` is the library's engine (ICudaEngine), None once closed, and where nothing but its description was read. `caches` are
+    the shared ones and the engine to make them of; without them it shares its kernels with no other.
     """
 
     def __init__(
@@ -123,6 +123,16 @@ class LoadedPlan:
         sets = shape_sets(asked, self.signature, self.shapes(profile, "opt"))
         return [shapes for shapes in sets if sizes.fits(dict(zip(names, shapes, strict=True)))]
 
+    def profiles_for(self, partition: CudaPartition) -> list[int]:
+        """The usable profiles, the best one for such a partition first."""
+        best = best_profile(self.profiles, self.usable, partition.size)
+        return [best, *(each for each in self.usable if each != best)]
+
+    def warm_up_sets(self, partition: CudaPartition) -> list[tuple[Shape, ...]]:
+        """The sets of all of these profiles, the best one's last. Raises ModelRefused."""
+        best, *others = self.profiles_for(partition)
+        return [shapes for each in (*others, best) for shapes in self.warm_up_shapes(each)]
+
     def profile_for(self, shapes: Sequence[Shape], active: int) -> int:
         """The profile to run these shapes with: `active` if it fits. Raises TensorMismatch if none of several fits."""
         return self.usable[0] if len(self.usable) == 1 else choose(self.profiles, self.signature, shapes, active)
@@ -155,8 +165,8 @@ class LoadedPlan:
     def compile_kernels_in_child(self, partition: CudaPartition) -> None:
         """Let a child process compile the kernels for such a partition, if that is enabled and none are cached.
 
-        Blocks for seconds. A failure is logged, and the kernels are compiled in this process. Raises Cancelled once the builds
-        are closed.
+        Blocks for seconds. Raises ModelRefused if that failed: then binding compiles them in this process. Raises Cancelled
+        once the builds are closed.
         """
         file = self.settings.cache_file(self.path)
         if not (self._builds and self._builds.compiles and file and partition.granules):
@@ -164,12 +174,9 @@ class LoadedPlan:
         if "cache_path" not in self.api.features or cached_kernel_bytes(file, self._key):
             return
         settings = self.settings.merge(cache_path=file.absolute(), verify="off")
-        request = KernelsRequest(self.path.absolute(), settings, len(partition.granules), self.device.granules[0])
-        try:
-            with self.device.driver_memory.changing():
-                self._builds.compile_kernels(request, self.device.index)
-        except ModelRefused as refusal:
-            self.warn_once(str(refusal))
+        request = KernelsRequest(self.path.absolute(), settings, len(partition.granules), self.device.granules[0], self._key)
+        with self.device.driver_memory.changing():
+            self._builds.compile_kernels(request, self.device.index)
 
     def warn_once(self, text: str) -> None:
         """Log a warning about this engine, unless it was logged before."""

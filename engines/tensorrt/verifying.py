@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from tempfile import gettempdir
@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from ..errors import Cancelled, EngineError, ExecutionFailed
 from ..signature import Shape, Signature
-from ..verification.order import Answered, ReferenceRequest, read
+from ..verification.order import Answered, Reference, ReferenceRequest, read
 from ..verification.rule import coarsest, explained
 from ..verification.samples import harmless
 from ..verification.steady import PART, Repeat, repeated
@@ -56,20 +56,25 @@ class Verifier:
         self._builds = builds
         self._required = required
         self._coarse: frozenset[str] = frozenset()
-        self._expected: dict[Shapes, Future[Mapping[Shapes, Answered]]] = {}
+        self._expected: dict[Shapes, Future[Reference]] = {}
         self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"<Verifier of {self._path.name}, {self.verdicts!r}>"
 
     def expect(self, sets: Iterable[Shapes]) -> None:
-        """Have the references of these sets computed, by one child, while the caller goes on."""
-        unknown = tuple(sorted({shapes for shapes in sets if self.verdicts.get(shapes) is None}))  # Small ones first.
-        if not unknown or self._onnx is None:
+        """Have the references of these sets computed, by one child, while the caller goes on; not those that another verifier
+        of the same file expects.
+        """
+        ordered = sorted({shapes for shapes in sets if self.verdicts.get(shapes) is None})  # Small ones first.
+        future: Future[Reference] = Future()
+        if self._onnx is None:
             return
-        future: Future[Mapping[Shapes, Answered]] = Future()
         with self._lock:
-            self._expected |= dict.fromkeys(unknown, future)
+            self._expected |= {each: self._builds.expected((self._onnx, self._source, each), future) for each in ordered}
+            unknown = tuple(shapes for shapes in ordered if self._expected[shapes] is future)
+        if not unknown:
+            return
 
         def compute() -> None:
             try:
@@ -87,7 +92,7 @@ class Verifier:
     def prefetch(self, shapes: Shapes) -> None:
         """Have the reference of these shapes computed, for the next `fetch`. Blocks for seconds. Raises Cancelled."""
         found = self._ask((shapes,))
-        future: Future[Mapping[Shapes, Answered]] = Future()
+        future: Future[Reference] = Future()
         future.set_result(found)
         with self._lock:
             self._expected.setdefault(shapes, future)
@@ -98,7 +103,7 @@ class Verifier:
             return None
         with self._lock:
             expected = self._expected.pop(shapes, None)
-        found = expected.result() if expected else self._ask((shapes,))
+        self._coarse, found = expected.result() if expected else self._ask((shapes,))
         return found[shapes]
 
     def judge(self, shapes: Shapes, reference: Answered | None, repeat: Repeat | None) -> bool:
@@ -172,7 +177,7 @@ class Verifier:
             return Verdict("right", found.error, found.tolerance) if found else unknown
         if found is None:
             return Verdict("wrong", spread.error, spread.tolerance / PART, tried.why_not())
-        again = self._ask((shapes,), rounded=True)[shapes]
+        again = self._ask((shapes,), rounded=True).answers[shapes]
         if tried.steady:
             ill = again.sample is None or found.error <= explained(again.sensitivity)
         else:  # A network that draws random numbers is as unsteady in the reference.
@@ -185,21 +190,22 @@ class Verifier:
         why = f"output {found.output!r} is off by {found.error:.2g} from ONNX Runtime's (tolerance {found.tolerance:.2g})"
         return Verdict("wrong", found.error, found.tolerance, why)
 
-    def _ask(self, sets: tuple[Shapes, ...], rounded: bool = False) -> Mapping[Shapes, Answered]:
+    def _ask(self, sets: tuple[Shapes, ...], rounded: bool = False) -> Reference:
         """Have a child compute references. Blocks. Raises Cancelled; other failures are the reason in each answer."""
         if self._onnx is None:
-            return dict.fromkeys(sets, Answered(None, "there is no ONNX file to compare with", 0.0))
+            return Reference(self._coarse, dict.fromkeys(sets, Answered(None, "there is no ONNX file to compare with", 0.0)))
         target = Path(gettempdir()) / f"greenlane-reference-{os.getpid()}-{uuid4().hex}.npz"
         request = ReferenceRequest(self._onnx, self._source, self._signature, sets, target, rounded)
         try:
             self._builds.compute_reference(request)
-            self._coarse, found = read(request)
-            return {shapes: each._replace(why=self._without_path(each.why)) for shapes, each in found.items()}
+            coarse, found = read(request)
+            answers = {shapes: each._replace(why=self._without_path(each.why)) for shapes, each in found.items()}
+            return Reference(coarse, answers)
         except Cancelled:
             raise
         except (EngineError, OSError, ValueError) as error:
             target.unlink(missing_ok=True)
-            return dict.fromkeys(sets, Answered(None, self._without_path(str(error)), 0.0))
+            return Reference(self._coarse, dict.fromkeys(sets, Answered(None, self._without_path(str(error)), 0.0)))
 
     def _without_path(self, text: str) -> str:
         """A text that clients may see, without the folder of the file."""

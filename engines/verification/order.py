@@ -45,6 +45,13 @@ class Answered(NamedTuple):
     sensitivity: float
 
 
+class Reference(NamedTuple):
+    """Answers by shapes, and which datatypes coarser than FP32 the file computes with."""
+
+    coarse: frozenset[str]
+    answers: Mapping[Shapes, Answered]
+
+
 def write(target: Path, coarse: frozenset[str], answers: Sequence[Answered]) -> None:
     """Write the answers, in the order of the request's sets, and which datatypes coarser than FP32 the file computes with."""
     content: dict[str, Any] = {"coarse": np.array(sorted(coarse), dtype=str)}
@@ -57,12 +64,12 @@ def write(target: Path, coarse: frozenset[str], answers: Sequence[Answered]) -> 
         np.savez(file, **content)
 
 
-def read(request: ReferenceRequest) -> tuple[frozenset[str], dict[Shapes, Answered]]:
+def read(request: ReferenceRequest) -> Reference:
     """What `write` wrote, which is removed. Blocks. Raises OSError, ValueError."""
     try:
         with np.load(request.target, allow_pickle=False) as content:
             coarse = frozenset(map(str, content["coarse"]))
-            return coarse, {shapes: _answered(content, number, request) for number, shapes in enumerate(request.sets)}
+            return Reference(coarse, {each: _answered(content, at, request) for at, each in enumerate(request.sets)})
     finally:
         os.unlink(request.target)
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,12 +27,13 @@ from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
 from ...search_path import search_path
-from ...verification.order import ReferenceRequest
+from ...verification.order import Reference, ReferenceRequest
 from ..shared_kernels import KernelCaches
 from .builder import BuildOptions, PlanRequest, find
 from .kernels import KernelsRequest
@@ -85,7 +86,8 @@ class BuildOrder:
 
 
 class Builds:
-    """Runs builds in parallel; requests for the same file and options share one build. Any thread may call.
+    """Runs builds in parallel; requests for the same file and options share one build, and those for the same kernels one
+    compilation, whatever partitions they are for. Any thread may call.
 
     `cache` is where plans and compiled kernels are kept; by default, in each model's folder. `time_limit` is in seconds, 0 for
     none. `command` starts the child. Children are killed when this process ends, however it does. `compiles`: compile kernels
@@ -112,6 +114,8 @@ class Builds:
         self._cores_if_idle: frozenset[int] = frozenset()
         self._changing = Lock()
         self._running: dict[bytes, Future[Path]] = {}
+        self._failed: dict[bytes, EngineError] | None = None
+        self._expected: WeakValueDictionary[Hashable, Future[Reference]] = WeakValueDictionary()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._closed = False
 
@@ -157,6 +161,20 @@ class Builds:
         """
         self._result_of(self._order(request, gpu))
 
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """In the block, what has failed is not tried again: the next request for it raises the same at once."""
+        self._failed = {}
+        try:
+            yield
+        finally:
+            self._failed = None
+
+    def expected(self, what: Hashable, future: "Future[Reference]") -> "Future[Reference]":
+        """The reference of an ONNX file and shapes that is awaited somewhere, or else this one from now on."""
+        with self._changing:
+            return self._expected.setdefault(what, future)
+
     def compute_reference(self, request: ReferenceRequest) -> None:
         """Have ONNX Runtime answer random inputs. Blocks, without the GIL, for seconds, at most REFERENCE_LIMIT.
 
@@ -177,12 +195,17 @@ class Builds:
         return BuildOrder(request, gpu, self._cores | more, os.getpid(), is_idle)
 
     def _result_of(self, order: BuildOrder) -> Path:
-        future, is_first = self._join(pickle.dumps((order.request, order.gpu, _stamp(order.path))))
+        key = pickle.dumps((_identity(order.request), order.gpu))
+        if error := (self._failed or {}).get(key):
+            raise type(error)(*error.args)
+        future, is_first = self._join(key)
         if is_first:
             self._run_and_publish(future, order)
         try:
             return future.result()
         except EngineError as error:  # Several threads must not raise the same object.
+            if (failed := self._failed) is not None:
+                failed[key] = error
             raise type(error)(*error.args) from None
 
     def _join(self, key: bytes) -> tuple[Future[Path], bool]:
@@ -404,6 +427,13 @@ def _kill(child: "subprocess.Popen[bytes]") -> None:
     if child.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
+
+
+def _identity(request: PlanRequest | KernelsRequest | ReferenceRequest) -> object:
+    """Equal for requests that share one child."""
+    if isinstance(request, KernelsRequest):
+        return request.settings.cache_path, request.key
+    return request, _stamp(request.onnx_path)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...settings import RuntimeSettings
+from ..kernel_cache import CacheKey
 
 
 @dataclass(frozen=True, slots=True)
 class KernelsRequest:
     """The request to compile a plan's kernels for a partition of `granules` granules of `granule_sms` SMs each.
 
-    `settings` are those to run the plan with; their `cache_path` is the file to save the kernels in.
+    `settings` are those to run the plan with; their `cache_path` is the file to save the kernels in, by this `key`.
     """
 
     plan_path: Path
     settings: RuntimeSettings
     granules: int
     granule_sms: int
+    key: CacheKey

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
 from engines.inspect import file_rows
-from engines.model_files.artifact import _FIELDS, _FILE, Artifact, PlanFile, read_plan, this_platform, unpack
+from engines.model_files.artifact import _FIELDS, _FILE, Artifact, PlanFile, read_artifact, read_plan, this_platform, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
 
@@ -121,6 +121,24 @@ def test_a_file_is_read_and_a_missing_one_refused(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(ModelRefused, match=r"model.plan: empty"):
         read_plan(path)
+
+
+def test_a_description_is_read_without_the_plan_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.plan"
+    whole = ONE.pack(b"plan" * 1000)
+    description = len(ONE.pack(b"")) - 32 - 8  # Without the plan's length, and the checksum.
+    path.write_bytes(whole[:description])
+    assert read_artifact(path) == ONE
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"a bare plan", ONE.pack(b"")[:60], b"\x89GLPLAN\n" + bytes(16) + b"\xff" * 20, _FILE.pack([b"x"] * 13)]
+)
+def test_of_what_has_no_whole_description_there_is_none(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "model.plan"
+    assert read_artifact(path) is None
+    path.write_bytes(data)
+    assert read_artifact(path) is None
 
 
 def test_a_plan_that_fits_is_let_through() -> None:

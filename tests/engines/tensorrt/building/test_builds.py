@@ -25,6 +25,7 @@ from engines.tensorrt.api import TensorRT, find_tensorrt
 from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from engines.tensorrt.building.builds import Builds
 from engines.tensorrt.building.kernels import KernelsRequest
+from engines.tensorrt.kernel_cache import CacheKey
 from tests.end_to_end.wire import until
 
 from ...small import ADD, BATCHES, model
@@ -230,7 +231,7 @@ def test_concurrent_requests_for_a_build_that_fails_share_its_error(tmp_path: Pa
 def test_kernels_are_compiled_for_each_gpu_that_needs_them(tmp_path: Path) -> None:
     """Two GPUs refuse each other's, so the second one must not wait for the first one's and then find none."""
     by, before = Builds(command=(sys.executable, "-c", "import time; time.sleep(600)")), children()
-    request = KernelsRequest(tmp_path / "m.plan", RuntimeSettings(), 1, 8)
+    request = KernelsRequest(tmp_path / "m.plan", RuntimeSettings(), 1, 8, CacheKey("m", "x"))
     with ThreadPoolExecutor(3) as pool:
         asking = [pool.submit(by.compile_kernels, request, gpu) for gpu in (0, 1, 1)]
         until(lambda: len(children() - before) == 2)
@@ -258,6 +259,7 @@ import threading
 from pathlib import Path
 from engines.tensorrt.building.builds import Builds
 from engines.tensorrt.building.kernels import KernelsRequest
+from engines.tensorrt.kernel_cache import CacheKey
 from engines.tensorrt.building.builder import BuildOptions
 Builds().plan(Path(sys.argv[1]), BuildOptions(), "tensorrt_rtx", "1.6.1.120")
 """
