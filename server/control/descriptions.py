@@ -136,7 +136,8 @@ def _share(info: DeviceInfo, partition: PartitionInfo) -> str:
 class Loading:
     """The model of a tenant that is being loaded, "" for none, and what is done with it: a phrase that its name completes.
 
-    `ready`, `failed` and `known` are numbers of the tenant's models.
+    `ready`, `failed` and `known` are numbers of the tenant's models. `apart`: other processes do it, so that one of these ends
+    where the model ends it.
     """
 
     tenant: str
@@ -145,3 +146,4 @@ class Loading:
     ready: int = 0
     failed: int = 0
     known: int = 0
+    apart: bool = False

@@ -58,6 +58,7 @@ from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupp
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
 from ..text.encoder import Encoder, NoEncoder
+from .ahead import Making, making_of
 from .engine_pool import EnginePool
 from .joining import UNSEEN, Rows, look
 from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp
@@ -81,7 +82,7 @@ class ModelLoader:
     """Loads the models of a repository, and has their engines. Every method may be called from any thread.
 
     `base` are the default settings; `unsupported` returns which settings cannot be honoured, and why. Warm-up inputs are at
-    most `max_body` bytes, as no request has more. `loads` are the device's.
+    most `max_body` bytes, as no request has more. `loads` are the device's. `making` is how models are made ahead, if they are.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class ModelLoader:
         unsupported: Unsupported = lambda _: {},
         max_body: int = MAX_BODY,
         loads: Loads | None = None,
+        making: Making | None = None,
     ) -> None:
+        self.making = making
         self._repository = repository
         self._read = read
         self._base = base
@@ -132,12 +135,32 @@ class ModelLoader:
             return ()  # No ensemble; so a large configuration is parsed only once, by `prepare`.
         return _steps(self._repository.read(name, override))
 
-    def in_order(self, names: Iterable[str]) -> list[str]:
-        """These names, each behind its steps, as those have to be loaded before an ensemble. An ensemble is not a step."""
-        uses, ordered = {name: self.steps(name) for name in names}, dict[str, None]()
+    def in_order(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """These names with their steps, each behind these, as those have to be loaded before an ensemble. An ensemble is not a
+        step.
+        """
+        uses, ordered = {name: self.steps(name) for name in names}, dict[str, tuple[str, ...]]()
         for name, steps in uses.items():
-            ordered |= dict.fromkeys([*(step for step in steps if uses.get(step) == ()), name])
-        return list(ordered)
+            ordered |= {each: uses[each] for each in (*(step for step in steps if uses.get(step) == ()), name)}
+        return ordered
+
+    def make_ahead(self, name: str, override: str | None, partition: Partition) -> object:
+        """Have children make what loading a model and binding it to such a partition would wait for. Blocks, for minutes.
+
+        Keep the result until then. What fails is found again, and reported, when the model is loaded.
+        """
+        assert self.making
+        made: list[object] = []
+        for file in self._repository.read(name, override).files:
+            resolved = self._resolve(file, LoadedModel(name, [], [], {}))
+            if not (file.config.steps or resolved.problems):
+                try:
+                    made.append(self.making.make(file.path, file.config.max_batch or None, resolved.settings, partition))
+                except EngineError as error:
+                    log.debug("model %s version %s: %s", name, file.version, error)
+                except Exception:
+                    log.exception("unexpected error while making model %s version %s ahead", name, file.version)
+        return made
 
     def attempt(self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING) -> LoadedModel:
         """Prepare and bind a model without logging its problems. `among` is as in `prepare`."""
@@ -491,6 +514,7 @@ def open_model_loader(
         partial(unsupported, device),
         config.server.max_body,
         device.loads if device else None,
+        making_of(device, builds) if device and builds and not read else None,
     )
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from ..tenants.lifecycle import Lifecycle
 from ..workers.closing import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
+from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead
 from .ladders import Ladders
 from .loaded_model import LoadedModel, PreparedModel, expected, learnt_shapes
 from .loaded_models import LoadedModels, versions
@@ -293,15 +295,34 @@ class TenantModels:
 
     async def _load_all(self, at_start: AtStart) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
-        await asyncio.gather(*(self.load_tenant(tenant, at_start=at_start) for tenant in list(self.tenants)))
+        wanted = await asyncio.to_thread(self._wanted, at_start)
+        async with making_ahead(self._model_loader, wanted) as ahead:
+            tenants = [self.load_tenant(tenant, at_start=at_start, ahead=ahead) for tenant in list(self.tenants)]
+            await asyncio.gather(*tenants)
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self.served.state())
 
+    def _wanted(self, at_start: AtStart) -> dict[tuple[str, str], Wanted]:
+        """What is loaded at the start. Blocks."""
+        known = self._model_loader.names() if self._model_loader.making else []
+        return {
+            (tenant.name, name): Wanted(
+                at_start.overrides.get((tenant.name, name)), self._workers[tenant.name].partition, tenant.device_memory
+            )
+            for tenant in list(self.tenants.values())
+            for name in tenant.may_call_of(known)
+            if name in known and (tenant.name, name) not in at_start.left_out
+        }
+
     async def load_tenant(
-        self, name: str, options: Mapping[str, ModelOptions] = NO_OPTIONS, at_start: AtStart = AS_CONFIGURED
+        self,
+        name: str,
+        options: Mapping[str, ModelOptions] = NO_OPTIONS,
+        at_start: AtStart = AS_CONFIGURED,
+        ahead: Ahead = NOTHING_AHEAD,
     ) -> None:
         """Load all models that a tenant may call, with these options in place of the current ones. Ends early if the server
-        does.
+        does. Those that were made `ahead` come first, unless another process has left an order.
         """
         tenant = self.tenants[name]
         known = await asyncio.to_thread(self._model_loader.names)
@@ -312,10 +333,18 @@ class TenantModels:
         self._known[tenant.name] = len(names)
         self._say(tenant.name)
         overrides, left_out, ranks = at_start
-        names.sort(key=lambda model: ranks.get(tenant.name, {}).get(model, 0))
-        for name in await asyncio.to_thread(self._model_loader.in_order, names):
+        rank = ranks.get(tenant.name, {})
+        names.sort(key=lambda model: rank.get(model, 0))
+        left = await asyncio.to_thread(self._model_loader.in_order, names)
+        while left:
+            next_ones = dict(islice(left.items(), 1)) if rank else left
+            while (found := ahead.first(tenant.name, next_ones)) is None:
+                self._say(tenant.name, "building or compiling", next(iter(next_ones)))
+                await ahead.wait(tenant.name, next_ones)
+            name = found
             if self._lifecycle.state not in ("starting", "serving", "incomplete"):
                 return
+            del left[name]
             async with self.ordering[tenant.name]:
                 if why := left_out.get((tenant.name, name)):
                     problem = IndexEntry(name, "", "UNAVAILABLE", why)
@@ -323,6 +352,7 @@ class TenantModels:
                     continue
                 override = overrides.get((tenant.name, name))
                 await self._replace(tenant.name, name, override, whole=override is not None, options=options)
+            ahead.forget(tenant.name, name)
         if not any(self.served.serves(tenant.name, name) for name in self.served.of(tenant.name)):
             log.warning(
                 "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"
@@ -340,13 +370,16 @@ class TenantModels:
             being_loaded.remove(name)
             self._say(tenant)
 
-    def _say(self, tenant: str, doing: str = "reading or building") -> None:
-        """Report which of a tenant's models is being loaded, and what is done with it."""
+    def _say(self, tenant: str, doing: str = "reading or building", apart: str = "") -> None:
+        """Report which of a tenant's models is being loaded, and what is done with it; if it is none, that another process does
+        this for the model `apart`.
+        """
         name = next(iter(self._being_loaded.get(tenant, [])[-1:]), "")
         models = self.served.of(tenant).values()
         ready = len([each for each in models if each.served])
         failed = len([each for each in models if each.problems and not each.served])
-        self._on_loading(Loading(tenant, name, doing, ready, failed, self._known.get(tenant, len(models))))
+        known = self._known.get(tenant, len(models))
+        self._on_loading(Loading(tenant, name or apart, doing, ready, failed, known, apart=bool(apart and not name)))
 
     async def _read_model(
         self,

@@ -251,6 +251,7 @@ class LoadingModel(Message):
     ready: Count = 0
     failed: Count = 0
     known: Count = 0
+    apart: bool = False
 
 
 class AnnounceModel(Message):

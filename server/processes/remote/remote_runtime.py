@@ -86,8 +86,9 @@ class RemoteRuntime:
         }
 
     def _loading(self, message: messages.LoadingModel) -> None:
-        self.kept.crashes.on_loading(message.tenant, message.name)
-        self._on_loading(Loading(message.tenant, message.name, message.doing, message.ready, message.failed, message.known))
+        numbers = message.ready, message.failed, message.known
+        self.kept.crashes.on_loading(message.tenant, "" if message.apart else message.name)
+        self._on_loading(Loading(message.tenant, message.name, message.doing, *numbers, message.apart))
 
     async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
         """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""

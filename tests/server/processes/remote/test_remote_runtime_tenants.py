@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.config.tenant import TenantConfig
+from server.control.descriptions import Loading
 from server.errors import Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels import device_messages as messages
@@ -55,6 +56,20 @@ class Process:
 
 def frontend(name: str) -> RemoteFrontend:
     return open_remote(TenantConfig(name=name, granules=1, models=("*",), memory=1 << 20), linked=False)
+
+
+async def test_a_model_that_children_are_making_is_not_what_ended_the_process() -> None:
+    acme, said = frontend("acme"), list[Loading]()
+    runtime = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, on_loading=said.append)
+    on_loading = runtime.handlers()[messages.LoadingModel]
+    on_loading(messages.LoadingModel("acme", "mob", "building or compiling", 0, 0, 2, apart=True))
+    assert said == [Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True)]
+    runtime.kept.crashes.on_end("the process")
+    assert not runtime.kept.crashes.suspects()
+    on_loading(messages.LoadingModel("acme", "mob", "compiling or loading the kernels of", 0, 0, 2))
+    runtime.kept.crashes.on_end("the process")
+    assert runtime.kept.crashes.suspects() == {("acme", "mob")}
+    acme.close()
 
 
 async def test_a_process_that_replaces_another_is_away_until_its_models_are_loaded() -> None:
