@@ -59,7 +59,10 @@ class Partition(Protocol):
         """Call `function` on a new thread attached to this partition. Blocks until it returns; raises what it raises."""
 
     def locate(self) -> frozenset[int]:
-        """Run a small amount of work here and return the units on which it ran or was free to run. Blocks."""
+        """Run a small amount of work here and return the units on which it ran or was free to run. Blocks.
+
+        Empty where units have no numbers of their own: on a GPU under MPS.
+        """
 
     def close(self) -> None:
         """Release the hardware. No work may be in flight. Calling it again does nothing."""
@@ -86,6 +89,14 @@ class Device(Protocol):
 
         "" if there is no such place.
         """
+
+    @property
+    def uuid(self) -> str:
+        """Which GPU it is, of all there are; "" for a device without a UUID."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may have partitions of it at the same time, as clients of one MPS daemon."""
 
     @property
     def loads(self) -> Loads:

@@ -220,6 +220,9 @@ class CpuDevice:
     kind = "cpu"
     unit = "core"
 
+    uuid = ""
+    shared = False
+
     def __init__(self, cores: Sequence[int]) -> None:
         self.cores = tuple(cores)
         self.loads = UnpacedLoads()

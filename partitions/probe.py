@@ -22,8 +22,8 @@ def overlaps(placements: Placements) -> list[tuple[str, str, frozenset[int]]]:
 
 
 def check(partitions: Mapping[str, Partition], placements: Placements) -> None:
-    """Raise Misplaced unless every partition ran, on no more units than it was granted, and on none of another's."""
-    problems = [f"{name} ran nowhere" for name, units in placements.items() if not units]
+    """Raise Misplaced unless every partition ran on no more units than it was granted, and on none of another's."""
+    problems: list[str] = []
     for name, partition in partitions.items():
         if (count := len(placements[name])) > partition.size:
             problems.append(f"{name} ran on {count} units ({_list(placements[name])}), but was granted {partition.size}")

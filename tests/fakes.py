@@ -315,6 +315,8 @@ class FakeDevice:
         return self.partitions[-1]
 
     address = ""
+    uuid = ""
+    shared = False
 
     def memory(self) -> int | None:
         return None

@@ -117,7 +117,7 @@ def probe(access: Access) -> list[Located]:
         shared.setdefault(one, []).append(f"it shares {units} with {other}")
         shared.setdefault(other, []).append(f"it shares {units} with {one}")
     return [
-        _located(name, unit.get(each["device"], "core"), each["located"], each["size"], shared.get(name, []))
+        _located(name, unit.get(each["device"], "core"), each["located"] or (), each["size"], shared.get(name, []))
         for name, each in found["partitions"].items()
     ]
 
@@ -126,7 +126,7 @@ def _located(name: str, unit: str, units: Sequence[int], size: int, shared: Sequ
     word: Word = "isolated"
     why = f"it ran on {len(units)} of its {size}, and on none of another tenant's"
     if not units:
-        word, why = "not exercised", "the probe ran nowhere"
+        word, why = "not exercised", "SMs have no numbers under MPS, so it is not known where the probe ran"
     if len(units) > size:
         word, why = "leaks", f"it ran on {len(units)} {unit}s, and was granted {size}"
     if shared:

@@ -21,7 +21,8 @@ from cuda.bindings import driver
 from cuda.core import Device, Stream
 
 from ..energy import Meter, open_nvml
-from ..errors import DeviceUnavailable, PartitionError
+from ..errors import DeviceUnavailable, Misplaced, PartitionError
+from ..mps import is_mps_client
 from ..plan import choose, choose_lent
 from ..streams import stream_handle
 from .current_context import restored
@@ -207,6 +208,7 @@ class CudaDevice:
         priorities: tuple[int, int],
         free_stream: Stream,
         clusters: bool = True,
+        shared: bool = False,
     ) -> None:
         self.free_stream = free_stream
         """To free memory on that may outlive the stream it was allocated on; what uses it must have ended. It exists as long as
@@ -219,6 +221,7 @@ class CudaDevice:
         self.granules = groups.sizes
         self._groups = groups
         self._clusters = clusters
+        self.shared = shared
         self.loads = KERNEL_LOADS
         self.kernels = Kernels()
         self.driver_memory = DriverMemory(lambda: free_or_pooled(index), self.loads.hurrying)
@@ -238,7 +241,8 @@ class CudaDevice:
         note = "" if self._clusters else "; no thread-block clusters"
         total, count = sum(self.granules), len(self.granules)
         queues = "balanced" if self._groups.balanced else "shared"
-        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{note}"
+        under = " under MPS" if self.shared else ""
+        return f"{self.name}{under}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{note}"
 
     def make_current(self) -> Device:
         """Make the primary context current in the calling thread, permanently, and return the device as that thread has to use
@@ -316,12 +320,20 @@ class CudaDevice:
             return self._groups.create(device, granules, priority)
 
     def locate(self, partition: CudaPartition) -> frozenset[int]:
-        """The SMs that a kernel on the partition's stream runs on. Call it on a thread attached to the partition. Blocks."""
+        """The SMs that a kernel on the partition's stream runs on; none under MPS, which numbers them again in each context.
+
+        Call it on a thread attached to the partition. Blocks. Raises Misplaced under MPS if they are more than it has.
+        """
         with translated(f"looking where {partition!r} runs"):
             with self._lock, self.driver_memory.changing():
                 if not self._probe:
                     self._probe = open_probe(Device(self.index), self.kernels, sum(self.granules))
-            return self._probe.run(partition.stream, partition.size)
+            found = self._probe.run(partition.stream, partition.size)
+        if not self.shared:
+            return found
+        if len(found) > partition.size:
+            raise Misplaced(f"{partition!r} ran on {len(found)} SMs")
+        return frozenset()
 
     @property
     def address(self) -> str:
@@ -435,7 +447,8 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             clusters = granule_sms is None or granule_sms >= smallest
             priorities = handle_return(driver.cuCtxGetStreamPriorityRange())  # The lowest, then the highest.
             groups, free_stream = split(device, granule_sms), device.create_stream()
-            return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters)
+            shared = is_mps_client(index)
+            return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters, shared)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         why = NO_CLIENT if "CUDA_ERROR_MPS_" in str(error) else NEEDED
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({why})") from error

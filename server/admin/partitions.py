@@ -53,7 +53,7 @@ async def probe(controller: ControllerDep) -> Response:
             partition = found["partitions"][name]
             for share in [*([partition] if partition["device"] == each.name else []), *partition.get("devices", ())]:
                 if share["device"] == each.name:
-                    share["located"] = sorted(units)
+                    share["located"] = sorted(units) or None  # Under MPS they have no numbers.
         shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
     found["overlaps"] = shared
     return json_response(found)

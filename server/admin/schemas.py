@@ -124,7 +124,9 @@ class Moved(Partitions):
 class LocatedPartition(Partition):
     """A tenant's share, and where its work ran."""
 
-    located: list[int] = Field(description="Numbers of the units on which the probe's work ran.")
+    located: list[int] | None = Field(
+        description="Numbers of the units on which the probe's work ran; null under MPS, where SMs have no numbers."
+    )
 
 
 class Overlap(Schema):

@@ -54,6 +54,11 @@ class DeviceConfig(Section, frozen=True):
         description='GPU only: what moves tensors to and from the GPU, the partition\'s own SMs ("sm"), the copy engines that '
         'all tenants share ("engine"), or the better of both for this GPU ("auto").',
     )
+    mps: Literal["off", "on"] = Field(
+        default="off",
+        description='GPU only: whether each tenant has a device process of its own, under CUDA MPS ("on"), so that tenants do '
+        "not share the driver's locks, or all tenants share one. The server starts the MPS daemon itself. On trial.",
+    )
 
 
 class ModelOptions(Section, frozen=True):

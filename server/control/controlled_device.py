@@ -18,12 +18,14 @@ T = TypeVar("T")
 class ControlledDevice:
     """A device by its name, the runtime of each of its tenants, and who holds what.
 
-    `process` is the runtime of all of them if the device has a process of its own, or is in this one.
+    `process` is the runtime of all of them if the device has one process for all, or is in this one. `adopts` says whether
+    tenants can come from other devices while they are served.
     """
 
     name: str
     runtimes: dict[str, DeviceRuntime]
     process: DeviceRuntime | None = None
+    adopts: bool = True
     info: DeviceInfo = NOT_OPENED
     held: dict[str, PartitionInfo] = field(default_factory=dict)
     first: dict[str, Granules] = field(default_factory=dict)

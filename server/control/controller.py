@@ -38,8 +38,8 @@ from .wide_shares import WideShares
 
 log = logging.getLogger("greenlane.control")
 
-Transfer = Callable[[str, DeviceRuntime, DeviceRuntime, Granules], Awaitable[None]]
-"""Has a tenant served by the second device instead of the first, on these granules; see
+Transfer = Callable[[str, DeviceRuntime, str, Granules], Awaitable[DeviceRuntime]]
+"""Has a tenant served by another device than this runtime's, on these granules, and returns its runtime there; see
 `server.processes.supervision.transfer`.
 """
 _ALIVE = ("starting", "serving", "incomplete")
@@ -133,13 +133,17 @@ class Controller:
         return self._repartitioning.locked()
 
     def add(
-        self, runtimes: Mapping[str, DeviceRuntime], name: str = "0", process: DeviceRuntime | None = None
+        self,
+        runtimes: Mapping[str, DeviceRuntime],
+        name: str = "0",
+        process: DeviceRuntime | None = None,
+        adopts: bool = True,
     ) -> ControlledDevice:
         """Add a device by its name and the runtime of each of its tenants, before `start`.
 
-        `process` is the runtime of all of them, those that come later included, if the device has a process of its own.
+        `process` and `adopts` are as for `ControlledDevice`.
         """
-        device = ControlledDevice(name, dict(runtimes), process)
+        device = ControlledDevice(name, dict(runtimes), process, adopts)
         self.devices.append(device)
         self._states |= dict.fromkeys(((name, tenant) for tenant in runtimes), "starting")
         return device
@@ -305,10 +309,10 @@ class Controller:
             move = plan_transfer(self.devices, tenant, to, count, self.device_state, transfer is not None)
             if move is None or transfer is None:
                 return
-            source, target, old, new, after = move
+            source, target, after = move
             async with self._changing[tenant]:
                 with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
-                    await transfer(tenant, old, new, after)
+                    new = await transfer(tenant, source.runtimes[tenant], to, after)
             source.runtimes.pop(tenant)
             self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
             source.held.pop(tenant)

@@ -8,16 +8,13 @@ from partitions.plan import Granules
 from ..errors import BadRequest, Unavailable
 from ..protocol.json_document import show
 from .controlled_device import ControlledDevice
-from .device_runtime import DeviceRuntime
 
 
 class TransferPlan(NamedTuple):
-    """The devices that a tenant moves between, their runtimes, and the granules that it gets on the second."""
+    """The devices that a tenant moves between, and the granules that it gets on the second."""
 
     source: ControlledDevice
     target: ControlledDevice
-    old: DeviceRuntime
-    new: DeviceRuntime
     granules: Granules
 
 
@@ -60,12 +57,12 @@ def plan_transfer(
     for device in (source, target):
         if (state := state_of(device)) not in ("serving", "incomplete"):
             raise Unavailable(f"device {device.name} is {state}; move tenant {tenant} when both devices serve")
-    if not possible or source.process is None or target.process is None:
+    if not (possible and source.adopts and target.adopts):
         raise BadRequest(
             f"tenant {tenant} cannot move while it is served: on cores each tenant's process has its own device side; "
             f"set tenants.{tenant}.device and restart the server"
         )
-    return TransferPlan(source, target, source.process, target.process, target.plan({tenant: count}).after[tenant])
+    return TransferPlan(source, target, target.plan({tenant: count}).after[tenant])
 
 
 def _check_count(name: str, count: object) -> None:

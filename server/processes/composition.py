@@ -11,6 +11,7 @@ from ..admin.lifecycle import ROUTERS
 from ..api import framework
 from ..api.audited import audited
 from ..config.schema import Config
+from ..config.section import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader
 from ..tenants.frontend import State
@@ -19,12 +20,15 @@ from ..tenants.service import Service
 from . import tenant_process
 from .device_side import device_process
 from .device_side.device_process import DeviceArguments
+from .device_side.identify import identify
 from .device_side.runtime_server import Opener
 from .remote.device_frontend import DeviceFrontend
 from .remote.remote_frontend import RemoteFrontend, open_remote
 from .remote.remote_runtime import RemoteRuntime
 from .remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from .supervision import process_counts
+from .supervision.device_homes import DeviceHomes
+from .supervision.mps_group import MpsGroup
 from .supervision.supervised import HostedRuntime, SupervisedDevice
 from .supervision.supervisor import Supervisor
 from .supervision.tenant_processes import TenantProcesses
@@ -53,10 +57,15 @@ class Composition:
         self._service = Service(config, [])
         self._frontends = _open_frontends(config, hosted)
         self._runtimes: dict[str, RemoteRuntime] = {}
-        self._transfers = TenantTransfers(self._runtimes, self._frontends, config.server.max_pause)
+        self._transfers = TenantTransfers(
+            self._runtimes, self._frontends, lambda *to: self._homes.find(*to), lambda side: self._homes.leave(side), config
+        )
         self.counts = process_counts.count(config, hosted, cores)
         self.controller = Controller(config, self._frontends, self._set_state, self._transfers.transfer)
         self.controller.on_progress = partial(self._set_state, "starting")
+        self._opener = opener
+        self.groups = _groups(config, opener, hosted)
+        """The processes under MPS, by device."""
         self.devices, in_tenants = self._add_devices(config, opener, hosted)
         self._connect(in_tenants)
         self.reloader = Reloader(self.controller, read, self._reconfigure)
@@ -74,12 +83,17 @@ class Composition:
             self.controller.restarts,
             self.controller.refused_connections,
         )
+        shared = {each.name: each.runtime for each in self.devices if each.group is None}
+        apart = [each for each in self.devices if each.group]
+        self._homes = DeviceHomes(
+            self.supervisor, shared, apart, lambda device, tenant: self._device_process(device, {}, tenant)
+        )
         self.controller.tenant_host = TenantProcesses(
             self.supervisor,
             self._frontends,
             self._runtimes,
             self._transfers.locks,
-            {each.name: each.runtime for each in self.devices},
+            self._homes,
             hosted,
             partial(_hosted, opener),
             self.controller.on_state,
@@ -102,14 +116,29 @@ class Composition:
                     for name, part in theirs.items()
                 }
                 in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
-                self.controller.add(sides, device)
+                self.controller.add(sides, device, adopts=False)
+            elif device in self.groups:
+                apart = {name: self._device_process(device, {name: part}, name) for name, part in theirs.items()}
+                processes += apart.values()
+                self.controller.add({name: each.runtime for name, each in apart.items()}, device)
             else:
-                label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
-                runtime = RemoteRuntime(label, theirs, on_state, on_loading)
-                arguments = partial(_device_arguments, device, opener)
-                processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
-                self.controller.add(dict.fromkeys(theirs, runtime), device, runtime)
+                process = self._device_process(device, theirs)
+                processes.append(process)
+                self.controller.add(dict.fromkeys(theirs, process.runtime), device, process.runtime)
         return processes, in_tenants
+
+    def _device_process(self, device: str, frontends: Mapping[str, DeviceFrontend], tenant: str = "") -> SupervisedDevice:
+        """A process of a device that is to be started: for these tenants, or for one alone."""
+        label = f"the process of device {device}" if len(self.controller.config.named_devices) > 1 else "the device process"
+        runtime = RemoteRuntime(
+            f"{label} for {tenant}" if tenant else label,
+            frontends,
+            partial(self.controller.on_state, device=device),
+            partial(self.controller.on_loading, device=device),
+        )
+        arguments = partial(_device_arguments, device, tenant or device, self._opener)
+        name = f"{device}, {tenant}" if tenant else device
+        return SupervisedDevice(name, runtime, device_process.main, arguments, self.groups.get(device))
 
     def _connect(self, in_tenants: Mapping[str, HostedRuntime]) -> None:
         """Give every frontend its device side, or sides."""
@@ -165,14 +194,27 @@ def _open_frontends(config: Config, hosted: Iterable[str]) -> dict[str, RemoteFr
     return found
 
 
+def _groups(config: Config, opener: Opener, hosted: Collection[str]) -> dict[str, MpsGroup]:
+    """The processes of devices under MPS, by device. Raises ConfigError for one that is cores of this host."""
+    under = {name: each for name, each in config.named_devices.items() if each.mps == "on"}
+    if wrong := [name for name in under if name in hosted]:
+        raise ConfigError(
+            [f'{config.source}: device {name} is cores of this host: mps = "on" is for GPUs; leave it out' for name in wrong]
+        )
+    return {name: MpsGroup(name, partial(identify, name, each, opener)) for name, each in under.items()}
+
+
 def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
     """What starts the process of a tenant with this device side."""
     return HostedRuntime(side, tenant_process.main, partial(TenantArguments, device=device, opener=opener))
 
 
-def _device_arguments(device: str, opener: Opener, config: Config, *ends: Any) -> DeviceArguments:
+def _device_arguments(device: str, name: str, opener: Opener, config: Config, *ends: Any) -> DeviceArguments:
     """The arguments of a process of this device that starts now."""
-    return DeviceArguments(device, config.on_device(device), opener, *ends)
+    own = config.on_device(device)
+    if own.device.mps == "on":  # It is the only GPU that the process sees.
+        own = own.with_devices({device: own.device.model_copy(update={"index": 0})})
+    return DeviceArguments(name, own, opener, *ends)
 
 
 def _part(frontend: RemoteFrontend, device: str) -> DeviceFrontend:

@@ -71,6 +71,7 @@ async def serve(
                 return await _run_until_end(signalled, server.supervisor, server.controller, abandon)
         finally:
             server.supervisor.kill()
+            await server.supervisor.free_devices()
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:

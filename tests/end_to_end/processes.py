@@ -13,6 +13,7 @@ from typing import TypeVar
 import httpx
 
 from greenlane.load.server_process import READY, ServerProcess, alive, terminate
+from tests.simulation.mps import FakeMps
 
 from .wire import Connection, infer, request, tensor, until
 
@@ -81,6 +82,16 @@ def running_device(config: Path, *options: str) -> Iterator[Running]:
 def running_devices(config: Path, *options: str) -> Iterator[Running]:
     """The same with a process for each of the configuration's devices, which have four granules."""
     with _started([sys.executable, "-m", "tests.end_to_end.devices_server", "--config", str(config), *options]) as server:
+        yield server
+
+
+@contextmanager
+def running_apart(config: Path, *options: str) -> Iterator[Running]:
+    """The same with a process for each tenant, under a fake MPS daemon."""
+    fake = FakeMps(config.parent / "fake")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    words = [sys.executable, "-m", "tests.end_to_end.devices_server", "--config", str(config), *options]
+    with _started(words, {**inherited, "PATH": f"{fake.folder}:{os.environ['PATH']}"}) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from greenlane.load.server_process import free_port
 
 from . import repository
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_devices
+from .processes import Load, Running, client, configure, running, running_apart, running_devices
 from .test_reload import digest
 from .wire import SMALL, Connection, infer, lane, posted, spin, until
 
@@ -38,6 +38,7 @@ keys_sha256 = ["{key}"]
 FORMS: dict[str, tuple[Any, str, str]] = {
     "processes": (running, "", ""),
     "device process": (running_devices, '[device]\nbackend = "cpu"\ncores = "0-1"\n', "http_processes = 2"),
+    "device process each": (running_apart, '[device]\nbackend = "cpu"\ncores = "0-1"\nmps = "on"\n', "http_processes = 2"),
 }
 KEY = "acme-key"
 

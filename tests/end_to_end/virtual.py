@@ -58,6 +58,8 @@ class VirtualDevice:
         return VirtualPartition(sorted(granules), sorted({there[g % len(there)] for g in granules}), self._attached)
 
     address = ""
+    uuid = "GPU-0"
+    shared = True
 
     def memory(self) -> int | None:
         return None

@@ -473,6 +473,8 @@ class Gpu:
     def run_blocks(self, stream: Stream, blocks: int) -> list[int]:
         """The SM of each block when it runs: round robin over those of the stream's context."""
         sms = stream.context.sms if self.confines else tuple(range(self.sms))
+        if self.mps:
+            sms = tuple(range(len(sms)))
         return [sms[block % len(sms)] for block in range(blocks)]
 
 

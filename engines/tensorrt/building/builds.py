@@ -405,9 +405,16 @@ def encode(kind: str, **content: Any) -> bytes:
     return json.dumps({"kind": kind, **content}).encode() + b"\n"
 
 
+_NO_DAEMON = "/nonexistent"
+"""A folder without the socket of an MPS daemon."""
+
+
 def _environment(gpu: int | None) -> dict[str, str]:
-    """This process's environment with its module search path, and with the GPU hidden where none is needed."""
-    found = {**os.environ, "PYTHONPATH": search_path()}
+    """This process's environment with its module search path, and with the GPU hidden where none is needed.
+
+    A child is no client of an MPS daemon: there it would count, and what it breaks would end all others.
+    """
+    found = {**os.environ, "PYTHONPATH": search_path(), "CUDA_MPS_PIPE_DIRECTORY": _NO_DAEMON}
     return found if gpu is not None else {**found, "CUDA_VISIBLE_DEVICES": ""}
 
 

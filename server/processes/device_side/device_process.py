@@ -16,6 +16,8 @@ from typing import Any
 
 import uvloop
 
+from partitions.mps import PREFIX
+
 from ...config.schema import Config
 from ...errors import RequestError
 from ...host import logs
@@ -38,9 +40,9 @@ from .runtime_server import Opener, RuntimeServer
 class DeviceArguments:
     """The arguments of a new device process.
 
-    `name` is the device's in the configuration; `channel` the socket of the messages to and from the supervisor, and
-    `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` those of all that lend. `opener`
-    opens the device.
+    `name` is the device's, or the tenant's if it has the process for itself; `channel` is the socket of the messages to and
+    from the supervisor, and `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` those of
+    all that lend. `opener` opens the device, under these variables of the environment.
     """
 
     name: str
@@ -50,6 +52,7 @@ class DeviceArguments:
     descriptors: socket.socket
     links: Mapping[str, Descriptors]
     pages: Mapping[str, int]
+    environment: Mapping[str, str]
 
 
 class DeviceProcess:
@@ -149,8 +152,17 @@ class DeviceProcess:
         self._closed.set()
 
 
+def enter(environment: Mapping[str, str]) -> None:
+    """Have this process, which has not used CUDA yet, be a client of this MPS daemon only; of none if it is empty."""
+    for name in [each for each in os.environ if each.startswith(PREFIX)]:
+        del os.environ[name]
+    os.environ.update(environment)
+
+
 def main(arguments: DeviceArguments) -> None:
     """The process."""
+    if arguments.environment:
+        enter(arguments.environment)
     server = arguments.config.server
     set_up(f"dev {arguments.name}", server.log_format, server.log_level, device=True)
     sys.setswitchinterval(SWITCH_INTERVAL)

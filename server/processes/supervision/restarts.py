@@ -9,6 +9,8 @@ from itertools import chain, repeat
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from partitions import PartitionError
+
 from ...host.backoff import Backoff
 from ..children import spawn
 
@@ -53,7 +55,7 @@ class Restarts:
             try:
                 await start()
                 return
-            except (OSError, EOFError) as error:  # No memory, descriptors or process ids may be left.
+            except (OSError, EOFError, PartitionError) as error:  # No memory, descriptors or process ids may be left.
                 when = f"in {pause:g} s" if pause else "at once"
                 log.error("no process can be started now (%s); trying again %s", error, when)
                 await self.sleep(pause)

@@ -2,10 +2,10 @@
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from partitions import PartitionError
 
@@ -139,12 +139,29 @@ class SupervisedProcess(Supervised):
             self.handoff = None
 
 
+class Group(Protocol):
+    """The device processes of one device."""
+
+    async def environment(self) -> Mapping[str, str]:
+        """The variables that a process of it starts with, as soon as one can start. Raises PartitionError."""
+
+    async def keep(self, end_all: Callable[[], None]) -> None:
+        """Until the server closes: call `end_all` when none of its processes can go on, and see to it that others can start."""
+
+    async def terminate(self, process: int) -> None:
+        """End what this process has on the device, so that the others do not feel that it is killed next."""
+
+    async def close(self) -> None:
+        """Free what they share; they have ended. Does nothing if nothing was started."""
+
+
 class SupervisedDevice(Supervised):
     """One device process, with the name of the device in the configuration, and the device side that it has.
 
     `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
-    ends of the channel and of the socket for descriptors, and as `spawn.inherited` returns them the links of its tenants and
-    the pages of all that lend.
+    ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants and the
+    pages of all that lend, and the variables of its environment. `group` are the processes of the same device; None if it is
+    the only one.
     """
 
     def __init__(
@@ -152,12 +169,18 @@ class SupervisedDevice(Supervised):
         name: str,
         runtime: RemoteRuntime,
         target: Callable[[Any], None],
-        make_arguments: Callable[[Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int]], Any],
+        make_arguments: Callable[
+            [Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int], Mapping[str, str]], Any
+        ],
+        group: Group | None = None,
     ) -> None:
         super().__init__(name, runtime.label)
         self.runtime = runtime
         self.target = target
         self.make_arguments = make_arguments
+        self.group = group
+        self.retired = False
+        """Whether its tenant has gone, so that it is not started again."""
         self._stopped = StoppedTime()
 
     def stopped_for(self, now: float) -> float:

@@ -5,14 +5,15 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 
 from ..channels import descriptors
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..remote.device_frontend import DeviceFrontend
-from .restarts import Restarts, WatchTasks
-from .supervised import Current, SupervisedDevice, connect, kill_if_outdated
+from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
+from .supervised import Current, Group, SupervisedDevice, connect, kill_if_outdated
 
 log = logging.getLogger("greenlane.processes")
 
@@ -51,13 +52,21 @@ class SupervisedDevices:
         """Start each device process again whenever it ends, until the server closes."""
         for each in self.all:
             self._watching.start(self._keep(each))
+        for group in self._groups():
+            self._watching.start(group.keep(partial(self._end_group, group)))
 
-    def kill_if_stopped(self, now: float, limit: float) -> None:
+    async def kill_if_stopped(self, now: float, limit: float) -> None:
         """Kill each that has been stopped for longer than so many seconds; it is then replaced. Call it regularly."""
         for each in self.all:
             if each.process and (seconds := each.stopped_for(now)) >= limit:
                 log.error("%s has been stopped for %.1f s (SIGSTOP or a debugger); killing it", each.label, seconds)
+                if each.group and each.process.pid:
+                    await each.group.terminate(each.process.pid)
                 spawn.kill(each.process)
+
+    async def close(self) -> None:
+        """Free what processes of a device share. They have ended."""
+        await asyncio.gather(*(group.close() for group in self._groups()))
 
     def disconnect(self) -> None:
         """Watch them no more, and close their channels."""
@@ -65,8 +74,27 @@ class SupervisedDevices:
         for each in self.all:
             each.disconnect()
 
+    async def begin(self, each: SupervisedDevice) -> None:
+        """Start the process of a tenant that comes, and start it again whenever it ends. Raises OSError, EOFError, or what
+        connecting to it does.
+        """
+        self.all.append(each)
+        await self._start(each)
+        self._watching.start(self._keep(each))
+
+    async def end(self, each: SupervisedDevice) -> None:
+        """End a process that has no tenant any more. Does nothing if it was not started."""
+        each.retired = True
+        if each.process:
+            await each.runtime.close()
+            await asyncio.to_thread(spawn.join, each.process, EXIT_TIMEOUT)
+        each.disconnect()
+        if each in self.all:
+            self.all.remove(each)
+
     async def _start(self, each: SupervisedDevice) -> None:
         """Start a device process. One that replaces another has also opened the device again when this returns."""
+        environment = await each.group.environment() if each.group else {}
         frontends = each.runtime.frontends
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
@@ -76,7 +104,7 @@ class SupervisedDevices:
         try:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
             pages = spawn.inherited_all(self._pages)
-            arguments = each.make_arguments(config, theirs, their_descriptors, inherited, pages)
+            arguments = each.make_arguments(config, theirs, their_descriptors, inherited, pages, environment)
             each.process = await spawn.start(each.target, arguments)
         finally:
             their_descriptors.close()
@@ -92,6 +120,15 @@ class SupervisedDevices:
             each.kill()
         kill_if_outdated(each, config, self._current.config)
 
+    def _groups(self) -> list[Group]:
+        return list({id(each.group): each.group for each in self.all if each.group}.values())
+
+    def _end_group(self, group: Group) -> None:
+        """End every process of a device that has failed for all of them."""
+        for each in self.all:
+            if each.group is group:
+                each.kill()
+
     async def _restart(self, each: SupervisedDevice) -> None:
         """Start a device process again, with new links: the old ones have what the process before was about to do."""
         each.disconnect()
@@ -103,7 +140,7 @@ class SupervisedDevices:
         """Start this device process again whenever it ends, until the server closes. Other devices' tenants are not touched."""
         while True:
             await each.channel.closed.wait()
-            if self._restarts.closing.is_set():
+            if self._restarts.closing.is_set() or each.retired:
                 return
             each.runtime.disconnect(f"{each.label} has ended and is being started again")
             await self._restarts.wait_for_end(each.process, each.label, each.backoff)

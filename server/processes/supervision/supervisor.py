@@ -128,6 +128,14 @@ class Supervisor:
         """
         await self._http.begin(config, name, frontend, listeners, hosted, count)
 
+    async def begin_device(self, each: SupervisedDevice) -> None:
+        """Start a device process more. Raises as `SupervisedDevices.begin`."""
+        await self._devices.begin(each)
+
+    async def end_device(self, each: SupervisedDevice) -> None:
+        """End a device process that has no tenant any more. Does nothing if it was not started."""
+        await self._devices.end(each)
+
     async def admit(self, name: str) -> None:
         """Hand connections to the process of a tenant that has come, and replace it if it ends. Helpers are started as well."""
         await self._http.admit(name)
@@ -158,6 +166,10 @@ class Supervisor:
         _kill(self._devices.processes())
         spawn.Forkserver.end_orphans()
 
+    async def free_devices(self) -> None:
+        """Free what device processes shared, after `kill`."""
+        await self._devices.close()
+
     def kill_from_any_thread(self) -> None:
         """Send SIGKILL to every process that is left, and to the forkserver, and wait for none. Any thread."""
         for child in (*self._devices.processes(), *self._http.processes(), self._dispatcher.process):
@@ -179,7 +191,7 @@ class Supervisor:
             now = time.monotonic()
             self._http.check_heartbeats(now)
             forkserver.check(now)
-            self._devices.kill_if_stopped(now, watchdog)
+            await self._devices.kill_if_stopped(now, watchdog)
             self._dispatcher.check_heartbeat(now)
             await self._restarts.sleep(min(INTERVAL, interval(watchdog)))
 

@@ -7,7 +7,7 @@ as one is that moves there from another device.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,6 +21,7 @@ from ...tenants.frontend import State
 from ..remote.remote_frontend import RemoteFrontend, open_remote
 from ..remote.remote_runtime import RemoteRuntime
 from . import listen, process_counts
+from .device_homes import DeviceHomes
 from .listen import CannotListen
 from .supervised import HostedRuntime
 from .supervisor import Supervisor
@@ -45,9 +46,9 @@ class TenantProcesses:
     """Belongs to the supervisor's event loop.
 
     `frontends`, `runtimes` and `locks` are by tenant, and changed here: the HTTP sides, the device sides, and what is held
-    while a link is replaced. `devices` are the runtimes of devices with a process of their own. `hosted` are the devices that
-    are cores of this host; `host` makes what starts a process with a device side there. `on_state` is called with states of
-    tenants' device sides, and the device's name. `cores` is how many the server may use.
+    while a link is replaced. `homes` has the processes of devices. `hosted` are the devices that are cores of this host; `host`
+    makes what starts a process with a device side there. `on_state` is called with states of tenants' device sides, and the
+    device's name. `cores` is how many the server may use.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TenantProcesses:
         frontends: dict[str, RemoteFrontend],
         runtimes: dict[str, RemoteRuntime],
         locks: dict[str, asyncio.Lock],
-        devices: Mapping[str, RemoteRuntime],
+        homes: DeviceHomes,
         hosted: Collection[str],
         host: Callable[[RemoteRuntime, str], HostedRuntime],
         on_state: Callable[[Iterable[str], State, str], None],
@@ -66,7 +67,7 @@ class TenantProcesses:
         self._frontends = frontends
         self._runtimes = runtimes
         self._locks = locks
-        self._devices = devices
+        self._homes = homes
         self._hosted = hosted
         self._host = host
         self._on_state = on_state
@@ -128,21 +129,21 @@ class TenantProcesses:
     def leave(self, name: str) -> None:
         """As `TenantHost.leave`."""
         self._supervisor.retire(name)
-        runtime = self._runtimes[name]
-        if runtime in self._devices.values():
+        if self._homes.has(runtime := self._runtimes[name]):
             runtime.handover.leave(name)
 
     async def end(self, name: str) -> None:
         """As `TenantHost.end`."""
-        runtime = self._runtimes.pop(name)
+        runtime, frontend = self._runtimes.pop(name), self._frontends.pop(name)
         del self._locks[name]
-        await self._end(name, self._frontends.pop(name), runtime if runtime in self._devices.values() else None)
+        await self._end(name, frontend, runtime if self._homes.has(runtime) else None)
 
     async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
         """End a tenant's processes, have its device process free it if there is one, and free its memory."""
         await self._supervisor.end(name)
         if runtime:
             await runtime.handover.release(name)
+            await self._homes.leave(runtime)
         frontend.close()
 
     async def _start_hosted(self, name: str, coming: _Coming) -> Arrival:
@@ -158,7 +159,7 @@ class TenantProcesses:
 
     async def _adopt(self, name: str, coming: _Coming, count: int) -> Arrival:
         """Have the process of its device make the tenant ready, and start its HTTP process."""
-        runtime = coming.runtime = self._devices[coming.device]
+        runtime = coming.runtime = await self._homes.find(coming.device, name)
         coming.adopted_by = runtime.process()
         config = coming.config.tenants[name]
         models = await runtime.handover.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)

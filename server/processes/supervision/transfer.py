@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from partitions.plan import Granules
 
+from ...config.schema import Config
 from ...control.device_runtime import DeviceRuntime
 from ...errors import Conflict, Unavailable
 from ...link import ring as links
@@ -21,6 +22,8 @@ log = logging.getLogger("greenlane.processes")
 class TenantTransfers:
     """Belongs to the supervisor's event loop. `runtimes` are the current ones, by tenant, and changed here.
 
+    `find` and `leave` are those of `DeviceHomes`.
+
     1. The new device process makes a partition, page-locks the tenant's memory, and loads its models; the old one serves.
     2. The HTTP process gets a new link, once what is in flight has ended; what it launches from then on waits in that link.
     3. The old device process frees the tenant, and the new one serves the new link, so the waiting inferences run.
@@ -29,20 +32,42 @@ class TenantTransfers:
     The lock of a tenant is held from 2 on. Whoever replaces its link takes it too.
     """
 
-    def __init__(self, runtimes: dict[str, RemoteRuntime], frontends: Mapping[str, RemoteFrontend], max_pause: float) -> None:
+    def __init__(
+        self,
+        runtimes: dict[str, RemoteRuntime],
+        frontends: Mapping[str, RemoteFrontend],
+        find: Callable[[str, str], Awaitable[RemoteRuntime]],
+        leave: Callable[[RemoteRuntime], Awaitable[None]],
+        config: Config,
+    ) -> None:
         self.locks = {name: asyncio.Lock() for name in frontends}
         self._runtimes = runtimes
         self._frontends = frontends
-        self._max_pause = max_pause
+        self._find = find
+        self._leave = leave
+        self._max_pause = config.server.max_pause
 
     def __repr__(self) -> str:
         moving = [name for name, lock in self.locks.items() if lock.locked()]
         return f"<TenantTransfers, moving: {', '.join(moving) or 'none'}>"
 
-    async def transfer(self, tenant: str, source: DeviceRuntime, target: DeviceRuntime, granules: Granules) -> None:
+    async def transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:
         """See `Controller.transfer`. After an error the tenant is served as before."""
         assert isinstance(source, RemoteRuntime)
-        assert isinstance(target, RemoteRuntime)
+        try:
+            target = await self._find(device, tenant)
+        except (OSError, EOFError) as error:
+            raise Unavailable(f"tenant {tenant}: no process of device {device} can be started: {error}{_UNCHANGED}") from error
+        try:
+            await self._transfer(tenant, source, target, granules)
+        except BaseException:
+            if self._runtimes[tenant] is source:
+                await asyncio.shield(self._leave(target))
+            raise
+        await self._leave(source)
+        return target
+
+    async def _transfer(self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules) -> None:
         frontend, process = self._frontends[tenant], target.process()
         unused = links.renew(frontend.descriptors)
         try:

@@ -100,11 +100,13 @@ class Site:
         self.controller._states |= {key: "serving" for key in self.controller._states if key[1] in serving}
         return self
 
-    async def _transfer(self, tenant: str, source: DeviceRuntime, target: DeviceRuntime, granules: Granules) -> None:
-        assert source is not target
+    async def _transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:
+        assert source is not self.runtimes[device]
         if self.refuses:
             raise self.refuses
-        self.transfers.append((tenant, next(name for name, each in self.runtimes.items() if each is target), granules))
+        self.transfers.append((tenant, device, granules))
+        found: Any = self.runtimes[device]
+        return found  # type: ignore[no-any-return]
 
     @property
     def held(self) -> dict[str, tuple[str, Granules]]:

@@ -1,0 +1,63 @@
+"""A short process that looks at a GPU before its MPS daemon is started: which one it is, and whether its partitions are apart.
+
+Under MPS the driver numbers the SMs of each partition again, so that it can be seen only here on which they run.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+from partitions import Device, DeviceUnavailable, PartitionError, probe
+
+from ...config.schema import DeviceConfig
+from ..children import spawn
+from .device_process import enter
+
+LIMIT = 60.0
+"""Seconds that it may take: the driver starts, and the kernel that finds SMs may have to be compiled."""
+_MOST = 1 << 16
+
+
+async def identify(name: str, config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> str:
+    """The UUID of this device, which `opener` opens in a process of its own. Raises DeviceUnavailable."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        process = await spawn.start(main, config.model_copy(update={"mps": "off"}), opener, theirs)
+        theirs.close()
+        try:
+            async with asyncio.timeout(LIMIT):
+                answer = await asyncio.get_running_loop().sock_recv(ours, _MOST)
+        except TimeoutError:
+            answer = b""
+        finally:
+            spawn.kill(process)
+            await asyncio.to_thread(process.join)
+    found = json.loads(answer or b'{"error": "the process that looks at it has ended, or hangs; the log may say why"}')
+    if error := found.get("error"):
+        raise DeviceUnavailable(f"device {name}: {error}")
+    if not found["uuid"]:
+        raise DeviceUnavailable(f"device {name}: mps is for GPUs, and this is {found['description']}; leave it out")
+    return str(found["uuid"])
+
+
+def main(config: DeviceConfig, opener: Callable[[DeviceConfig], Device], answer: socket.socket) -> None:
+    """The process: answers with one line of JSON."""
+    enter({})
+    try:
+        found = look(config, opener)
+    except PartitionError as error:
+        found = {"error": str(error)}
+    answer.sendall(json.dumps(found).encode())
+
+
+def look(config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> dict[str, str]:
+    """Open the device and run a probe on every granule. Blocks. Raises PartitionError, Misplaced where two overlap."""
+    with closing(opener(config)) as device, ExitStack() as carved:
+        each = {f"granule {index}": device.carve([index]) for index in range(len(device.granules))}
+        for partition in each.values():
+            carved.enter_context(closing(partition))
+        probe.check(each, probe.locate(each))
+        return {"uuid": device.uuid, "description": device.describe()}

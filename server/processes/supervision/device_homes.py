@@ -1,0 +1,56 @@
+"""Which device process serves a tenant that comes to a device: the one of all its tenants, or one of the tenant's own."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from ..remote.remote_runtime import RemoteRuntime
+from .supervised import SupervisedDevice
+from .supervisor import Supervisor
+
+Make = Callable[[str, str], SupervisedDevice]
+"""Makes the process of a device for a tenant that comes, without tenants yet; it is not started."""
+
+
+class DeviceHomes:
+    """Belongs to the supervisor's event loop.
+
+    `shared` are the runtimes of devices whose tenants share a process, by device. `apart` are the device processes that have
+    one tenant each, and `make` makes another one.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, shared: Mapping[str, RemoteRuntime], apart: Collection[SupervisedDevice], make: Make
+    ) -> None:
+        self._supervisor = supervisor
+        self._shared = shared
+        self._apart = {each.runtime: each for each in apart}
+        self._make = make
+
+    def __repr__(self) -> str:
+        return f"<DeviceHomes, {len(self._shared)} shared, {len(self._apart)} apart>"
+
+    def has(self, runtime: RemoteRuntime) -> bool:
+        """Whether this is a device process's, and not that of a tenant's own process on cores of the host."""
+        return runtime in self._apart or runtime in self._shared.values()
+
+    async def find(self, device: str, tenant: str) -> RemoteRuntime:
+        """The runtime for a tenant that comes to this device. Starts a process where tenants have their own.
+
+        `leave` it when the tenant has gone, or has not come after all. Raises OSError, EOFError, or as `RemoteRuntime.open`.
+        """
+        if device in self._shared:
+            return self._shared[device]
+        each = self._make(device, tenant)
+        self._apart[each.runtime] = each
+        try:
+            await self._supervisor.begin_device(each)
+            await each.runtime.open()
+            await each.runtime.start({})
+        except BaseException:
+            await self.leave(each.runtime)
+            raise
+        return each.runtime
+
+    async def leave(self, runtime: RemoteRuntime) -> None:
+        """A tenant has left this runtime: end its process if that was the tenant's own."""
+        if each := self._apart.pop(runtime, None):
+            await self._supervisor.end_device(each)

@@ -1,0 +1,120 @@
+"""The processes of one GPU under a fake MPS daemon: when they start, when all have to end, and what stands in the way."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from partitions import Device, DeviceUnavailable, PartitionError
+from partitions.mps import COMMAND
+from server.config.schema import DeviceConfig
+from server.processes.device_side.identify import identify
+from server.processes.supervision.mps_group import MpsGroup
+from tests.fakes import FakeDevice
+from tests.simulation.mps import FakeMps
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
+    fake = FakeMps(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(fake.folder), prepend=os.pathsep)
+    return fake
+
+
+def daemon_of(environment: Mapping[str, str]) -> int:
+    return int(Path(environment["CUDA_MPS_PIPE_DIRECTORY"], f"{COMMAND}.pid").read_text())
+
+
+async def uuid() -> str:
+    return "GPU-5ea1"
+
+
+async def test_the_daemon_is_started_once_for_all_processes_and_ended_with_the_group(fake: FakeMps) -> None:
+    group = MpsGroup("0", uuid)
+    one, other = await asyncio.gather(group.environment(), group.environment())
+    assert one == other
+    assert one["CUDA_VISIBLE_DEVICES"] == "GPU-5ea1"
+    folder = Path(one["CUDA_MPS_PIPE_DIRECTORY"]).parent
+    assert folder.exists()
+    await group.close()
+    await group.close()
+    assert not folder.exists()
+
+
+async def test_all_processes_end_with_the_daemon_and_start_by_the_next_one(fake: FakeMps) -> None:
+    group, ended = MpsGroup("0", uuid), asyncio.Event()
+    before = await group.environment()
+    keeping = asyncio.create_task(group.keep(ended.set))
+    os.kill(daemon_of(before), signal.SIGKILL)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
+    after = await asyncio.wait_for(group.environment(), PATIENCE)
+    assert after["CUDA_MPS_PIPE_DIRECTORY"] != before["CUDA_MPS_PIPE_DIRECTORY"]
+    keeping.cancel()
+    await group.close()
+
+
+async def test_a_daemon_of_the_operator_s_is_refused_with_its_folder(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = MpsGroup("0", uuid)
+    pipes = (await other.environment())["CUDA_MPS_PIPE_DIRECTORY"]
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", pipes)
+    with pytest.raises(DeviceUnavailable, match=f'^device 1: an MPS daemon of yours runs in {pipes}, .* or set mps = "off"$'):
+        await MpsGroup("1", uuid).environment()
+    await other.close()
+
+
+async def test_without_nvidia_s_command_it_is_said_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PartitionError, match=f"^{COMMAND} is not on PATH"):
+        await MpsGroup("0", uuid).environment()
+
+
+class Gpu(FakeDevice):
+    uuid = "GPU-5ea1"
+
+
+def good(_: DeviceConfig) -> Device:
+    return Gpu()
+
+
+def without_uuid(_: DeviceConfig) -> Device:
+    return FakeDevice()
+
+
+def absent(_: DeviceConfig) -> Device:
+    raise DeviceUnavailable("there is no driver")
+
+
+def overlapping(_: DeviceConfig) -> Device:
+    device = Gpu((1, 1))
+    device.lie = lambda _: frozenset({1})
+    return device
+
+
+def crashing(config: DeviceConfig) -> Device:
+    assert config.mps == "off"
+    assert not [name for name in os.environ if name.startswith("CUDA_MPS_")]
+    os._exit(1)
+
+
+async def test_the_gpu_is_identified_by_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
+    assert await identify("0", DeviceConfig(mps="on"), good) == "GPU-5ea1"
+
+
+@pytest.mark.parametrize(
+    ("opener", "said"),
+    [
+        (without_uuid, "^device 0: mps is for GPUs, and this is a fake, 4 granules; leave it out$"),
+        (absent, "^device 0: there is no driver$"),
+        (overlapping, "^device 0: granule 0 and granule 1 both ran on 1$"),
+        (crashing, "^device 0: the process that looks at it has ended, or hangs; the log may say why$"),
+    ],
+)
+async def test_a_gpu_that_cannot_be_used_is_refused(opener: Callable[[DeviceConfig], Device], said: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=said):
+        await identify("0", DeviceConfig(mps="on"), opener)
