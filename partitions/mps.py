@@ -36,7 +36,7 @@ PREFIX = "CUDA_MPS_"
 """What the names of MPS's variables begin with. Of those in our environment a daemon and its clients get none."""
 DEFAULT_PIPES = Path("/tmp/nvidia-mps")
 """Where a daemon is looked for if CUDA_MPS_PIPE_DIRECTORY does not say otherwise."""
-START_LIMIT, ANSWER_LIMIT, TERMINATE_LIMIT, RECOVERY_LIMIT = 10.0, 5.0, 2.0, 5.0
+START_LIMIT, ANSWER_LIMIT, TERMINATE_LIMIT, RECOVERY_LIMIT = 20.0, 5.0, 2.0, 5.0
 """Seconds for: a daemon and its server to start; a command; a client to end before it is killed; a server to be ACTIVE after a
 fault.
 """
@@ -56,6 +56,8 @@ _READ = 1 << 16
 _NO_CLIENT = "201"
 _FAULT = "Server is handling a fatal GPU error"
 _LINE = re.compile(r"\[\S+ \S+ +(\w+ +\d+)\] (.*)")
+_ASKED = re.compile(r"Accepting connection|NEW UI|UI closed|Cmd:|\d+$|[A-Z]+$")
+"""What each of our commands makes it print, with the answer."""
 _NOTABLE = re.compile(r"fatal|exited with status|Failed to accept|Refusing|unable|cannot|denied", re.IGNORECASE)
 
 
@@ -87,6 +89,7 @@ class MpsDaemon:
         self._output = -1
         self._rest = b""
         self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._notable: deque[str] = deque(maxlen=_KEPT_LINES)
         self._ended = ""
         self._fault = ""
         self._closing = False
@@ -119,20 +122,20 @@ class MpsDaemon:
             raise MpsError(f"the MPS daemon of {self.uuid} is started already")
         self._command = find_command(self.uuid)
         self._printed.clear()
+        self._notable.clear()
         self._rest, self._ended, self._fault, self._closing = b"", "", "", False
         self._trouble.clear()
         self._gone.clear()
-        self.folder, lock = await asyncio.to_thread(_make_folder, self._parent or default_parent())
+        opening = asyncio.ensure_future(self._open())
         try:
             async with asyncio.timeout(limit):
-                await asyncio.to_thread(self._spawn, lock)
-                self._watch()
+                await asyncio.shield(opening)
                 await self._become_ready()
-        except TimeoutError as error:
+        except BaseException as error:
+            await asyncio.wait({opening})
             await self.close()
-            raise MpsError(f"the MPS daemon of {self.uuid} was not ready after {limit:g} s{self._said()}") from error
-        except BaseException:
-            await self.close()
+            if isinstance(error, TimeoutError):
+                raise MpsError(f"the MPS daemon of {self.uuid} was not ready after {limit:g} s{self._said()}") from error
             raise
         log.info("the MPS daemon of %s runs in %s, with server %d", self.uuid, self.folder, self.server)
 
@@ -201,11 +204,16 @@ class MpsDaemon:
             raise MpsError(f"the MPS daemon of {self.uuid} is not started")
         return self.folder
 
-    def _spawn(self, lock: int) -> None:
-        """In a thread: start the keeper, which starts the daemon and has the lock on the folder from now on.
+    async def _open(self) -> None:
+        await asyncio.to_thread(self._spawn)
+        self._watch()
+
+    def _spawn(self) -> None:
+        """In a thread: make the folder, and start the keeper, which starts the daemon and has the lock on the folder.
 
         They have a session of their own: signals of a terminal are not for them.
         """
+        self.folder, lock = _make_folder(self._parent or default_parent())
         try:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-P", str(_KEEPER), str(self.folder), self._command, "-f"],
@@ -277,6 +285,8 @@ class MpsDaemon:
         level = logging.WARNING if notable and not self._closing else logging.DEBUG
         log.log(level, "MPS daemon of %s: %s: %s", self.uuid, source, text)
         if notable:
+            self._notable.append(text)
+        if not _ASKED.match(text):
             self._printed.append(text)
         if text.startswith(_FAULT):
             self._fault = f"a kernel failed: every client of the MPS server of {self.uuid} has to end"
@@ -300,17 +310,18 @@ class MpsDaemon:
             self._trouble.set()
 
     def _said(self) -> str:
-        return f"; it printed: {' / '.join(self._printed)}" if self._printed else ""
+        lines = self._notable or (() if self.server else self._printed)
+        return f"; it printed: {' / '.join(lines)}" if lines else ""
 
     async def _become_ready(self) -> None:
         while not await self._is_ready():
             await self._pause()
-        await self._ask(f"start_server -uid {os.geteuid()}")
-        while not (servers := await self._ask("get_server_list")):
+        await self._ask(f"start_server -uid {os.geteuid()}", START_LIMIT)
+        while not (servers := await self._ask("get_server_list", START_LIMIT)):
             await self._pause()
         self.server = int(servers.split()[0])
         self._on_exit(self.server, self._on_server_end)
-        while await self.status() != "ACTIVE":
+        while await self._ask_server("get_server_status", START_LIMIT) != "ACTIVE":
             await self._pause()
 
     async def _pause(self) -> None:
@@ -329,8 +340,8 @@ class MpsDaemon:
             return True
         return False
 
-    async def _ask_server(self, command: str) -> str:
-        answer = await self._ask(f"{command} {self.server}")
+    async def _ask_server(self, command: str, limit: float = ANSWER_LIMIT) -> str:
+        answer = await self._ask(f"{command} {self.server}", limit)
         if "not found" in answer:
             raise MpsError(f"the MPS server of {self.uuid}, process {self.server}, is not there any more{self._said()}")
         return answer

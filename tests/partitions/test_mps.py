@@ -375,6 +375,18 @@ async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
     assert os.listdir(parent) == []
 
 
+async def test_a_start_that_is_given_up_leaves_nothing(fake: FakeMps, parent: Path) -> None:
+    fake.behave(start="silent")
+    daemon = MpsDaemon("GPU-5ea1", parent)
+    starting = asyncio.create_task(daemon.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert daemon.folder is None
+    assert os.listdir(parent) == []
+
+
 async def test_a_command_that_cannot_be_run_is_reported(fake: FakeMps, parent: Path) -> None:
     (fake.folder / COMMAND).write_text("#!/nowhere\n")
     with pytest.raises(
