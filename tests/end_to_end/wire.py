@@ -1,4 +1,4 @@
-"""A client on plain sockets, and ways to wait for a server without sleeping."""
+"""A client on plain sockets, and ways to wait for what a server does."""
 
 import json
 import socket
@@ -15,6 +15,8 @@ from .harness import PATIENCE, Served
 
 Document = dict[str, Any]
 
+PAUSE = 0.01
+"""Seconds between two looks at what is waited for."""
 FOREVER = 10**12
 """Iterations of `spin` that are never awaited: the work ends when its client disconnects."""
 
@@ -93,10 +95,11 @@ def lane(http: httpx.Client, tenant: str = "acme") -> Document:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Poll until the condition holds."""
+    """Poll until the condition holds, with pauses: what is waited for needs the core, and in a test's process its interpreter."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
+        time.sleep(PAUSE)
 
 
 class Answer(NamedTuple):

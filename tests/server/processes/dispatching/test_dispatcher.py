@@ -196,6 +196,7 @@ def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @pytest.fixture
