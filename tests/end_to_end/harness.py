@@ -32,7 +32,7 @@ LOGGERS = {
 PATIENCE = 60.0
 """Seconds after which a hanging test fails."""
 ARENA = 32 << 20
-"""Bytes of host memory of a tenant of the tests. On a GPU, also a simulated one, all of it is populated and page-locked."""
+"""Bytes of host memory of a tenant on a simulated GPU: there, as on a GPU, all of it is populated and page-locked."""
 
 
 class Served:
@@ -135,7 +135,7 @@ def cores() -> list[int]:
 
 def configuration(root: Path, *tenants: TenantConfig, **server: Any) -> Config:
     """A configuration in code; without tenants, one called acme that is served everything on one core."""
-    tenants = tenants or (TenantConfig(name="acme", granules=1, models=("*",), memory=ARENA),)
+    tenants = tenants or (TenantConfig(name="acme", granules=1, models=("*",)),)
     settings = {"default_tenant": tenants[0].name, "drain_grace": 0.0, "watchdog": 0.0, **server}
     return Config(
         server=ServerConfig(**settings),

@@ -293,9 +293,10 @@ def test_an_ensemble_moves_with_its_tenant(served: Served, client: triton.Infere
 @pytest.mark.parametrize("kind", ["gpu"], indirect=True)
 def test_on_a_gpu_all_steps_are_one_graph(root: Path) -> None:
     gpu = Gpu()
+    acme = TenantConfig(name="acme", granules=1, models=("*",), memory=ARENA)
     with (
         installed(gpu, library(gpu)) as cuda,
-        serving(configuration(root), cuda.open_cuda(Gpu.index)) as served,
+        serving(configuration(root, acme), cuda.open_cuda(Gpu.index)) as served,
         triton.InferenceServerClient(served.address) as client,
     ):
         execution = json.loads(client.get_model_config("all")["parameters"]["greenlane.execution"]["string_value"])
