@@ -95,7 +95,7 @@ def lane(http: httpx.Client, tenant: str = "acme") -> Document:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Poll until the condition holds, with pauses: what is waited for needs the core, and in a test's process its interpreter."""
+    """Poll until the condition holds, with pauses: what is waited for needs the core, and in this process the interpreter."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
