@@ -138,7 +138,7 @@ class Runtime:
         """As `DeviceRuntime.start`; `models` are lists of tenants that differ from those of the configuration."""
         self._lists.set(models)
         self._loop = asyncio.get_running_loop()
-        if self._paces_loads:
+        if self._paces_loads and not self.device.shared:  # Under MPS other tenants feel nothing of them.
             await asyncio.to_thread(self._pace_loads)
         for name, frontend in self.frontends.items():
             frontend.open(self)

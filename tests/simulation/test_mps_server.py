@@ -1,19 +1,26 @@
-"""A server with a device process for each tenant, under fake MPS daemons of two simulated GPUs."""
+"""Tests of a server under MPS in tests/gpu on simulated GPUs, with fake daemons; and moves between two of them."""
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
-from tests.gpu import test_two_devices as real
+from tests.gpu import test_mps_server as real
+from tests.gpu import test_two_devices as two
 from tests.gpu.networks import add
 from tests.gpu.process import Served
 
 from .mps import FakeMps
 from .plans import make_plan
 
-DEVICES = real.DEVICES.replace("index", 'mps = "on"\nindex')
-test_repartitions = real.test_tenants_of_both_gpus_are_repartitioned_at_once
+serving = real.serving
+test_answers = real.test_each_tenant_gets_right_answers_from_a_process_of_its_own
+test_a_killed_process = real.test_a_process_that_is_killed_in_work_is_not_noticed_by_other_tenants
+test_a_fault = real.test_a_fault_ends_the_processes_of_all_tenants_idle_ones_too_and_all_are_served_again
+test_repartitions = real.test_tenants_exchange_granules_while_all_are_asked
+test_a_killed_daemon = real.test_a_daemon_that_is_killed_is_started_again_with_all_processes
 
 
 @pytest.fixture(scope="module")
@@ -22,38 +29,41 @@ def found() -> dict[str, object]:
     return {}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("mps")
-    for name, network in real.NETWORKS.items():
+@pytest.fixture(scope="module", autouse=True)
+def simulated() -> Iterator[None]:
+    """Clients and memory of the simulation in place of those of a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        client = real.client_of
+        patch.setattr(real, "client_of", lambda server: client(server, "tests.simulation.mps_client"))
+        patch.setattr(real, "used", lambda: 0)
+        patch.setattr(real, "REPARTITIONS", 4)
+        patch.setattr(two, "ASKED", 100)
+        yield
+
+
+def start(folder: Path, devices: str, tenants: str) -> AbstractContextManager[Served]:
+    for name, network in two.NETWORKS.items():
         (add(folder / "models", name) / "model.plan").write_bytes(make_plan(network().onnx, network().ranges))
     fake = FakeMps(folder / "fake")
     os.mkfifo(folder / "lose")
     environment = {"LOSE": str(folder / "lose"), "PATH": f"{fake.folder}:{os.environ['PATH']}"}
-    with real.serving(folder / "models", folder, DEVICES, real.TENANTS, "tests.simulation.losing", environment) as served:
+    return two.serving(folder / "models", folder, devices, tenants, "tests.simulation.losing", environment)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with start(tmp_path_factory.mktemp("mps"), real.DEVICE, real.SHARES) as served:
         yield served
 
 
-def test_each_tenant_gets_right_answers_from_a_process_of_its_own(server: Served) -> None:
-    devices = server.admin("GET", "device")["devices"]
-    assert [(each["kind"], each["tenants"], each["state"]) for each in devices] == [
-        ("cuda", ["acme", "initech"], "serving"),
-        ("cuda", ["globex"], "serving"),
-    ]
-    assert all(each["description"].startswith("Simulated H100 under MPS, 132 SMs in 15 granules") for each in devices)
-    probed = server.admin("POST", "partitions/probe")
-    assert probed["overlaps"] == []
-    assert [each["located"] for each in probed["partitions"].values()] == [None] * 3
-    assert len({server.device_process(name) for name in ("acme"[:1], "initech"[:1], "globex"[:1])}) == 3
-    real.check_both(server)
-
-
-def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(server: Served) -> None:
-    with real.Asking(server.port, "acme") as moving, real.Asking(server.port, "globex") as beside:
-        for to in "10":
-            moved = server.admin("PUT", "tenants/acme/device", {"device": to, "granules": 4})
-            assert moved["partitions"]["acme"]["device"] == to
-            moving.more()
-            beside.more()
-    assert (moving.wrong, beside.wrong) == ([], [])
-    real.check_both(server)
+def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(tmp_path: Path) -> None:
+    devices = two.DEVICES.replace("index", 'mps = "on"\nindex')
+    with start(tmp_path, devices, two.TENANTS) as server:
+        with two.Asking(server.port, "acme") as moving, two.Asking(server.port, "globex") as beside:
+            for to in "10":
+                moved = server.admin("PUT", "tenants/acme/device", {"device": to, "granules": 4})
+                assert moved["partitions"]["acme"]["device"] == to
+                moving.more()
+                beside.more()
+        assert (moving.wrong, beside.wrong) == ([], [])
+        two.check_both(server)

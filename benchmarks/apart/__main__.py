@@ -1,0 +1,233 @@
+"""`python -m benchmarks.apart`: many tenants on one GPU, in one device process ("off") and in one each under MPS ("on").
+
+Each tenant has one granule and the models `tiny` and `mob` (benchmarks.nets). For each form a server: what it takes at rest;
+the answers a second of tenants one by one and all at once; a victim at 250 requests a second, alone, beside all others, and
+beside one that loads a model again and again; kills of a tenant's process. Clients are processes of their own, in C, on the
+last cores. Prints a line for each, and JSON at the end. With `--device cpu` cores have device processes, and a fake daemon is
+needed on PATH: that shows that it works, and nothing of a GPU.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+from greenlane.load.server_process import ServerProcess, server_process
+from greenlane.options import count, positive
+
+from .. import nets
+from ..cases import Request
+from ..depth import request_of
+
+MODELS = "tiny", "mob"
+RATE = 250
+"""Requests a second of the victim."""
+CONNECTIONS = 4
+SOME = 5
+"""Tenants of whom the rate is taken one by one."""
+PATIENCE = 180.0
+"""Seconds until all models have to be served: kernels may have to be compiled."""
+PROGRAMS = {"cuda": "server", "cpu": "tests.end_to_end.devices_server"}
+DEVICES = {"cuda": 'backend = "cuda"', "cpu": 'backend = "cpu"\ncores = "0-1"'}
+
+
+def main() -> int:
+    """Run a command line; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.apart", description="One device process, or one for each tenant."
+    )
+    parser.add_argument("--device", choices=tuple(PROGRAMS), default="cuda")
+    parser.add_argument("--tenants", type=count, default=15, help="default: 15")
+    parser.add_argument("--forms", nargs="+", choices=("off", "on"), default=["off", "on"], help="values of `mps`")
+    parser.add_argument("--seconds", type=positive, default=2.5, help="of each figure; default: 2.5")
+    parser.add_argument("--clients", type=count, default=4, help="cores for clients; default: 4")
+    parser.add_argument("--kills", type=count, default=5, help="of a tenant's process; default: 5")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    options = parser.parse_args()
+    found = {}
+    with TemporaryDirectory(prefix="greenlane-apart-") as folder:
+        bench = Bench(Path(folder), options)
+        for form in options.forms:
+            found[form] = bench.run(form)
+    text = json.dumps(found)
+    print(text)
+    if options.json:
+        options.json.write_text(text, encoding="utf-8")
+    return 0
+
+
+class Bench:
+    """The servers, one after another, and their clients."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self._folder = folder
+        self._options = options
+        self._tenants = [chr(ord("a") + number) for number in range(options.tenants)]
+        cores = sorted(os.sched_getaffinity(0))
+        self._clients = frozenset(cores[-options.clients :])
+        self._cores = frozenset(cores[: -options.clients] or cores)
+        nets.write_all(folder / "models", options.device)
+        self._loader = folder / "loader"
+        source = Path(__file__).with_name("loader.c")
+        subprocess.run(["cc", "-O2", "-o", str(self._loader), str(source), "-lm"], check=True)
+        self._form = ""
+        self._port = 0
+
+    def run(self, form: str) -> dict[str, Any]:
+        """The figures of one form: milliseconds, answers a second, cores, MiB."""
+        self._form = form
+        began = perf_counter()
+        with self._served(form) as server:
+            found: dict[str, Any] = {"seconds until all is served": round(perf_counter() - began, 1)}
+            found |= self._at_rest(server)
+            for model in MODELS:
+                found |= self._together(server, model)
+            for model in MODELS:
+                found |= self._victim(model)
+            found |= self._killed(server)
+        return found
+
+    @contextmanager
+    def _served(self, form: str) -> Iterator[ServerProcess]:
+        config = self._folder / f"{form}.toml"
+        lines = ["[server]", 'drain_grace = "0s"', "port = 0", "[device]", DEVICES[self._options.device], f'mps = "{form}"']
+        lines += ["[models]", f'repository = "{self._folder / "models"}"']
+        for name in self._tenants:
+            lines += [f"[tenants.{name}]", "granules = 1", f"models = {json.dumps(MODELS)}", 'memory = "32MiB"']
+        config.write_text("\n".join(lines), encoding="utf-8")
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cores)  # Inherited by the server.
+        try:
+            command = [sys.executable, "-m", PROGRAMS[self._options.device], "--config", str(config)]
+            with server_process(command, signs=(" on http://",)) as server:
+                os.sched_setaffinity(0, before)
+                self._port = server.port
+                for name in self._tenants:
+                    self._until_served(name)
+                yield server
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def _until_served(self, tenant: str) -> None:
+        ends = monotonic() + PATIENCE
+        for model in MODELS:
+            while self._ask("GET", f"/v2/models/{model}/ready", tenant) != 200:
+                if monotonic() > ends:
+                    raise TimeoutError(f"{model} of {tenant} is not served after {PATIENCE:g} s")
+                sleep(0.02)
+
+    def _ask(self, method: str, path: str, tenant: str) -> int:
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)) as connection:
+            connection.request(method, path, "{}" if method == "POST" else None, {"X-Tenant": tenant})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    def _load(self, tenant: str, model: str, seconds: float, rate: int = 0) -> "subprocess.Popen[str]":
+        path = self._folder / f"{tenant}.{model}"
+        if not path.exists():
+            asked = request_of(model, nets.NETS[self._options.device][model].draw(1, 0))
+            path.write_bytes(_bytes(asked, tenant))
+        words = [str(self._loader), str(self._port), str(path), str(CONNECTIONS), str(seconds), str(rate)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        os.sched_setaffinity(process.pid, self._clients)
+        return process
+
+    def _say(self, what: str, figures: object) -> None:
+        print(f"mps = {self._form}: {what}: {figures}", flush=True)
+
+    def _at_rest(self, server: ServerProcess) -> dict[str, Any]:
+        before, seconds = _cpu(server), self._options.seconds
+        sleep(seconds)
+        found = {"cores at rest": round((_cpu(server) - before) / seconds, 2), "processes": len(server.family())}
+        if self._options.device == "cuda":
+            query = ["nvidia-smi", "--query-gpu=memory.used,temperature.gpu,clocks.sm", "--format=csv,noheader,nounits"]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+            figures = subprocess.run([*query, "-i", visible], capture_output=True, text=True, check=True).stdout.split(",")
+            found |= dict(zip(("MiB of the GPU", "degrees", "MHz"), map(int, figures), strict=True))
+        self._say("at rest", found)
+        return found
+
+    def _together(self, server: ServerProcess, model: str) -> dict[str, Any]:
+        some = self._tenants[:: max(1, len(self._tenants) // SOME)][:SOME]
+        alone = [_figures(self._load(name, model, self._options.seconds / 2))["rate"] for name in some]
+        before = _cpu(server)
+        loads = [self._load(name, model, self._options.seconds) for name in self._tenants]
+        rates = [_figures(each)["rate"] for each in loads]
+        found = {
+            "one": round(sum(alone) / len(alone)),
+            "all": round(sum(rates)),
+            "all over one by one": round(sum(rates) / len(rates) * len(alone) / sum(alone), 2),
+            "cores": round((_cpu(server) - before) / self._options.seconds, 1),
+        }
+        self._say(f"{model}, answers a second", found)
+        return {f"{model}, answers a second": found}
+
+    def _victim(self, model: str) -> dict[str, Any]:
+        victim, other, *_ = self._tenants
+        _figures(self._load(victim, model, 0.5, RATE))
+        found = {"alone": _figures(self._load(victim, model, self._options.seconds, RATE))}
+        for busy in MODELS:
+            loads = [self._load(name, busy, self._options.seconds + 0.8) for name in self._tenants[1:]]
+            sleep(0.4)
+            found[f"beside all others with {busy}"] = _figures(self._load(victim, model, self._options.seconds, RATE))
+            for each in loads:
+                _figures(each)
+        asked, reloads = self._load(victim, model, self._options.seconds, RATE), 0
+        while asked.poll() is None:
+            for what in ("unload", "load"):
+                self._ask("POST", f"/v2/repository/models/mob/{what}", other)
+            reloads += 1
+        found["beside loads"] = _figures(asked) | {"loads": reloads}
+        for where, figures in found.items():
+            over = {part: round(figures[part] / found["alone"][part], 2) for part in ("p50", "p99")}
+            self._say(f"victim {model} {where}", figures | {"over alone": over})
+        return {f"victim {model}": found}
+
+    def _killed(self, server: ServerProcess) -> dict[str, Any]:
+        """Seconds from a kill of the second tenant's device process, or that of all, until the tenant is served again."""
+        victim, killed, *_ = self._tenants
+        name = f"greenlane dev {killed if self._form == 'on' else 0}"
+        seconds, asked = [], self._load(victim, "tiny", 600, RATE)
+        for _ in range(self._options.kills):
+            began = monotonic()
+            os.kill(next(one.pid for one in server.family() if one.name == name), signal.SIGKILL)
+            while self._ask("GET", "/v2/models/tiny/ready", killed) == 200 and monotonic() < began + 1:
+                sleep(0.002)
+            self._until_served(killed)
+            seconds.append(round(monotonic() - began, 2))
+            sleep(5.2)  # Processes that end sooner are started again later and later.
+        asked.kill()
+        asked.communicate()
+        self._say("killed: seconds until served", seconds)
+        return {"killed: seconds until served": seconds}
+
+
+def _bytes(request: Request, tenant: str) -> bytes:
+    lines = [f"POST {request.path} HTTP/1.1", "Host: a", f"X-Tenant: {tenant}", f"Content-Length: {len(request.body)}"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + request.body
+
+
+def _figures(load: "subprocess.Popen[str]") -> dict[str, Any]:
+    output, _ = load.communicate()
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def _cpu(server: ServerProcess) -> float:
+    """CPU seconds of all its processes."""
+    return sum(one.cpu_seconds for one in server.family())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
