@@ -8,7 +8,6 @@ in this one before it is loaded.
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -122,7 +121,7 @@ def making_of(device: Device, builds: Builds) -> Making | None:
         return None
     return Making(
         lambda path, max_batch, settings, partition: make_ahead(path, device, settings, max_batch, builds, partition),
-        lambda largest: at_once(len(os.sched_getaffinity(0)), memory_left(), (device.memory() or 0) // 2, largest),
+        lambda largest: at_once(builds.cores(), memory_left(), (device.memory() or 0) // 2, largest),
         builds.once,
     )
 

@@ -101,10 +101,11 @@ def _set_affinity(
     left = {name: cores for name, cores in configured.items() if not reserved.get(name)}
     if not left or not devices or config.server.front_cores == "any":
         return
-    if affinity := share_cores(set(allowed).difference(*reserved.values()), left, [each.name for each in devices], counts):
+    free = frozenset(allowed).difference(*reserved.values())
+    if affinity := share_cores(free, left, [each.name for each in devices], counts):
         supervisor.set_affinity(affinity)
         for each in devices:
-            each.runtime.set_affinity(affinity.devices[each.name], affinity.others)
+            each.runtime.set_affinity(affinity.devices[each.name], affinity.others, starting=free)
         spawn.set_own_affinity(affinity.others)
         log.info("%s", affinity)
     else:

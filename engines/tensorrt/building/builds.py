@@ -128,6 +128,10 @@ class Builds:
         """
         self._cores, self._cores_if_idle = frozenset(cores), frozenset(if_idle)
 
+    def cores(self) -> int:
+        """How many cores a build may run on now."""
+        return len(self._cores_now(self._is_idle()) or os.sched_getaffinity(0))
+
     def plan(
         self,
         path: Path,
@@ -191,8 +195,10 @@ class Builds:
 
     def _order(self, request: PlanRequest | KernelsRequest | ReferenceRequest, gpu: int | None) -> BuildOrder:
         is_idle = self._is_idle()
-        more = self._cores_if_idle if is_idle and self._cores else frozenset()
-        return BuildOrder(request, gpu, self._cores | more, os.getpid(), is_idle)
+        return BuildOrder(request, gpu, self._cores_now(is_idle), os.getpid(), is_idle)
+
+    def _cores_now(self, is_idle: bool) -> frozenset[int]:
+        return self._cores | self._cores_if_idle if is_idle and self._cores else self._cores
 
     def _result_of(self, order: BuildOrder) -> Path:
         key = pickle.dumps((_identity(order.request), order.gpu))

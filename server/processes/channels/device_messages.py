@@ -217,10 +217,11 @@ class CancelTenantTicket(Message):
 
 
 class SetDeviceAffinity(Message):
-    """Run on these of the host's cores, and builds of models on those, or on all of them while the process starts."""
+    """Run on these of the host's cores, and builds of models on those, or on the last ones too while the process starts."""
 
     cores: frozenset[int]
     builds: frozenset[int]
+    starting: frozenset[int]
 
 
 class CloseDevice(Message):

@@ -139,7 +139,7 @@ class DeviceProcess:
 
     def _set_affinity(self, message: messages.SetDeviceAffinity) -> None:
         spawn.set_own_affinity(message.cores)
-        self._server.opened.builds.set_affinity(message.builds, if_idle=message.cores)
+        self._server.opened.builds.set_affinity(message.builds, if_idle=message.starting)
 
     async def _loaded(self, _: messages.WaitUntilLoaded) -> None:
         await self._server.opened.loaded()

@@ -154,10 +154,12 @@ class RemoteRuntime:
     def abandon(self, reason: str) -> None:
         self._calls.notify(messages.Abandon(reason))
 
-    def set_affinity(self, cores: frozenset[int], builds: frozenset[int]) -> None:
-        """Restrict the process, and the children that build models, to these of the host's cores."""
-        self.kept.affinity = messages.SetDeviceAffinity(cores, builds)
-        self._calls.notify(self.kept.affinity)
+    def set_affinity(self, cores: frozenset[int], builds: frozenset[int], starting: frozenset[int]) -> None:
+        """Restrict the process, and the children that build models, to these of the host's cores. While the server starts these
+        children run on `starting` too; a process that replaces this one starts beside tenants that are served.
+        """
+        self.kept.affinity = messages.SetDeviceAffinity(cores, builds, cores)
+        self._calls.notify(messages.SetDeviceAffinity(cores, builds, starting))
 
     async def close(self) -> None:
         if self._resuming:

@@ -81,9 +81,13 @@ class MakingSite(Site):
 
     async def until_loaded(self, *names: str) -> None:
         """Wait until acme is served exactly these."""
-        async with asyncio.timeout(PATIENCE):
-            while {each.name for each in self.tenant("acme").catalog.served()} != set(names):
-                await asyncio.sleep(0.01)
+        await until(lambda: {each.name for each in self.tenant("acme").catalog.served()} == set(names))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def sized(root: Path, **sizes: int) -> Path:
@@ -106,7 +110,7 @@ async def test_all_models_are_made_at_once_and_loaded_in_the_order_in_which_they
     await site.start()
     await asyncio.to_thread(lambda: [gate.wait_for_arrival() for gate in gates.values()])
     assert site.loading == []
-    assert site.controller.progress == "0 of 3 models are ready; building or compiling a (acme)"
+    await until(lambda: site.controller.progress == "0 of 3 models are ready; building or compiling a (acme)")
     assert said[-1] == "0 of 3 models are ready; building or compiling 1"
     for number, name in enumerate("cab", 1):
         gates[name].open()

@@ -321,12 +321,13 @@ def test_builds_have_more_cores_while_nothing_is_served(tmp_path: Path, source: 
     serving = threading.Event()
     by = builds(tmp_path, command=saying(HUMBLE), is_idle=lambda: not serving.is_set())
     by.set_affinity(ours[:1], if_idle=ours[1:])
-    assert asked_of(by, source, "tensorrt_rtx")[2] == ours
+    assert (asked_of(by, source, "tensorrt_rtx")[2], by.cores()) == (ours, len(ours))
     serving.set()
-    assert asked_of(by, source, "tensorrt_rtx")[2] == ours[:1]
+    assert (asked_of(by, source, "tensorrt_rtx")[2], by.cores()) == (ours[:1], 1)
     serving.clear()
     by.set_affinity((), if_idle=ours[1:])
     assert asked_of(by, source, "tensorrt_rtx")[2] == ours, "those of this process, as none are set aside"
+    assert by.cores() == len(ours)
 
 
 def test_a_library_of_another_version_does_not_build(tmp_path: Path, source: Path, rtx: TensorRT) -> None:

@@ -13,9 +13,11 @@ from server.processes.channels import descriptors
 from server.processes.channels import device_messages as messages
 from server.processes.channels.descriptors import DescriptorSender
 from server.processes.channels.device_fields import DeviceInfoFields
+from server.processes.channels.messages import Message
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
+from tests.fakes import PATIENCE
 
 INFO = DeviceInfoFields("fake", "a device", "core", (1, 1))
 
@@ -27,9 +29,8 @@ class Process:
         self.heard: list[Any] = []
         answers: dict[Any, Any] = {messages.OpenDevice: INFO, messages.StartTenants: {"acme": None}}
         kinds = (*answers, messages.WaitUntilLoaded, messages.ReleaseTenant, messages.LoadModel, messages.UseModels)
-        self.channel = Channel(
-            "the supervisor", {kind: lambda message, kind=kind: self._hear(message, answers) for kind in kinds}
-        )
+        called = {kind: lambda message, kind=kind: self._hear(message, answers) for kind in kinds}
+        self.channel = Channel("the supervisor", {**called, messages.SetDeviceAffinity: self.heard.append})
         self.loaded = asyncio.Event()
 
     async def _hear(self, message: Any, answers: dict[Any, Any]) -> Any:
@@ -54,6 +55,12 @@ class Process:
         self._descriptors.close()
 
 
+async def until_heard(process: Process, message: Message) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while message not in process.heard:
+            await asyncio.sleep(0)
+
+
 def frontend(name: str) -> RemoteFrontend:
     return open_remote(TenantConfig(name=name, granules=1, models=("*",), memory=1 << 20), linked=False)
 
@@ -69,6 +76,26 @@ async def test_a_model_that_children_are_making_is_not_what_ended_the_process() 
     on_loading(messages.LoadingModel("acme", "mob", "compiling or loading the kernels of", 0, 0, 2))
     runtime.kept.crashes.on_end("the process")
     assert runtime.kept.crashes.suspects() == {("acme", "mob")}
+    acme.close()
+
+
+async def test_only_the_first_process_builds_models_on_the_cores_of_others_while_it_starts() -> None:
+    acme = frontend("acme")
+    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
+    await first.connect(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (1,)})
+    own, builds, every = frozenset({0, 1}), frozenset({5}), frozenset(range(6))
+    runtime.set_affinity(own, builds, starting=every)
+    await until_heard(first, messages.SetDeviceAffinity(own, builds, every))
+    runtime.disconnect("it has ended")
+    first.close()
+    await second.connect(runtime)
+    assert messages.SetDeviceAffinity(own, builds, own) in second.heard
+    second.loaded.set()
+    assert runtime._resuming
+    await runtime._resuming
+    second.close()
     acme.close()
 
 
