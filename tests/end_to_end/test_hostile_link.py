@@ -1,4 +1,4 @@
-"""What a tenant's HTTP process writes into its link is malformed: it is replaced, and other tenants do not notice."""
+"""What a tenant's HTTP process writes into its link is malformed: it is killed and replaced, and others do not notice."""
 
 import os
 import struct
@@ -11,7 +11,7 @@ import pytest
 from server.link import arena, cuts
 
 from .harness import cores
-from .processes import Load, Running, client, configure, running_device
+from .processes import Load, Running, client, configure, running_module
 from .wire import SMALL, answered, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -33,7 +33,8 @@ MALFORMED = "malformed message in the link of tenant acme; replacing its HTTP pr
 
 @pytest.fixture
 def server(standard: Path, tmp_path: Path) -> Iterator[Running]:
-    with running_device(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server:
+    config = configure(tmp_path / "greenlane.toml", standard, TENANTS)
+    with running_module("tests.end_to_end.stubborn_server", config) as server:
         yield server
 
 
