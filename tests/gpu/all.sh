@@ -1,29 +1,31 @@
 #!/usr/bin/env bash
 # Runs what there is for a GPU, from the project's root, each part with its own log and limit, all within ten minutes:
-#   bash tests/gpu/all.sh OUT [PART...]        OUT is the folder for the logs; by default the first six parts
+#   bash tests/gpu/all.sh OUT [PART...]        OUT is the folder for the logs; by default the first seven parts
 #   tests    pytest tests/gpu without those of the next parts, SIDE (4) at a time   tests.log, tests.xml
 #   alone    pytest tests/gpu -m alone: those that measure time or memory, one at a time     alone.log, alone.xml, partitions.json
 #   felt     pytest on change, isolation and confinement                    felt.log, felt.xml, felt/partitions.json
 #   memcheck tests/gpu/sanitize.sh                                          memcheck.log, memcheck.tests.log
 #   two      pytest tests/gpu/test_two_devices.py: skipped where fewer are seen   two.log, two.xml, two_devices.json
+#   mps      pytest tests/gpu/test_mps*.py, apart from the rest as their faults end all of MPS   mps.log, mps.xml, mps_server.json
 #   change   python -m benchmarks.change                                    change.log, change.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
-# A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two ... seconds, and all together LIMIT (590).
+# A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
 # change leaves out what it has no time for, so it is best run by itself as well. CHANGE_OPTIONS, LENDING_OPTIONS and
 # ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
-[ $# -gt 0 ] || set -- tests alone felt memcheck two change
+[ $# -gt 0 ] || set -- tests alone felt memcheck two mps change
 mkdir -p "$out/felt"
 python=${PYTHON:-python3}
 apart="tests/gpu/test_change.py tests/gpu/test_isolation.py tests/gpu/test_confinement.py"
 ignored=()
-for file in $apart tests/gpu/test_two_devices.py; do ignored+=("--ignore=$file"); done
+mps="tests/gpu/test_mps.py tests/gpu/test_mps_server.py"
+for file in $apart $mps tests/gpu/test_two_devices.py; do ignored+=("--ignore=$file"); done
 others="not alone and not load and not ray"
 side="--numprocesses=${SIDE:-4}"
 status=0
@@ -78,6 +80,9 @@ for part in "$@"; do
     two)
       OUT=$out run two "$(limit "${LIMIT_two:-180}")" "$python" -m pytest -q tests/gpu/test_two_devices.py -p no:cacheprovider \
         --junitxml="$out/two.xml" ;;
+    mps)
+      # shellcheck disable=SC2086  # File names without spaces.
+      OUT=$out run mps "$(limit "${LIMIT_mps:-150}")" "$python" -m pytest -q $mps -p no:cacheprovider --junitxml="$out/mps.xml" ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.
@@ -93,7 +98,7 @@ for part in "$@"; do
       run isolation "$(limit "${LIMIT_isolation:-580}")" "$python" -u -m benchmarks.isolation --device cuda --json "$out/isolation.json" \
         ${ISOLATION_OPTIONS:-} ;;
     *)
-      echo "there is no part $part; there are tests, alone, felt, memcheck, two, change, starting, lending, isolation" >&2
+      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, change, starting, lending, isolation" >&2
       exit 2 ;;
   esac
 done

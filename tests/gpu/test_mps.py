@@ -9,7 +9,7 @@ from tests.partitions import test_mps as simulated
 from tests.partitions.test_mps import Subject
 from tests.partitions.test_mps import parent as parent
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]  # A fault of a client may be felt outside MPS.
+pytestmark = pytest.mark.gpu
 
 
 class TestGpu(simulated.TestMps):

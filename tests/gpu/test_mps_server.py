@@ -24,7 +24,7 @@ from .asking import asking
 from .networks import add, plan
 from .process import PATIENCE, Client, Served
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.gpu
 DEVICE = '[device]\nbackend = "cuda"\nmps = "on"\n'
 TENANTS = "acme", "globex", "initech"
 SHARES = "".join(f'[tenants.{name}]\ngranules = 4\nmodels = ["*"]\n' for name in TENANTS)

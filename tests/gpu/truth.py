@@ -35,6 +35,7 @@ PARTS: Mapping[str, Part] = {
     "felt": Part("latency beside changes and neighbours, confinement", SERVER),
     "memcheck": Part("compute-sanitizer", ("engines", "partitions", "tests/gpu")),
     "two": Part("two GPUs: moves, a killed process, a tenant on both", SERVER),
+    "mps": Part("processes under MPS: faults, kills, a server with one for each tenant", SERVER),
     "change": Part("figures of latency while something changes", (*SERVER[:4], "benchmarks/change")),
     "starting": Part("cold starts", (*SERVER[:4], "benchmarks")),
     "lending": Part("figures of lending", (*SERVER[:4], "benchmarks")),
