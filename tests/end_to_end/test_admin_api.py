@@ -59,7 +59,7 @@ def pair(standard: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def admin(pair: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=pair.url, timeout=30) as client:
+    with httpx.Client(base_url=pair.url, timeout=30, verify=False) as client:
         yield client
 
 
@@ -69,7 +69,7 @@ def locked(standard: Path) -> Iterator[httpx.Client]:
     acme = TenantConfig(name="acme", granules=1, models=("identity",), keys_sha256=(sha("acme's"),))
     with (
         serving(configuration(standard, acme, admin_key_sha256=sha("the admin's"))) as served,
-        httpx.Client(base_url=served.url, timeout=30) as client,
+        httpx.Client(base_url=served.url, timeout=30, verify=False) as client,
     ):
         yield client
 

@@ -49,7 +49,9 @@ def served(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=60, limits=httpx.Limits(max_connections=CLIENTS + 8)) as client:
+    with httpx.Client(
+        base_url=served.url, timeout=60, verify=False, limits=httpx.Limits(max_connections=CLIENTS + 8)
+    ) as client:
         yield client
 
 

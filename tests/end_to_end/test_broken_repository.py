@@ -82,7 +82,7 @@ def broken_served(broken_root: Path, records: list[logging.LogRecord]) -> Iterat
 
 @pytest.fixture(scope="module")
 def broken(broken_served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=broken_served.url, timeout=30) as client:
+    with httpx.Client(base_url=broken_served.url, timeout=30, verify=False) as client:
         yield client
 
 

@@ -32,7 +32,7 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served | 
 
 @pytest.fixture
 def http(served: Served | Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=PATIENCE) as client:
+    with httpx.Client(base_url=served.url, timeout=PATIENCE, verify=False) as client:
         yield client
 
 

@@ -83,7 +83,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=20) as http:
+    with httpx.Client(base_url=served.url, timeout=20, verify=False) as http:
         yield http
 
 

@@ -95,7 +95,7 @@ def inside(repository: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def http(served: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30) as client:
+    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
         yield client
 
 

@@ -47,7 +47,7 @@ def changing(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def mine(changing: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=changing.url, timeout=30) as client:
+    with httpx.Client(base_url=changing.url, timeout=30, verify=False) as client:
         yield client
 
 

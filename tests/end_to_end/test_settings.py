@@ -51,7 +51,7 @@ def served(standard: Path) -> Any:
 
 @pytest.fixture
 def http(served: Served) -> Any:
-    with httpx.Client(base_url=served.url, timeout=30) as client:
+    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
         yield client
 
 

@@ -53,7 +53,7 @@ def single(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def one(single: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=single.url, timeout=30) as client:
+    with httpx.Client(base_url=single.url, timeout=30, verify=False) as client:
         yield client
 
 

@@ -103,7 +103,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30, headers={"Authorization": "Bearer secret"}) as http:
+    with httpx.Client(base_url=served.url, timeout=30, verify=False, headers={"Authorization": "Bearer secret"}) as http:
         yield http
 
 

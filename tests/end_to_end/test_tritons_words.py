@@ -180,7 +180,7 @@ def test_a_model_of_several_files_is_a_directory(client: triton.InferenceServerC
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30) as client:
+    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
         yield client
 
 

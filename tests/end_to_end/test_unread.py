@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=60) as client:
+    with httpx.Client(base_url=served.url, timeout=60, verify=False) as client:
         yield client
 
 

@@ -11,7 +11,7 @@ from .__main__ import fuzz, main, table
 from .models import Arrays, Oracle, repository
 from .wire import text
 
-SECONDS = 25.0
+SECONDS = 20.0
 """For each form. By hand `python -m tests.fuzz` goes on for longer, and with other seeds."""
 
 
