@@ -24,6 +24,7 @@ from .building.builder import PlanRequest, build, find_or_build, timings_file
 from .building.builds import encode
 from .building.kernels import KernelsRequest
 from .building.progress import Progress, Step
+from .kernel_cache import cached_kernel_bytes
 
 log = logging.getLogger("greenlane.engines")
 
@@ -96,21 +97,27 @@ def use_idle_time() -> None:
 
 
 def answer_kernels(request: KernelsRequest, gpu: int, send: Send) -> int:
-    """Compile the kernels, and send that they are cached or why not.
+    """Compile the kernels, unless another process does so now, and send that they are cached or why not.
 
     This thread has a low priority (`lower_priority`) but does not use idle time only, since it holds locks of the GPU's
     driver.
     """
-    send(encode("begun", process=os.getpid()))
+    from filelock import FileLock  # Only installed where TensorRT is.
+
+    file, new = Path(request.settings.cache_path or os.devnull), False
     try:
-        compile_kernels(request, gpu)
+        with FileLock(f"{file}.compiling"):
+            if not cached_kernel_bytes(file, request.key):
+                new = True
+                send(encode("begun", process=os.getpid()))
+                compile_kernels(request, gpu)
     except (EngineError, PartitionError) as error:
         send(encode("refused", text=f"{request.plan_path}: its kernels were not compiled: {error}"))
     except Exception as error:
         log.exception("unexpected error while compiling kernels")
         send(encode("refused", text=f"{request.plan_path}: its kernels were not compiled: {error!r}"))
     else:
-        send(encode("built", path=str(request.plan_path), new=True, **used()))
+        send(encode("built", path=str(request.plan_path), new=new, **used()))
     return 0
 
 

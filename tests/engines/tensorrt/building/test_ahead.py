@@ -74,18 +74,31 @@ def test_kernels_of_one_structure_are_compiled_once_for_all_models_and_partition
     assert len(compilations(caplog)) == 1
 
 
-def test_several_models_are_worked_on_at_once(bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each child waits for the other one to be there."""
-    (tmp_path / "meet").mkdir()
+def meeting(folder: Path) -> tuple[str, ...]:
+    """The command of a child that waits for another one to be there."""
+    (folder / "meet").mkdir()
     meet = (
         "import os, runpy, sys, time\n"
-        f"there = {str(tmp_path / 'meet')!r}\n"
+        f"there = {str(folder / 'meet')!r}\n"
         "open(os.path.join(there, str(os.getpid())), 'w').close()\n"
         "while len(os.listdir(there)) < 2: time.sleep(0.01)\n"
         "runpy.run_module('tests.engines.as_simulated', run_name='__main__')\n"
     )
+    return sys.executable, "-c", meet
+
+
+def test_processes_that_need_the_same_kernels_at_once_compile_them_once(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, command = bench.artifact(structure="the same"), meeting(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda by: made(bench, by, path), [builds(tmp_path, *command) for _ in range(2)]))
+    assert len(compilations(caplog)) == 1
+
+
+def test_several_models_are_worked_on_at_once(bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     paths = [bench.artifact(structure=structure) for structure in ("one", "another")]
-    by = builds(tmp_path, sys.executable, "-c", meet)
+    by = builds(tmp_path, *meeting(tmp_path))
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda path: made(bench, by, path), paths))
     assert sorted(compilations(caplog)) == sorted(path.name for path in paths)
