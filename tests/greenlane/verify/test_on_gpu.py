@@ -8,21 +8,11 @@ import pytest
 from greenlane.__main__ import main
 from tests.engines.simulated import AFFINE, ROWS
 from tests.engines.small import model
+from tests.greenlane.curve.test_on_gpu import CONFIG
 from tests.simulation import Gpu, installed
 from tests.simulation.gpu import every_third
 from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
-
-CONFIG = """
-[device]
-backend = "cuda"
-index = 1
-[models]
-repository = "models"
-[tenants.acme]
-granules = 1
-models = ["*"]
-"""
 
 
 @pytest.fixture
