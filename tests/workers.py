@@ -7,21 +7,42 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SLOWEST = (
-    "tests/end_to_end/test_hung.py",
     "tests/fuzz/test_fuzz.py",
-    "tests/end_to_end/test_several_devices.py",
-    "tests/end_to_end/test_admin_api.py",
-    "tests/end_to_end/test_shutdown.py",
+    "tests/end_to_end/test_hung.py",
     "tests/end_to_end/test_http_processes_end.py",
-    "tests/end_to_end/test_watchdog.py",
-    "tests/end_to_end/test_ensembles.py",
-    "tests/end_to_end/test_device_process.py",
-    "tests/end_to_end/test_repartition.py",
-    "tests/end_to_end/test_grpc.py",
-    "tests/end_to_end/test_generate.py",
+    "tests/fuzz/test_parsers.py",
     "tests/greenlane/prove/test_command.py",
+    "tests/end_to_end/test_shutdown.py",
+    "tests/end_to_end/test_tenant_process.py",
+    "tests/end_to_end/test_watchdog.py",
+    "tests/test_docs_shell.py",
+    "tests/end_to_end/test_grpc.py",
+    "tests/end_to_end/test_http_processes.py",
+    "tests/end_to_end/test_reload.py",
+    "tests/end_to_end/test_builds.py",
+    "tests/end_to_end/test_several_devices.py",
+    "tests/end_to_end/test_paging.py",
+    "tests/browser/test_status_page.py",
+    "tests/simulation/test_lost.py",
+    "tests/end_to_end/test_remote_repository.py",
+    "tests/end_to_end/test_functions.py",
+    "tests/end_to_end/test_repository.py",
+    "tests/end_to_end/test_device_process.py",
+    "tests/end_to_end/test_reload_tenants.py",
+    "tests/end_to_end/test_cutting.py",
+    "tests/end_to_end/test_generate.py",
+    "tests/end_to_end/test_ensembles.py",
+    "tests/greenlane/test_wheel.py",
+    "tests/benchmarks/test_attacks.py",
+    "tests/end_to_end/test_leaving.py",
+    "tests/end_to_end/test_starting.py",
+    "tests/benchmarks/test_servers.py",
+    "tests/test_examples.py",
+    "tests/end_to_end/test_readiness.py",
+    "tests/end_to_end/test_log.py",
+    "tests/end_to_end/test_cores.py",
 )
-"""Files that took about a minute or more in all on a machine of two cores, the slowest first."""
+"""Files that took some twenty seconds or more in all on a machine of two cores, the slowest first; not those of many tests."""
 
 
 class Scheduling(LoadFileScheduling):
