@@ -115,13 +115,20 @@ async def making_ahead(model_loader: "ModelLoader", wanted: Mapping[Key, Wanted]
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def making_of(device: Device, builds: Builds) -> Making | None:
-    """How models for a GPU are made; None for cores, where a model is loaded without anything that could be made before."""
+def making_of(device: Device, builds: Builds, part: float = 1.0, left: Callable[[], int] = memory_left) -> Making | None:
+    """How models for a GPU are made; None for cores, where a model is loaded without anything that could be made before.
+
+    `part` is this process's of what is there, as others start at the same time. `left` returns how much memory the host has.
+    """
     if device.kind != "cuda":
         return None
+
+    def count(largest: int) -> int:
+        return at_once(int(part * builds.cores()), int(part * left()), int(part * (device.memory() or 0) / 2), largest)
+
     return Making(
         lambda path, max_batch, settings, partition: make_ahead(path, device, settings, max_batch, builds, partition),
-        lambda largest: at_once(builds.cores(), memory_left(), (device.memory() or 0) // 2, largest),
+        count,
         builds.once,
     )
 

@@ -499,12 +499,13 @@ def open_model_loader(
 ) -> ModelLoader:
     """The loader for a configuration and a device, used by the server and by the check.
 
-    `read` replaces the libraries that load engines; `builds` builds ONNX files for them. On a CPU outputs whose size the data
-    decides may take the largest memory of these `tenants`, by default of all: what is over a tenant's own is refused after the
-    run.
+    `read` replaces the libraries that load engines; `builds` builds ONNX files for them. `tenants` are those of this process,
+    by default all. On a CPU outputs whose size the data decides may take the largest memory of these: what is over a tenant's
+    own is refused after the run.
     """
     base = default_settings(config.device)
-    served = [config.tenants[name].memory for name in (config.tenants if tenants is None else tenants)]
+    here = config.tenants if tenants is None else tenants
+    served = [config.tenants[name].memory for name in here]
     if served and (device is None or device.kind == "cpu"):
         base = base.merge(memory_limit=max(served))
     return ModelLoader(
@@ -514,7 +515,7 @@ def open_model_loader(
         partial(unsupported, device),
         config.server.max_body,
         device.loads if device else None,
-        making_of(device, builds) if device and builds and not read else None,
+        making_of(device, builds, len(here) / max(1, len(config.tenants))) if device and builds and not read else None,
     )
 
 

@@ -230,6 +230,25 @@ def test_as_many_are_made_at_once_as_there_are_cores_and_memory_for(
     assert at_once(cores, memory, device, largest) == count
 
 
+class FakeGpu(FakeDevice):
+    kind = "cuda"
+
+    def memory(self) -> int | None:
+        return 80 * GIB
+
+
+@pytest.mark.parametrize(("part", "count"), [(1.0, 12), (0.5, 6), (1 / 15, 1)])
+def test_a_process_that_starts_beside_others_takes_its_part_of_cores_and_memory(part: float, count: int) -> None:
+    builds = Builds()
+    builds.set_affinity(range(12))
+    making = making_of(FakeGpu(), builds, part, lambda: 512 * GIB)
+    assert making is not None
+    assert making.at_once(0) == count
+    scarce = making_of(FakeGpu(), builds, part, lambda: 4 * CHILD)
+    assert scarce is not None
+    assert scarce.at_once(0) == max(1, int(4 * part))
+
+
 def test_models_for_a_gpu_are_made_ahead_and_none_for_cores_or_by_another_library(tmp_path: Path) -> None:
     config = Config(
         server=ServerConfig(),
@@ -238,8 +257,7 @@ def test_models_for_a_gpu_are_made_ahead_and_none_for_cores_or_by_another_librar
         tenants={"acme": TenantConfig(name="acme", granules=1, models=("*",))},
         source="test",
     )
-    builds, gpu, cores = Builds(), FakeDevice((1,), Script()), open_cpu()
-    gpu.kind = "cuda"
+    builds, gpu, cores = Builds(), FakeGpu(), open_cpu()
     making = making_of(gpu, builds)
     assert making is not None
     assert 1 <= making.at_once(0) <= MOST
