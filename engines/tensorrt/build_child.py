@@ -151,9 +151,10 @@ def used(root: Path = Path("/")) -> dict[str, float]:
     """The seconds of CPU time that this process has taken, and the most bytes of memory that it had; no memory where the
     system does not say.
     """
-    taken = os.times()
-    lines = (line.split() for line in (root / "proc/self/status").read_text().splitlines())
-    most = next((int(words[1]) * 1024 for words in lines if words and words[0] == "VmHWM:"), 0)
+    taken, most = os.times(), 0
+    with suppress(OSError):
+        lines = (line.split() for line in (root / "proc/self/status").read_text().splitlines())
+        most = next((int(words[1]) * 1024 for words in lines if words and words[0] == "VmHWM:"), 0)
     return {"cpu": taken.user + taken.system, "memory": most}
 
 

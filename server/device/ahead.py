@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engines import Builds, RuntimeSettings, make_ahead
 from engines.tensorrt.thread_priority import lower_priority
-from partitions import Device, Partition
+from partitions import Device, Partition, PartitionError
 from partitions.health import memory_left
 
 if TYPE_CHECKING:
@@ -101,7 +101,11 @@ async def making_ahead(model_loader: "ModelLoader", wanted: Mapping[Key, Wanted]
     sizes = await asyncio.to_thread(_sizes, model_loader, wanted)
     fitting = [key for key, (_, _, most) in wanted.items() if most is None or sizes[key] <= most]
     fitting.sort(key=lambda key: -sizes[key])
-    threads = await asyncio.to_thread(making.at_once, max(map(sizes.__getitem__, fitting), default=0))
+    try:
+        threads = await asyncio.to_thread(making.at_once, max(map(sizes.__getitem__, fitting), default=0))
+    except (OSError, PartitionError) as error:
+        log.warning("models are made one after the other, as it is not known how much memory is left: %s", error)
+        threads = 1
     made: dict[tuple[str, str | None], asyncio.Future[object]] = {}
     pool = ThreadPoolExecutor(threads, "ahead", lower_priority)
     with making.once():
@@ -124,6 +128,7 @@ def making_of(device: Device, builds: Builds, part: float = 1.0, left: Callable[
         return None
 
     def count(largest: int) -> int:
+        """Raises OSError, PartitionError."""
         return at_once(int(part * builds.cores()), int(part * left()), int(part * (device.memory() or 0) / 2), largest)
 
     return Making(

@@ -295,21 +295,21 @@ class TenantModels:
 
     async def _load_all(self, at_start: AtStart) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
-        wanted = await asyncio.to_thread(self._wanted, at_start)
+        known = await asyncio.to_thread(self._model_loader.names) if self._model_loader.making else []
+        wanted = self._wanted(known, at_start)
         async with making_ahead(self._model_loader, wanted) as ahead:
             tenants = [self.load_tenant(tenant, at_start=at_start, ahead=ahead) for tenant in list(self.tenants)]
             await asyncio.gather(*tenants)
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self.served.state())
 
-    def _wanted(self, at_start: AtStart) -> dict[tuple[str, str], Wanted]:
-        """What is loaded at the start. Blocks."""
-        known = self._model_loader.names() if self._model_loader.making else []
+    def _wanted(self, known: Collection[str], at_start: AtStart) -> dict[tuple[str, str], Wanted]:
+        """What is loaded at the start, of a repository with these models."""
         return {
             (tenant.name, name): Wanted(
                 at_start.overrides.get((tenant.name, name)), self._workers[tenant.name].partition, tenant.device_memory
             )
-            for tenant in list(self.tenants.values())
+            for tenant in self.tenants.values()
             for name in tenant.may_call_of(known)
             if name in known and (tenant.name, name) not in at_start.left_out
         }

@@ -185,6 +185,22 @@ async def test_what_is_left_out_or_has_no_room_is_not_made_and_an_order_is_kept(
     await site.runtime.close()
 
 
+async def test_where_memory_is_not_known_models_are_made_one_by_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = MakingSite(sized(tmp_path, a=1, b=2), tenants=one())
+
+    def look(largest: int) -> int:
+        raise OSError("no /proc/meminfo")
+
+    site.runtime.model_loader.making = Making(site.make, look, site.once)
+    await site.start()
+    await site.loaded()
+    assert site.making == ["b", "a"]
+    assert (
+        "models are made one after the other, as it is not known how much memory is left: no /proc/meminfo" in caplog.messages
+    )
+    await site.controller.close()
+
+
 async def test_the_end_of_the_server_ends_what_is_being_made(tmp_path: Path) -> None:
     site = MakingSite(sized(tmp_path, a=1, b=1), tenants=one())
     builds = site.runtime.builds = Builds(command=(sys.executable, "-c", "import time; time.sleep(600)"))

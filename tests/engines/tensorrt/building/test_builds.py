@@ -22,6 +22,7 @@ from engines.errors import Cancelled, ModelRefused
 from engines.model_files import known_plans
 from engines.model_files.cache_folder import CacheFolder
 from engines.tensorrt.api import TensorRT, find_tensorrt
+from engines.tensorrt.build_child import used
 from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from engines.tensorrt.building.builds import Builds
 from engines.tensorrt.building.kernels import KernelsRequest
@@ -398,3 +399,9 @@ def test_without_a_writable_cache_directory_the_last_one_is_read(tmp_path: Path,
 def test_a_cache_folder_needs_at_least_one_directory() -> None:
     with pytest.raises(ValueError, match="at least one directory"):
         CacheFolder([])
+
+
+def test_what_a_child_took_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
+    assert used()["memory"] > 1 << 20
+    assert set(used(tmp_path)) == {"cpu", "memory"}
+    assert used(tmp_path)["memory"] == 0
