@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import Builds, CacheFolder, Engine, Executor, ModelRefused, Room, RuntimeSettings, load_engine
+from engines import Builds, CacheFolder, Engine, Executor, ModelRefused, Room, RuntimeSettings, load_engine, make_ahead
 from engines.tensorrt.building.builder import BuildOptions
 from partitions import Device, Partition
 from tests.models import classifier
@@ -246,6 +246,24 @@ def test_a_network_that_was_trained_again_finds_the_kernels_loaded(
     figures["binding five trainings of one network, s"] = took
     assert max(took[1:]) <= took[0] / 3
     assert left[-1] >= left[1] - 8 * MIB, left
+
+
+def test_kernels_that_were_compiled_at_once_ahead_are_only_loaded(tmp_path: Path, device: Device, partition: Partition) -> None:
+    """As at a start: a child for each network, and nothing of either in this process meanwhile."""
+    networks, settings = {"mlp": mlp(), "resnet": resnet()}, RuntimeSettings(warm_up="usual")
+    builds, paths = Builds(CacheFolder([tmp_path / "cache"]), compiles=True), []
+    for name, network in networks.items():
+        (tmp_path / name).mkdir()
+        paths.append(plan(tmp_path / name, network))
+    with closing(builds), ThreadPoolExecutor(2) as threads:
+        kept = list(threads.map(lambda path: make_ahead(path, device, settings, None, builds, partition), paths))
+        assert all(kept)
+        for path, network in zip(paths, networks.values(), strict=True):
+            with closing(load_engine(path, device, settings, builds=builds).bind(partition)) as executor:
+                kernels = executor.describe()["kernels"]
+                assert kernels["found"] > 0
+                assert kernels["saved"] <= 1.05 * kernels["found"], "next to nothing was compiled here"
+                assert_right(network, executor, partition, turns=1)
 
 
 @pytest.mark.alone
