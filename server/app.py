@@ -72,10 +72,7 @@ def open_configured(config: DeviceConfig) -> Device:
 
     Raises DeviceUnavailable.
     """
-    if config.mps == "off":  # Under MPS all processes share a number of queues, and the driver gives each two.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # One hardware queue for each tenant's stream.
-    if config.mps == "on":
-        return _open_under_mps(config)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # One hardware queue for each tenant's stream.
     cores, index = config.cores, config.index
     if config.backend != "auto":
         return open_device(config.backend, cores, index)
@@ -87,14 +84,6 @@ def open_configured(config: DeviceConfig) -> Device:
     except DeviceUnavailable as error:  # TensorRT was installed to be used.
         log.warning("the device is the CPU, though TensorRT is installed: %s", error)
         return open_device("cpu", cores)
-
-
-def _open_under_mps(config: DeviceConfig) -> Device:
-    """Open a GPU as a client of an MPS daemon. Raises DeviceUnavailable for a process that is none."""
-    device = open_device("cuda", index=config.index)
-    if not device.shared:
-        raise DeviceUnavailable("this process is no client of the MPS daemon that was started for it, so nothing runs here")
-    return device
 
 
 def on_host_cores(config: DeviceConfig) -> bool:

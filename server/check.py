@@ -13,6 +13,8 @@ from pathlib import Path
 
 from engines.memory import shared_by
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
+from partitions.errors import MpsError
+from partitions.mps import find_command
 
 from .check_http_side import try_http_side
 from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
@@ -130,6 +132,8 @@ class _Check:
                 device = self._open(name, stack)
                 where = device.describe() if device else "no device, so no model is tried"
                 _print_line(f"device {name}: {where}" if len(devices) > 1 else f"{config.source}: {self._url()} on {where}")
+                if devices[name].mps == "on":
+                    self._check_mps(name, device)
                 if name == next(iter(devices)):
                     known = self._check_repository()
                 held += self._run_on(name, device, known or [])
@@ -159,9 +163,23 @@ class _Check:
         try:
             return stack.enter_context(closing(self._open_device(config.named_devices[name])))
         except PartitionError as error:
-            key = ("devices", name) if len(config.named_devices) > 1 else ("device",)
-            self._wrong(key, str(error))
+            self._wrong(self._key(name), str(error))
             return None
+
+    def _key(self, device: str) -> KeyPath:
+        return ("devices", device) if len(self._config.named_devices) > 1 else ("device",)
+
+    def _check_mps(self, name: str, device: Device | None) -> None:
+        """Check that each tenant can have a process of its own here, without starting any."""
+        count = len(self._config.tenants_on(name))
+        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, each of which takes some 555 MiB of the GPU")
+        key = (*self._key(name), "mps")
+        try:
+            if device and not device.uuid:
+                self._wrong(key, f'"on", which is for GPUs, and this is {device.describe()}; leave it out')
+            find_command(device.uuid if device else "")
+        except MpsError as error:
+            self._wrong(key, f'"on", but {error}; or leave it out')
 
     def _run_on(self, name: str, device: Device | None, known: list[str]) -> list[str]:
         """Check the tenants of a device. Returns those that have a share of it."""

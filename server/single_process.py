@@ -39,6 +39,9 @@ def _refused(config: Config) -> Iterator[str]:
         names = ", ".join(dotted(("devices", name)) for name in config.named_devices)
         why = "uvicorn server.app:app is one process, which has one device"
         yield f"{config.source}: {names}: {len(config.named_devices)} devices, but {why}; serve them with python -m server"
+    if any(each.mps == "on" for each in config.named_devices.values()):
+        why = "uvicorn server.app:app is one process for all tenants"
+        yield f'{config.source}: device.mps: "on", but {why}; serve them with python -m server, or leave it out'
     if config.models.python and len(config.tenants) > 1:
         why = "functions of models run in the process of their tenant, and uvicorn server.app:app has one for all tenants"
         yield f"{config.source}: models.python: true, but {why}; serve them with python -m server, or leave it out"

@@ -64,6 +64,9 @@ def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
     if _table(document, "models").get("python") is True and server.get("fronts") == "inline" and len(tenants) > 1:
         why = "functions of models run in the process of their tenant, and with server.fronts = 'inline' all share one"
         yield ("models", "python"), f"true, but {why}; use 'per-tenant', or leave it out"
+    if _table(document, "device").get("mps") == "on" and server.get("fronts") == "inline":
+        why = "with server.fronts = 'inline' one process has all tenants"
+        yield ("device", "mps"), f"\"on\", but {why}; use 'per-tenant', or leave it out"
     yield from _devices(document, server)
     yield from _devices_of_tenants(document, tenants)
 

@@ -682,3 +682,23 @@ def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(checked
 )  # fmt: skip
 def test_an_executor_s_description_is_printed_in_words(described: dict[str, object], line: str) -> None:
     assert execution_line(described) == line
+
+
+class Gpu(FakeDevice):
+    uuid = "GPU-5ea1"
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        (lambda _: Gpu(), 'greenlane.toml: device.mps: "on", but nvidia-cuda-mps-control is not on PATH; '),
+        (on_cpu, 'greenlane.toml: device.mps: "on", which is for GPUs, and this is CPU, '),
+    ],
+)
+def test_a_device_process_for_each_tenant_is_announced_and_what_is_missing_for_it_is_named(
+    checked: Checked, device: Callable[[DeviceConfig], Device], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert checked.check(('backend = "cpu"', 'backend = "cpu"\nmps = "on"'), device=device) == 2
+    assert "  1 device process under MPS, each of which takes some 555 MiB of the GPU" in checked.out
+    assert any(line.startswith(said) for line in checked.err), checked.err

@@ -78,6 +78,13 @@ def test_several_devices_are_refused() -> None:
     )
 
 
+def test_a_device_process_for_each_tenant_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'^c.toml: device.mps: "on", but uvicorn server.app:app is one process for all tenants'
+    ):
+        prepare(configured(ACME).with_devices({"0": DeviceConfig(backend="cuda", mps="on")}))
+
+
 def test_ports_of_tenants_are_all_refused(caplog: pytest.LogCaptureFixture) -> None:
     """A port keeps other tenants away, so a tenant that has one may not be served without it."""
     before = sys.getswitchinterval()

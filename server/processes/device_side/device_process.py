@@ -16,9 +16,10 @@ from typing import Any
 
 import uvloop
 
+from partitions import Device, DeviceUnavailable
 from partitions.mps import PREFIX
 
-from ...config.schema import Config
+from ...config.schema import Config, DeviceConfig
 from ...errors import RequestError
 from ...host import logs
 from ...host.malloc import keep_large_blocks
@@ -65,7 +66,7 @@ class DeviceProcess:
         self._frontends: dict[str, ForwardingFrontend] = {}
         self._server = RuntimeServer(
             arguments.config,
-            arguments.opener,
+            as_client(arguments.opener) if arguments.environment else arguments.opener,
             self._frontends,
             lambda message: self._channel.notify(message),
             arguments.pages,
@@ -150,6 +151,19 @@ class DeviceProcess:
         if self._server.runtime:
             await self._server.runtime.close()
         self._closed.set()
+
+
+def as_client(opener: Opener) -> Opener:
+    """The same for a client of an MPS daemon. It raises DeviceUnavailable where this process has not become one."""
+
+    def opened(config: DeviceConfig) -> Device:
+        device = opener(config)
+        if not device.shared:
+            device.close()
+            raise DeviceUnavailable("this process is no client of the MPS daemon that was started for it, so it serves nothing")
+        return device
+
+    return opened
 
 
 def enter(environment: Mapping[str, str]) -> None:

@@ -11,6 +11,8 @@ from partitions.mps import MpsDaemon, find_other
 log = logging.getLogger("greenlane.processes")
 
 
+_QUEUES = "2"
+"""Hardware queues of each process, as the driver gives clients by itself: all share one number of them."""
 _PAUSE = 5.0
 """Seconds between two attempts to start a daemon again."""
 
@@ -39,7 +41,7 @@ class MpsGroup:
                 self._daemon = MpsDaemon(await self._identify())
             if self._daemon.folder is None:
                 await self._daemon.start()
-            return self._daemon.environment
+            return {**self._daemon.environment, "CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES}
 
     async def keep(self, end_all: Callable[[], None]) -> None:
         """As `supervised.Group.keep`."""

@@ -385,6 +385,12 @@ def test_wrong_numbers_of_http_processes_are_refused(folder: Path, value: str) -
     assert only == f"tenants.acme.http_processes: {shown} is not a whole number from 1 to 16, or 'auto'"
 
 
+def test_inline_http_refuses_a_process_for_each_tenant(folder: Path) -> None:
+    assert problems(folder, sections(server="fronts = 'inline'", device="mps = 'on'")) == [
+        "device.mps: \"on\", but with server.fronts = 'inline' one process has all tenants; use 'per-tenant', or leave it out"
+    ]
+
+
 @pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001"), ("http_processes", "2")])
 def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: str, value: str) -> None:
     assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [

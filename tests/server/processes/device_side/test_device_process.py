@@ -1,0 +1,33 @@
+"""What a device process does before it opens its device."""
+
+import os
+
+import pytest
+
+from partitions import DeviceUnavailable
+from server.config.schema import DeviceConfig
+from server.processes.device_side.device_process import as_client, enter
+from tests.fakes import FakeDevice
+
+
+class Shared(FakeDevice):
+    shared = True
+
+
+def test_a_process_that_has_not_become_a_client_serves_nothing() -> None:
+    device, alone = Shared(), FakeDevice()
+    assert as_client(lambda _: device)(DeviceConfig()) is device
+    with pytest.raises(DeviceUnavailable, match=r"^this process is no client of the MPS daemon that was started for it"):
+        as_client(lambda _: alone)(DeviceConfig())
+    assert (device.closed, alone.closed) == (False, True)
+
+
+def test_nothing_of_an_operator_s_mps_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/theirs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    enter({"CUDA_MPS_PIPE_DIRECTORY": "/ours", "CUDA_VISIBLE_DEVICES": "GPU-5ea1"})
+    found = {name: value for name, value in os.environ.items() if name.startswith("CUDA_")}
+    assert found == {"CUDA_MPS_PIPE_DIRECTORY": "/ours", "CUDA_VISIBLE_DEVICES": "GPU-5ea1"}
+    enter({})
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
