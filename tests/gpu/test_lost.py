@@ -73,7 +73,7 @@ def _config(repository: Path, fronts: str, index: int) -> str:
     lines = ["[server]", f'fronts = "{fronts}"', 'drain_grace = "0s"', "[device]", 'backend = "cuda"', f"index = {index}"]
     lines += ["[models]", f'repository = "{repository}"']
     for tenant in TENANTS:
-        lines += [f"[tenants.{tenant}]", "granules = 4", 'models = ["*"]']
+        lines += [f"[tenants.{tenant}]", "granules = 4", 'models = ["*"]', 'memory = "32MiB"']
     return "\n".join(lines)
 
 

@@ -25,7 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         (add(folder / "models", name) / "model.plan").write_bytes(make_plan(network().onnx, network().ranges))
     os.mkfifo(folder / "lose")
     command = ("tests.simulation.losing", {"LOSE": str(folder / "lose")})
-    with real.serving(folder / "models", folder, real.DEVICES, real.TENANTS, *command) as served:
+    tenants = real.TENANTS.replace("granules", 'memory = "32MiB"\ngranules')  # All of it is populated.
+    with real.serving(folder / "models", folder, real.DEVICES, tenants, *command) as served:
         yield served
 
 
