@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -113,7 +113,7 @@ class TenantModels:
     def start(self, at_start: AtStart) -> None:
         """Start loading all models of all tenants; each tenant must have its partition."""
         self.pager.open()
-        self._loading = asyncio.create_task(self._load_all(at_start))
+        self._loading = asyncio.create_task(self._load_all(at_start, tuple(self.tenants.values())))
 
     def add(self, tenant: TenantConfig) -> None:
         """A tenant without models has come."""
@@ -293,23 +293,27 @@ class TenantModels:
                 await self._put(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", UNLOADED)], {}))
                 log.info("unloaded for %s: %s", tenant, name, extra={"caller": tenant})
 
-    async def _load_all(self, at_start: AtStart) -> None:
-        """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
+    async def _load_all(self, at_start: AtStart, tenants: Sequence[TenantConfig]) -> None:
+        """Load all models of these tenants in parallel; the server is ready when the last model was tried.
+
+        A tenant that comes meanwhile is not one of them: its models are loaded once it has its partition.
+        """
         known = await asyncio.to_thread(self._model_loader.names) if self._model_loader.making else []
-        wanted = self._wanted(known, at_start)
+        wanted = self._wanted(known, at_start, tenants)
         async with making_ahead(self._model_loader, wanted) as ahead:
-            tenants = [self.load_tenant(tenant, at_start=at_start, ahead=ahead) for tenant in list(self.tenants)]
-            await asyncio.gather(*tenants)
+            await asyncio.gather(*(self.load_tenant(each.name, at_start=at_start, ahead=ahead) for each in tenants))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self.served.state())
 
-    def _wanted(self, known: Collection[str], at_start: AtStart) -> dict[tuple[str, str], Wanted]:
-        """What is loaded at the start, of a repository with these models."""
+    def _wanted(
+        self, known: Collection[str], at_start: AtStart, tenants: Iterable[TenantConfig]
+    ) -> dict[tuple[str, str], Wanted]:
+        """What is loaded for these tenants at the start, of a repository with these models."""
         return {
             (tenant.name, name): Wanted(
                 at_start.overrides.get((tenant.name, name)), self._workers[tenant.name].partition, tenant.device_memory
             )
-            for tenant in self.tenants.values()
+            for tenant in tenants
             for name in tenant.may_call_of(known)
             if name in known and (tenant.name, name) not in at_start.left_out
         }

@@ -1153,5 +1153,23 @@ async def test_a_tenant_of_another_device_comes_is_served_and_goes_again(root: P
     await runtime.close()
 
 
+async def test_a_tenant_that_comes_to_a_runtime_which_just_began_without_tenants_is_loaded_once(root: Path) -> None:
+    site = Site(root)
+    config = site.controller.config
+    for frontend in site.frontends.values():
+        frontend.close()
+    frontends, states = dict[str, WatchedFrontend](), list[State]()
+    runtime = Runtime(config, site.device, frontends, states.append, lambda _: None, site.read)
+    await runtime.start({})
+    frontends["globex"] = WatchedFrontend(config.tenants["globex"])
+    await runtime.adopt("globex", (2, 3), beyond=0)
+    await runtime.loaded()
+    assert len(site.engines) == 1
+    assert states
+    await runtime.release("globex")
+    del frontends["globex"]
+    await runtime.close()
+
+
 def granules_of(runtime: Runtime) -> dict[str, tuple[int, ...]]:
     return {name: partition.granules for name, partition in runtime.manager.held.items()}
