@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 
+from partitions import PartitionError
+
+from ...errors import RequestError
 from ..channels import descriptors
 from ..channels.rpc import Channel
 from ..children import spawn
@@ -46,7 +49,14 @@ class SupervisedDevices:
         return [each.process for each in self.all]
 
     async def start(self) -> None:
-        await asyncio.gather(*map(self._start, self.all))
+        """Start all. If one cannot be started, the others are given up, which may wait for the same. Raises its error."""
+        starting = [asyncio.create_task(self._start(each)) for each in self.all]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for each in starting:
+                each.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
 
     def keep(self) -> None:
         """Start each device process again whenever it ends, until the server closes."""
@@ -85,16 +95,24 @@ class SupervisedDevices:
     async def end(self, each: SupervisedDevice) -> None:
         """End a process that has no tenant any more. Does nothing if it was not started."""
         each.retired = True
-        if each.process:
+        try:
             await each.runtime.close()
-            await asyncio.to_thread(spawn.join, each.process, EXIT_TIMEOUT)
+        except (RequestError, PartitionError) as error:
+            log.error("%s was not closed in order: %s", each.label, error)
         each.disconnect()
+        if each.process:
+            await asyncio.to_thread(spawn.join, each.process, EXIT_TIMEOUT)
         if each in self.all:
             self.all.remove(each)
 
     async def _start(self, each: SupervisedDevice) -> None:
-        """Start a device process. One that replaces another has also opened the device again when this returns."""
+        """Start a device process. One that replaces another has also opened the device again when this returns.
+
+        One without a tenant any more is not started.
+        """
         environment = await each.group.environment() if each.group else {}
+        if each.retired:
+            return
         frontends = each.runtime.frontends
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
@@ -106,9 +124,16 @@ class SupervisedDevices:
             pages = spawn.inherited_all(self._pages)
             arguments = each.make_arguments(config, theirs, their_descriptors, inherited, pages, environment)
             each.process = await spawn.start(each.target, arguments)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             their_descriptors.close()
             theirs.close()
+        if each.retired:
+            ours.close()
+            each.kill()
+            return
         await each.channel.open(ours)
         self._current.send_log_level(each.channel)
         await connect(each.runtime, each)

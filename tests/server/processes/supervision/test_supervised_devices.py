@@ -1,0 +1,129 @@
+"""Device processes that are started together, or again, while something else fails or a tenant leaves."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partitions import DeviceUnavailable
+from server.config.schema import Config, ModelsConfig
+from server.config.tenant import TenantConfig
+from server.processes.channels import device_messages as messages
+from server.processes.channels.rpc import Channel
+from server.processes.remote.remote_runtime import RemoteRuntime
+from server.processes.supervision.restarts import Restarts
+from server.processes.supervision.supervised import Current, SupervisedDevice
+from server.processes.supervision.supervised_devices import SupervisedDevices
+
+PATIENCE = 20.0
+
+
+class Gated:
+    """A group that lets processes start while `open` is set; `asked` is set by one that asks while it is not."""
+
+    def __init__(self) -> None:
+        self.open, self.asked = asyncio.Event(), asyncio.Event()
+        self.open.set()
+
+    async def environment(self) -> Mapping[str, str]:
+        if not self.open.is_set():
+            self.asked.set()
+            await self.open.wait()
+        return {}
+
+    async def keep(self, end_all: Callable[[], None]) -> None:
+        """It never fails."""
+
+    async def terminate(self, process: int) -> None:
+        """Nothing is on a device."""
+
+    async def close(self) -> None:
+        """Nothing is shared."""
+
+
+class Refusing(Gated):
+    """One that lets one process ask at a time, and refuses the first; the next one is asked for when `open` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open.clear()
+        self._first = asyncio.Lock()
+
+    async def environment(self) -> Mapping[str, str]:
+        async with self._first:
+            if self.asked.is_set():
+                await self.open.wait()
+                return {}
+            self.asked.set()
+            raise DeviceUnavailable("the GPU is not there")
+
+
+def serve(end: socket.socket) -> None:
+    """A process that has no device, and ends in order when its channel is closed."""
+
+    async def run() -> None:
+        channel = Channel("the supervisor", {messages.CloseDevice: lambda _: None})
+        await channel.open(end)
+        await channel.closed.wait()
+
+    asyncio.run(run())
+
+
+def device(name: str, group: Gated, starts: list[str]) -> SupervisedDevice:
+    def arguments(_: Config, channel: socket.socket, *__: Any) -> socket.socket:
+        starts.append(name)
+        return channel
+
+    runtime = RemoteRuntime(f"the device process for {name}", {}, lambda *_: None)
+    return SupervisedDevice(name, runtime, serve, arguments, group)
+
+
+def devices(*all_of_them: SupervisedDevice) -> SupervisedDevices:
+    tenant = TenantConfig(name="acme", granules=1, models=("*",))
+    config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": tenant}, source="test")
+
+    async def relink(*_: Any) -> None:
+        """They have no links."""
+
+    return SupervisedDevices(all_of_them, {}, relink, Current(config), Restarts())
+
+
+async def end_of_others() -> None:
+    """Wait until no other task is left."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others, timeout=PATIENCE)
+
+
+async def test_a_process_whose_tenant_leaves_before_it_is_started_again_is_not_started() -> None:
+    group, starts, supervised = Gated(), list[str](), devices()
+    each = device("acme", group, starts)
+    await supervised.begin(each)
+    group.open.clear()
+    each.kill()
+    await asyncio.wait_for(group.asked.wait(), PATIENCE)
+    await supervised.end(each)
+    group.open.set()
+    await end_of_others()
+    assert starts == ["acme"]
+    assert supervised.all == []
+
+
+async def test_no_process_is_started_after_one_that_cannot_be() -> None:
+    group, starts = Refusing(), list[str]()
+    supervised = devices(device("acme", group, starts), device("globex", group, starts))
+    with pytest.raises(DeviceUnavailable, match=r"^the GPU is not there$"):
+        await supervised.start()
+    group.open.set()
+    await end_of_others()
+    assert starts == []
+
+
+async def test_a_process_whose_tenant_has_left_ends_in_order() -> None:
+    each, supervised = device("acme", Gated(), []), devices()
+    await supervised.begin(each)
+    await supervised.end(each)
+    assert each.process
+    assert each.process.exitcode == 0
