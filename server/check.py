@@ -307,9 +307,10 @@ class _Check:
         on_gpus = {name: chosen[name] for name, cores in self._cores.items() if cores is None}
         if on_gpus and self._config.server.front_cores == "auto":
             left = self._allowed.difference(*held.values())
-            devices = [
-                name for name in self._config.named_devices if not on_gpus.keys().isdisjoint(self._config.tenants_on(name))
-            ]
+            devices: list[str] = []
+            for name, device in self._config.named_devices.items():
+                if theirs := [tenant for tenant in self._config.tenants_on(name) if tenant in on_gpus]:
+                    devices += [f"{name}, {tenant}" for tenant in theirs] if device.mps == "on" else [name]
             counts = process_counts.count(self._config, (), len(self._allowed))
             _print_line(str(share_cores(left, on_gpus, devices, counts) or TOO_FEW_CORES))
 

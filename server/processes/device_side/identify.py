@@ -5,6 +5,7 @@ Under MPS the driver numbers the SMs of each partition again, so that it can be 
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -44,7 +45,8 @@ async def identify(name: str, config: DeviceConfig, opener: Callable[[DeviceConf
 
 
 def main(config: DeviceConfig, opener: Callable[[DeviceConfig], Device], answer: socket.socket) -> None:
-    """The process: answers with one line of JSON."""
+    """The process: answers with one line of JSON. The supervisor ends it, and no signal of a terminal does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     enter({})
     try:
         found = look(config, opener)

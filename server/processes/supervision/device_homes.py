@@ -44,6 +44,7 @@ class DeviceHomes:
         try:
             await self._supervisor.begin_device(each)
             await each.runtime.open()
+            self._share_cores(each)
             await each.runtime.start({})
         except BaseException:
             await self.leave(each.runtime)
@@ -54,3 +55,10 @@ class DeviceHomes:
         """A tenant has left this runtime: end its process if that was the tenant's own."""
         if each := self._apart.pop(runtime, None):
             await self._supervisor.end_device(each)
+
+    def _share_cores(self, each: SupervisedDevice) -> None:
+        """Restrict a process that comes to the cores of the others of its device."""
+        beside = [one.runtime.kept.affinity for one in self._apart.values() if one.device == each.device]
+        if known := [affinity for affinity in beside if affinity]:
+            cores = frozenset[int]().union(*(affinity.cores for affinity in known))
+            each.runtime.set_affinity(cores, known[0].builds, known[0].starting)

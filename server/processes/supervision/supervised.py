@@ -140,7 +140,9 @@ class SupervisedProcess(Supervised):
 
 
 class Group(Protocol):
-    """The device processes of one device."""
+    """The device processes of one device, which is `device` in the configuration."""
+
+    device: str
 
     async def environment(self) -> Mapping[str, str]:
         """The variables that a process of it starts with, as soon as one can start. Raises PartitionError."""
@@ -156,7 +158,7 @@ class Group(Protocol):
 
 
 class SupervisedDevice(Supervised):
-    """One device process, with the name of the device in the configuration, and the device side that it has.
+    """One device process, with its name, which is the device's if it has all of that, and the device side that it has.
 
     `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
     ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants and the
@@ -182,6 +184,11 @@ class SupervisedDevice(Supervised):
         self.retired = False
         """Whether its tenant has gone, so that it is not started again."""
         self._stopped = StoppedTime()
+
+    @property
+    def device(self) -> str:
+        """The name of the device in the configuration."""
+        return self.group.device if self.group else self.name
 
     def stopped_for(self, now: float) -> float:
         """For how many seconds the process has been stopped, by SIGSTOP or a debugger; 0 if it runs. Call it regularly."""

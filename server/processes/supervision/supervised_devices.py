@@ -41,6 +41,8 @@ class SupervisedDevices:
         self._current = current
         self._restarts = restarts
         self._watching = WatchTasks()
+        self._dying: set[BaseProcess] = set()
+        """Processes that are about to be killed."""
 
     def __repr__(self) -> str:
         return f"<SupervisedDevices {self.all}>"
@@ -65,14 +67,23 @@ class SupervisedDevices:
         for group in self._groups():
             self._watching.start(group.keep(partial(self._end_group, group)))
 
-    async def kill_if_stopped(self, now: float, limit: float) -> None:
+    def kill_if_stopped(self, now: float, limit: float) -> None:
         """Kill each that has been stopped for longer than so many seconds; it is then replaced. Call it regularly."""
         for each in self.all:
-            if each.process and (seconds := each.stopped_for(now)) >= limit:
+            process = each.process
+            if process and process not in self._dying and (seconds := each.stopped_for(now)) >= limit:
                 log.error("%s has been stopped for %.1f s (SIGSTOP or a debugger); killing it", each.label, seconds)
-                if each.group and each.process.pid:
-                    await each.group.terminate(each.process.pid)
-                spawn.kill(each.process)
+                self._dying.add(process)
+                self._watching.start(self._kill(process, each.group))
+
+    async def _kill(self, process: BaseProcess, group: Group | None) -> None:
+        """Have a process leave what it shares with others, which may take seconds, and kill it."""
+        try:
+            if group and process.pid:
+                await group.terminate(process.pid)
+        finally:
+            spawn.kill(process)
+            self._dying.discard(process)
 
     async def close(self) -> None:
         """Free what processes of a device share. They have ended."""

@@ -191,7 +191,7 @@ class Supervisor:
             now = time.monotonic()
             self._http.check_heartbeats(now)
             forkserver.check(now)
-            await self._devices.kill_if_stopped(now, watchdog)
+            self._devices.kill_if_stopped(now, watchdog)
             self._dispatcher.check_heartbeat(now)
             await self._restarts.sleep(min(INTERVAL, interval(watchdog)))
 
