@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from partitions import probe
 from partitions.errors import MpsError, PartitionError
 from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client
 from tests.simulation import Gpu, installed
@@ -332,6 +333,7 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/other")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     daemon = MpsDaemon("5ea1")
     await daemon.start()
     try:
@@ -486,3 +488,25 @@ def test_a_process_without_an_mps_server_is_no_client() -> None:
         gpu.fail("cuDeviceGetAttribute", error="CUDA_ERROR_UNKNOWN")
         with pytest.raises(PartitionError, match=rf"^asking whether device {gpu.index} is used by MPS: CUDA_ERROR_UNKNOWN"):
             is_mps_client(gpu.index)
+
+
+async def test_a_client_s_partitions_have_no_numbers_of_their_sms_but_no_more_of_them_than_granted(
+    fake: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, gpu = MpsDaemon("5ea1"), Gpu(index=0)
+    await daemon.start()
+    for name, value in daemon.environment.items():
+        monkeypatch.setenv(name, value)
+    with installed(gpu) as cuda:
+        with closing(cuda.open_cuda(0)) as device, closing(device.carve([0])) as a, closing(device.carve([1])) as b:
+            assert device.shared
+            assert "under MPS" in device.describe()
+            probe.check(partitions := {"acme": a, "globex": b}, probe.locate(partitions))
+            assert a.locate() == b.locate() == frozenset()
+            gpu.confines = False
+            with pytest.raises(cuda.Misplaced, match=r"<CudaPartition granules \[0\], 8 SMs> ran on 32 SMs"):
+                a.locate()
+        await daemon.close()
+        async with asyncio.timeout(PATIENCE):
+            while not gpu.lost:
+                await asyncio.sleep(0)

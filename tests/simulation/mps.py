@@ -80,6 +80,7 @@ class Client:
             while not self._ended and select.select([self._end], [], [], 0)[0]:
                 if (lines := self._end.read()) is None:
                     self._ended, self._waits = True, False
+                    self._end.end.close()
                     self._lose(DIED)
                 for line in lines or ():
                     self._on_line(line)

@@ -241,17 +241,6 @@ def test_locate_finds_a_stream_that_runs_outside_its_partition(device: Any, gpu:
         probe.check({"acme": partition}, probe.locate({"acme": partition}))
 
 
-def test_under_mps_a_partition_has_no_numbers_of_its_sms_but_no_more_of_them_than_granted(cuda: Any, gpu: Gpu) -> None:
-    gpu.mps = True
-    with closing(cuda.open_cuda(gpu.index)) as device, closing(device.carve([0])) as a, closing(device.carve([1])) as b:
-        assert "under MPS" in device.describe()
-        probe.check(partitions := {"acme": a, "globex": b}, probe.locate(partitions))
-        assert a.locate() == b.locate() == frozenset()
-        gpu.confines = False
-        with pytest.raises(Misplaced, match=r"<CudaPartition granules \[0\], 8 SMs> ran on 32 SMs"):
-            a.locate()
-
-
 def test_a_probe_without_nvrtc_names_the_package_to_install(device: Any, gpu: Gpu) -> None:
     gpu.nvrtc = False
     with closing(device.carve([0])) as partition, pytest.raises(PartitionError, match="pip install nvidia-cuda-nvrtc"):

@@ -26,6 +26,7 @@ def test_nothing_of_an_operator_s_mps_is_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/theirs")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     enter({"CUDA_MPS_PIPE_DIRECTORY": "/ours", "CUDA_VISIBLE_DEVICES": "GPU-5ea1"})
     found = {name: value for name, value in os.environ.items() if name.startswith("CUDA_")}
     assert found == {"CUDA_MPS_PIPE_DIRECTORY": "/ours", "CUDA_VISIBLE_DEVICES": "GPU-5ea1"}
