@@ -38,12 +38,7 @@ GROWTH = 100
 @pytest.fixture(scope="module")
 def found() -> Iterator[dict[str, Any]]:
     """What was measured; printed in the end, and written to $OUT/mps_server.json where that is set."""
-    figures: dict[str, Any] = {}
-    yield figures
-    text = json.dumps(figures, indent=2)
-    print(f"\n{text}")
-    if folder := os.environ.get("OUT"):
-        (Path(folder) / "mps_server.json").write_text(text, encoding="utf-8")
+    yield from two.figures("mps_server.json")
 
 
 @pytest.fixture(scope="module")

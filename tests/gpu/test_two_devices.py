@@ -68,15 +68,20 @@ def two(gpu: None) -> None:
         pytest.skip("needs two GPUs")
 
 
-@pytest.fixture(scope="module")
-def found() -> Iterator[dict[str, Any]]:
-    """What was measured; printed in the end, and written to $OUT/two_devices.json where that is set."""
-    figures: dict[str, Any] = {}
-    yield figures
-    text = json.dumps(figures, indent=2)
+def figures(file: str) -> Iterator[dict[str, Any]]:
+    """A dictionary for what is measured; printed in the end, and written to this file in $OUT where that is set."""
+    found: dict[str, Any] = {}
+    yield found
+    text = json.dumps(found, indent=2)
     print(f"\n{text}")
     if folder := os.environ.get("OUT"):
-        (Path(folder) / "two_devices.json").write_text(text, encoding="utf-8")
+        (Path(folder) / file).write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    """What was measured, for $OUT/two_devices.json."""
+    yield from figures("two_devices.json")
 
 
 @pytest.fixture(scope="module")
