@@ -5,6 +5,7 @@ Code above this package asks for the kind of a device to choose a library, and h
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from .loads import Loads
@@ -17,6 +18,18 @@ class Closing(Protocol):
 
     def close(self) -> None:
         """Release it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A partition whose units were all taken at one time: how many they were, and from when to when, in nanoseconds.
+
+    The clock is the device's, the same for all processes. Where `until` is not later than `since`, some had to wait for others.
+    """
+
+    units: int
+    since: int
+    until: int
 
 
 class Partition(Protocol):
@@ -62,6 +75,12 @@ class Partition(Protocol):
         """Run a small amount of work here and return the units on which it ran or was free to run. Blocks.
 
         Empty where units have no numbers of their own: on a GPU under MPS.
+        """
+
+    def hold(self, seconds: float) -> Held:
+        """Take every unit for so long, by work of its own; when that was. Blocks, and other work on these units waits.
+
+        Where units have no numbers this shows that partitions are apart. Raises PartitionError on cores, which have numbers.
         """
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from .base import Held
 from .cgroups import groups
 from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
@@ -207,6 +208,9 @@ class CpuPartition:
             return frozenset({*os.sched_getaffinity(0), _libc.sched_getcpu()})
 
         return self.run(look).union(*[self.run(partial(look, core)) for core in self.lent_cores])
+
+    def hold(self, seconds: float) -> Held:
+        raise PartitionError(f"{self!r} is not held: its cores have numbers, which `locate` returns")
 
     def close(self) -> None:
         if not self._closed:

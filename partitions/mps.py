@@ -31,6 +31,8 @@ from .errors import MpsError
 
 log = logging.getLogger("greenlane.partitions")
 
+MOST_CLIENTS = 48
+"""Processes that a daemon takes; the next is refused with error 808 (H100, driver 580.159, 2026-11-26)."""
 COMMAND = "nvidia-cuda-mps-control"
 PREFIX = "CUDA_MPS_"
 """What the names of MPS's variables begin with. Of those in our environment a daemon and its clients get none."""

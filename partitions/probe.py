@@ -3,10 +3,15 @@
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from .base import Partition
+from .base import Held, Partition
 from .errors import Misplaced
 
-Placements = Mapping[str, frozenset[int]]
+NONE: frozenset[int] = frozenset()
+
+
+Placement = frozenset[int] | Held
+"""The units on which a partition's work ran, or, where these have no numbers, when it had all of them."""
+Placements = Mapping[str, Placement]
 
 
 def locate(partitions: Mapping[str, Partition]) -> dict[str, frozenset[int]]:
@@ -15,21 +20,42 @@ def locate(partitions: Mapping[str, Partition]) -> dict[str, frozenset[int]]:
 
 
 def overlaps(placements: Placements) -> list[tuple[str, str, frozenset[int]]]:
-    """Every pair of names that share units, with the units they share."""
+    """Every pair of names that share units, with the units they share.
+
+    Of two that were held none are named, and to be held at the same time shows that they share none. A pair that was not may
+    only have begun too late for each other: so hold all for longer, and look again.
+    """
     pairs = combinations(sorted(placements), 2)
-    shared = ((a, b, placements[a] & placements[b]) for a, b in pairs)
-    return [(a, b, units) for a, b, units in shared if units]
+    found = [(a, b, _shared(placements[a], placements[b])) for a, b in pairs]
+    return [(a, b, units) for a, b, units in found if units is not None]
 
 
 def check(partitions: Mapping[str, Partition], placements: Placements) -> None:
     """Raise Misplaced unless every partition ran on no more units than it was granted, and on none of another's."""
     problems: list[str] = []
     for name, partition in partitions.items():
-        if (count := len(placements[name])) > partition.size:
-            problems.append(f"{name} ran on {count} units ({_list(placements[name])}), but was granted {partition.size}")
-    problems += [f"{a} and {b} both ran on {_list(units)}" for a, b, units in overlaps(placements)]
-    if problems:
+        placement = placements[name]
+        if isinstance(placement, frozenset) and (count := len(placement)) > partition.size:
+            problems.append(f"{name} ran on {count} units ({_list(placement)}), but was granted {partition.size}")
+    if problems := [*problems, *map(explained, overlaps(placements))]:
         raise Misplaced("; ".join(problems))
+
+
+def explained(overlap: tuple[str, str, frozenset[int]]) -> str:
+    """One of `overlaps` in words."""
+    a, b, units = overlap
+    if units:
+        return f"{a} and {b} both ran on {_list(units)}"
+    return f"{a} and {b} did not have all their units at the same time, so they share some, or the host was too busy"
+
+
+def _shared(a: Placement, b: Placement) -> frozenset[int] | None:
+    """The units that both have; none are named if they were held, and not at the same time. None if they are apart."""
+    if isinstance(a, Held) and isinstance(b, Held):
+        return None if max(a.since, b.since) < min(a.until, b.until) else NONE
+    if isinstance(a, Held) or isinstance(b, Held):
+        raise TypeError("units and times cannot be compared; locate all, or hold all")
+    return a & b or None
 
 
 def _list(units: Iterable[int]) -> str:

@@ -36,6 +36,7 @@ from engines.memory import view
 from engines.settings import overridden
 from engines.signature import align
 from partitions import DeviceUnavailable, Partition, PartitionError
+from partitions.base import Held
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
@@ -218,6 +219,10 @@ class FakePartition:
     def locate(self) -> frozenset[int]:
         self.device.script.reach("locate")
         return self.run(lambda: self.device.lie(self) if self.device.lie else self.units)
+
+    def hold(self, seconds: float) -> Held:
+        self.device.script.reach("hold")
+        return self.run(lambda: Held(self.size, 0, round(seconds * 1e9)))
 
     def close(self) -> None:
         """Raises RuntimeError with work in flight or before its executors: the interface calls both a bug."""

@@ -114,8 +114,9 @@ def probe(access: Access) -> list[Located]:
     for overlap in found["overlaps"]:
         one, other = overlap["tenants"]
         units = ", ".join(map(str, overlap["units"]))
-        shared.setdefault(one, []).append(f"it shares {units} with {other}")
-        shared.setdefault(other, []).append(f"it shares {units} with {one}")
+        what = f"it shares {units} with" if units else "it did not have all of its units at the same time as"
+        shared.setdefault(one, []).append(f"{what} {other}")
+        shared.setdefault(other, []).append(f"{what} {one}")
     return [
         _located(name, unit.get(each["device"], "core"), each["located"] or (), each["size"], shared.get(name, []))
         for name, each in found["partitions"].items()
@@ -126,7 +127,7 @@ def _located(name: str, unit: str, units: Sequence[int], size: int, shared: Sequ
     word: Word = "isolated"
     why = f"it ran on {len(units)} of its {size}, and on none of another tenant's"
     if not units:
-        word, why = "not exercised", "SMs have no numbers under MPS, so it is not known where the probe ran"
+        why = f"work of the probe took all of its {size} {unit}s at the same time as each other tenant's took theirs"
     if len(units) > size:
         word, why = "leaks", f"it ran on {len(units)} {unit}s, and was granted {size}"
     if shared:

@@ -82,8 +82,8 @@ def _not_asked(tenant: Surveyed) -> Iterator[str]:
 def _lines(findings: Findings) -> Iterator[str]:
     yield from ("", "Where work ran")
     for each in findings.located:
-        unit = f"{each.unit}{'s' * (len(each.units) != 1)}"
-        yield f"  {each.tenant}: probe on {unit} {listed(each.units)}: {each.word}: {each.why}"
+        where = f" on {each.unit}{'s' * (len(each.units) != 1)} {listed(each.units)}" if each.units else ""
+        yield f"  {each.tenant}: probe{where}: {each.word}: {each.why}"
         own = f" on {listed(each.own)}" if each.own else ""
         if each.own_why:
             yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"

@@ -49,11 +49,11 @@ async def probe(controller: ControllerDep) -> Response:
     found, shared = await _partitions(controller), []
     for each in controller.devices:  # Units of different devices have the same numbers.
         placements = await controller.probe(each)
-        for name, units in placements.items():
+        for name, placement in placements.items():
             partition = found["partitions"][name]
             for share in [*([partition] if partition["device"] == each.name else []), *partition.get("devices", ())]:
                 if share["device"] == each.name:
-                    share["located"] = sorted(units) or None  # Under MPS they have no numbers.
+                    share["located"] = sorted(placement) if isinstance(placement, frozenset) else None
         shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
     found["overlaps"] = shared
     return json_response(found)

@@ -125,7 +125,8 @@ class LocatedPartition(Partition):
     """A tenant's share, and where its work ran."""
 
     located: list[int] | None = Field(
-        description="Numbers of the units on which the probe's work ran; null under MPS, where SMs have no numbers."
+        description="Numbers of the units on which the probe's work ran; null under MPS, where SMs have no numbers: there the "
+        "work takes all SMs of every partition at the same time, and tenants that could not have theirs are in `overlaps`."
     )
 
 
@@ -133,7 +134,7 @@ class Overlap(Schema):
     """Two tenants whose work ran on the same units."""
 
     tenants: list[str]
-    units: list[int]
+    units: list[int] = Field(description="Empty where units have no numbers.")
 
 
 class Probed(Schema):

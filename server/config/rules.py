@@ -1,11 +1,13 @@
 """Rules between keys of a file. They look at the file's values, not at models, so that no wrong value hides their problems."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from partitions.installing import install_command
+from partitions.mps import MOST_CLIENTS
 from partitions.plan import ranges
 
 from .forms import shown
@@ -189,15 +191,23 @@ def _cores_of_device(name: str, device: Mapping[str, Any], owners: dict[int, str
 
 def _devices_of_tenants(document: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Problem]:
     """A tenant names a device that there is, and has to where there are several: a default would fill one of them."""
-    known = list(_table(document, "devices")) or ["0"]
+    devices = _table(document, "devices") or {"0": document.get("device")}
+    known, held = list(devices), Counter[object]()
     for name in tenants:
         tenant, path = _table(tenants, name), ("tenants", name, "device")
-        device = tenant.get("device")
+        device = tenant.get("device", known[0])
         for each in device if isinstance(device, list | tuple) else [device]:
             if isinstance(each, str) and each and each not in known:
                 yield path, f"{shown(each)} is not a configured device; {nearest(each, known)}"
+            elif isinstance(each, str):
+                held[each or known[0]] += 1
         if "device" not in tenant and len(known) > 1:
             yield path, f"missing; there are several devices, so name one of {', '.join(map(repr, known))}"
+    for name in known:
+        if _table(devices, name).get("mps") == "on" and held[name] > MOST_CLIENTS:
+            why = f"it has {held[name]} tenants, and a daemon takes the processes of {MOST_CLIENTS}"
+            key = ("devices", name) if "devices" in document else ("device",)
+            yield (*key, "mps"), f'"on", but {why}; have fewer tenants there, or leave it out'
 
 
 def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -16,6 +16,8 @@ class DeviceInfo:
     unit: str
     granules: tuple[int, ...]
     address: str = ""
+    shared: bool = False
+    """Whether several processes have partitions of it, so that only all of them together can show that these are apart."""
 
 
 NOT_OPENED = DeviceInfo("", "not opened yet", "", ())

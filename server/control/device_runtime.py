@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from partitions.plan import Granules
+from partitions.probe import Placement
 
 from ..accounts.usage import Report
 from ..config.schema import ModelOptions
@@ -158,8 +159,11 @@ class DeviceRuntime(Protocol):
     async def usage(self) -> Report | None:
         """What its tenants' works have used since its process began; None if it does not answer within about a second."""
 
-    async def probe(self) -> dict[str, frozenset[int]]:
-        """Run a small amount of work in each partition; the units on which it ran, by tenant."""
+    async def probe(self, seconds: float) -> dict[str, Placement]:
+        """Where a small amount of work in each partition ran, or, on a shared device, when work of so long had all its units.
+
+        By tenant. While a move is prepared, those partitions count that it makes, and not those that they replace.
+        """
 
     def stop_loading(self) -> None:
         """The server drains: load no more models, and abandon builds."""

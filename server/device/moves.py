@@ -61,6 +61,11 @@ class PartitionMoves:
     def __repr__(self) -> str:
         return f"<PartitionMoves of {', '.join(self._prepared) or 'no tenant'}>"
 
+    @property
+    def prepared(self) -> dict[str, Partition]:
+        """The partitions that a prepared move makes, by tenant; none without one."""
+        return {name: worker.partition for name, worker in self._prepared.items()}
+
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         """Make partitions and workers of these granules beside the old ones; the units that a probe ran on, by tenant.
 

@@ -12,6 +12,7 @@ from engines import Executor
 from partitions import Device, DeviceLost, DeviceUnavailable, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
+from partitions.probe import Placement
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
@@ -127,7 +128,7 @@ class Runtime:
 
     async def open(self) -> DeviceInfo:
         device = self.device
-        return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules), device.address)
+        return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules), device.address, device.shared)
 
     async def start(
         self,
@@ -236,8 +237,12 @@ class Runtime:
         used = [TenantUsages(name, meter.usages()) for name, meter in self._meters.items()]
         return Report(self._epoch, used, energy)
 
-    async def probe(self) -> dict[str, frozenset[int]]:
-        return await asyncio.to_thread(probes.locate, self.manager.held)
+    async def probe(self, seconds: float) -> dict[str, Placement]:
+        partitions = {**self.manager.held, **self.moves.prepared}
+        if not self.device.shared:
+            return {**await asyncio.to_thread(probes.locate, partitions)}
+        held = await asyncio.gather(*(asyncio.to_thread(each.hold, seconds) for each in partitions.values()))
+        return dict(zip(partitions, held, strict=True))
 
     def stop_loading(self) -> None:
         if self._lifecycle.state not in ("closed", "lost"):

@@ -10,6 +10,8 @@ import pytest
 
 from partitions import Device, open_device
 
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+"""As the server does: with the driver's 8, streams share hardware queues, and works of one wait behind those of another."""
 Figures = dict[str, Any]
 
 

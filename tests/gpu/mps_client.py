@@ -38,6 +38,7 @@ def main() -> None:
         "fault": lambda: (launch(device, partition, "bad", NOWHERE), partition.stream.sync()),
         "busy": lambda: launch(device, partition, "spin", LONG),
         "wait": partition.stream.sync,
+        "hold": lambda: [partition.hold(1.0) for _ in range(10)],
     }
     for line in sys.stdin:
         work[line.strip()]()

@@ -184,16 +184,21 @@ def test_an_engines_own_kernels_run_only_on_its_partitions_sms(
             while not read(*source).any():
                 assert monotonic() < ends, f"the input did not reach the GPU; was it submitted? {run.submitted.is_set()}"
                 sleep(0.001)
+            began = monotonic()
             elsewhere = free.infer()
+            everywhere_took = monotonic() - began
             for _ in range(ON_B):
                 beside = neighbour.infer()
+            beside_took = monotonic() - began - everywhere_took
             outputs = [read(*target) for target in targets]
             stood_still = waiting.is_alive()
             gave_up = held.gave_up
             held.release()
             waiting.join()
 
-        assert not gave_up, "an inference on all of the GPU, or on other SMs, did not end while the partition's were taken"
+        assert not gave_up, (
+            f"while its SMs were taken: {everywhere_took:.3f} s on all of the GPU, {beside_took:.3f} s on others"
+        )
         assert stood_still
         assert not any(output.any() for output in outputs), "the engine has computed something on other SMs"
         for got in elsewhere, beside, run.infer():

@@ -117,6 +117,29 @@ def test_each_tenant_gets_right_answers_from_a_process_of_its_own(serving: Serve
     check_all(serving, 1)
 
 
+def test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes_meanwhile(
+    serving: Served, found: dict[str, Any]
+) -> None:
+    before = serving.admin("GET", "partitions")["partitions"]
+    (owner,) = (name for name in TENANTS if 0 in before[name]["granules"])
+    others = [name for name in TENANTS if name != owner]
+    with client_of(serving) as client:
+        assert client.stdin
+        client.stdin.write("hold\n")
+        client.stdin.flush()
+        overlaps = serving.admin("POST", "partitions/probe")["overlaps"]
+        assert overlaps == [{"tenants": sorted((owner, other)), "units": []} for other in others]
+        with closing(Client(serving.port)) as asking:
+            status, answer, _ = asking.ask("PUT", "/admin/partitions", json.dumps({others[0]: 3, others[1]: 5}).encode())
+        assert status == 500
+        assert "did not have all their units at the same time" in answer.decode()
+    assert serving.admin("GET", "partitions")["partitions"] == before
+    began = time.monotonic()
+    assert serving.admin("POST", "partitions/probe")["overlaps"] == []
+    found["a probe of all placements, s"] = round(time.monotonic() - began, 4)
+    check_all(serving, 7)
+
+
 def test_a_process_that_is_killed_in_work_is_not_noticed_by_other_tenants(serving: Served, found: dict[str, Any]) -> None:
     others = [process_of(serving, name) for name in TENANTS[1:]]
     with asking(serving.port, "acme") as acme, asking(serving.port, "globex") as globex:

@@ -39,7 +39,7 @@ def summary(times: list[float]) -> dict[str, float]:
 
 @pytest.fixture
 def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
-    """Launches so many blocks, each of which writes its SM to device memory and runs for so many cycles."""
+    """Launches so many blocks, each of which writes its SM and two times, and runs for so many nanoseconds."""
     from cuda.core import LaunchConfig, Program, ProgramOptions, launch
 
     from partitions.cuda.sm_probe import SOURCE, THREADS
@@ -47,8 +47,8 @@ def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
     program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.make_current().arch}"))
     kernel = program.compile("cubin").get_kernel("where_am_i")
 
-    def start(stream: Any, blocks: int, address: int, cycles: int) -> None:
-        launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, address, cycles)
+    def start(stream: Any, blocks: int, address: int, nanoseconds: int) -> None:
+        launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, address, nanoseconds)
 
     return start
 
@@ -187,14 +187,14 @@ def test_a_partition_is_carved_located_and_closed_on_three_threads(device: Any) 
 
 def test_partitions_run_concurrently(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
     """Long kernels on all partitions at once take hardly longer than one alone."""
-    memory = (ctypes.c_uint32 * (2 * sum(device.granules)))()
+    memory = (ctypes.c_int64 * (3 * 2 * sum(device.granules)))()
     with closing(device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))) as pinned, ExitStack() as left:
         partitions = [left.enter_context(closing(device.carve([granule]))) for granule in range(len(device.granules))]
         times: list[float] = []
         for some in (partitions[:1], partitions[:1], partitions):
             with milliseconds(times):
                 for partition in some:
-                    where_am_i(partition.stream, 2 * partition.size, pinned.device_address, 50_000_000)
+                    where_am_i(partition.stream, 2 * partition.size, pinned.device_address, 25_000_000)
                 for partition in some:
                     partition.stream.sync()
     _, alone, together = times
@@ -203,7 +203,7 @@ def test_partitions_run_concurrently(device: Any, where_am_i: Any, figures: dict
 
 
 def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
-    memory = (ctypes.c_uint32 * (16 * MIB // 4))()
+    memory = (ctypes.c_int64 * (16 * MIB // 8))()
     pinning: list[float] = []
     with closing(device.carve([0])) as partition:
         with milliseconds(pinning):
@@ -213,7 +213,7 @@ def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, f
                 device.pin(pinned.address, pinned.nbytes)
             where_am_i(partition.stream, 4096, pinned.device_address, 1000)
             partition.stream.sync()
-            assert set(memory[:4096]) == partition.locate()
+            assert set(memory[: 3 * 4096 : 3]) == partition.locate()
     with pytest.raises(PartitionError, match="NOT_REGISTERED"):
         device.unpin(ctypes.addressof(memory))
     figures["pinning 16 MiB, ms"] = pinning[0]

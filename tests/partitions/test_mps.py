@@ -503,6 +503,9 @@ async def test_a_client_s_partitions_have_no_numbers_of_their_sms_but_no_more_of
             assert "under MPS" in device.describe()
             probe.check(partitions := {"acme": a, "globex": b}, probe.locate(partitions))
             assert a.locate() == b.locate() == frozenset()
+            assert gpu.limits == {0: 256}
+            held = a.hold(0.01)
+            assert (held.units, held.until - held.since) == (8, 10_000_000)
             gpu.confines = False
             with pytest.raises(cuda.Misplaced, match=r"<CudaPartition granules \[0\], 8 SMs> ran on 32 SMs"):
                 a.locate()

@@ -1,6 +1,7 @@
 import pytest
 
 from partitions import Misplaced, Partition, probe
+from partitions.base import Held
 from tests.fakes import FakeDevice, FakePartition
 
 
@@ -53,3 +54,20 @@ def test_every_problem_is_named_at_once() -> None:
 def test_overlaps_are_listed_by_pair_in_the_order_of_their_names() -> None:
     placements = {"c": frozenset({1, 2}), "a": frozenset({1}), "b": frozenset({2, 3}), "d": frozenset({9})}
     assert probe.overlaps(placements) == [("a", "c", frozenset({1})), ("b", "c", frozenset({2}))]
+
+
+def test_partitions_that_had_all_their_units_at_the_same_time_are_apart() -> None:
+    assert probe.overlaps({"a": Held(8, 100, 300), "b": Held(8, 200, 400), "c": Held(20, 250, 260)}) == []
+
+
+@pytest.mark.parametrize("late", [Held(8, 300, 400), Held(8, 500, 900), Held(8, 250, 250), Held(8, 260, 240)])
+def test_a_partition_that_had_its_units_at_another_time_may_share_some(late: Held) -> None:
+    held = {"a": Held(8, 100, 300), "b": late}
+    assert probe.overlaps(held) == [("a", "b", frozenset())]
+    with pytest.raises(Misplaced, match=r"^a and b did not have all their units at the same time, so they share some, or"):
+        probe.check(dict.fromkeys(held, FakeDevice((8,)).carve([0])), held)
+
+
+def test_units_and_times_are_not_compared() -> None:
+    with pytest.raises(TypeError, match="locate all, or hold all"):
+        probe.overlaps({"a": Held(8, 100, 300), "b": frozenset({1})})

@@ -54,6 +54,10 @@ class Device:
         return hardware.Capability(int(self._gpu.arch[:-1]), int(self._gpu.arch[-1]))
 
     @property
+    def properties(self) -> hardware.Properties:
+        return hardware.Properties()
+
+    @property
     def resources(self) -> "DeviceResources":
         return DeviceResources(self._gpu, self._gpu.whole())
 

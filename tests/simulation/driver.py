@@ -46,6 +46,10 @@ class CUstreamCaptureStatus(IntEnum):
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
 
 
+class CUlimit(IntEnum):
+    CU_LIMIT_STACK_SIZE = 0
+
+
 class CUdevResourceType(IntEnum):
     CU_DEV_RESOURCE_TYPE_SM = 1
 
@@ -204,6 +208,9 @@ class Driver:
 
     def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
         return self._call("cuCtxGetStreamPriorityRange", lambda: self._gpu.priorities, current=True)
+
+    def cuCtxSetLimit(self, limit: CUlimit, value: int) -> tuple[Any, ...]:
+        return self._call("cuCtxSetLimit", lambda: self._gpu.limits.update({CUlimit(limit): value}), current=True)
 
     def cuCtxSetCurrent(self, ctx: int) -> tuple[Any, ...]:
         return self._call("cuCtxSetCurrent", lambda: self._gpu.set_current(int(ctx)))

@@ -48,6 +48,12 @@ class Capability(NamedTuple):
     minor: int
 
 
+class Properties(NamedTuple):
+    """Some of a device's."""
+
+    max_threads_per_multiprocessor: int = 2048
+
+
 @dataclass
 class Context:
     """A green context, or one with all of a device."""
@@ -159,6 +165,8 @@ class Gpu:
         """%globaltimer, in nanoseconds."""
         self.captured_by_all: list[Capture] = []
         """Captures in the global mode that are under way."""
+        self.limits: dict[int, int] = {}
+        """Limits of the primary context that were set, by their CUlimit."""
         self.here = threading.local()
         self.mps: Client | None = None
         """The connection to an MPS server, if the environment names one when the GPU is first used."""

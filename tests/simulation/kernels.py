@@ -2,12 +2,19 @@
 run.
 """
 
-from collections.abc import Callable, Mapping
-from ctypes import c_uint32, c_uint64
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from ctypes import c_int64, c_uint32, c_uint64
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 from .errors import Misuse
 from .gpu import Gpu
+from .mps_daemon import PIPES
 from .streams import Stream
 
 ROW = 24
@@ -18,15 +25,37 @@ KEPT = 16
 """Bytes before the rows that the device keeps: whose turn it is, how many blocks have arrived."""
 
 
-def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) -> Callable[[], None]:
-    """Each block writes its SM."""
-    if cycles <= 0:
+def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, nanoseconds: int) -> Callable[[], None]:
+    """Each block writes its SM, and when it began and ended. An SM has room for two; others wait until these end.
+
+    Under MPS the SMs are taken from other processes meanwhile, by locks on files in the daemon's folder.
+    """
+    if nanoseconds <= 0:
         raise Misuse("blocks that end at once do not fill an SM")
 
     def run() -> None:
-        (c_uint32 * blocks).from_address(gpu.reach(seen, 4 * blocks))[:] = gpu.run_blocks(stream, blocks)
+        rows = (c_int64 * 3 * blocks).from_address(gpu.reach(seen, ROW * blocks))
+        waves: Counter[int] = Counter()
+        with _taken(gpu, stream):
+            start = gpu.timer()
+            for row, sm in zip(rows, gpu.run_blocks(stream, blocks), strict=True):
+                began = start + waves[sm] // 2 * nanoseconds
+                row[:] = [sm, began, began + nanoseconds]
+                waves[sm] += 1
+            if gpu.mps:
+                sleep((-(-max(waves.values()) // 2)) * nanoseconds / 1e9)
 
     return run
+
+
+@contextmanager
+def _taken(gpu: Gpu, stream: Stream) -> Iterator[None]:
+    """No other process that is a client of the same daemon has the SMs of this stream."""
+    with ExitStack() as taken:
+        for sm in sorted(stream.context.sms) if gpu.mps else ():
+            file = taken.enter_context(Path(os.environ[PIPES], f"sm{sm}").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def copy_in(

@@ -17,6 +17,7 @@ from .plans import make_plan
 
 serving = real.serving
 test_answers = real.test_each_tenant_gets_right_answers_from_a_process_of_its_own
+test_a_proof = real.test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes_meanwhile
 test_a_killed_process = real.test_a_process_that_is_killed_in_work_is_not_noticed_by_other_tenants
 test_a_fault = real.test_a_fault_ends_the_processes_of_all_tenants_idle_ones_too_and_all_are_served_again
 test_repartitions = real.test_tenants_exchange_granules_while_all_are_asked

@@ -18,13 +18,14 @@ class DeviceInfoFields(Fields):
     unit: str
     granules: tuple[int, ...]
     address: str = ""
+    shared: bool = False
 
     @classmethod
     def of(cls, info: DeviceInfo) -> "DeviceInfoFields":
         return mirror(cls, info)
 
     def info(self) -> DeviceInfo:
-        return DeviceInfo(self.kind, self.description, self.unit, self.granules, self.address)
+        return DeviceInfo(self.kind, self.description, self.unit, self.granules, self.address, self.shared)
 
 
 class ExecutionFields(Fields):

@@ -140,7 +140,9 @@ class GetUsage(Message):
 
 
 class ProbePartitions(Message):
-    """Answered with the units that the probe ran on, by tenant."""
+    """Answered with a `Placement` by tenant; see `DeviceRuntime.probe`."""
+
+    seconds: float
 
 
 class ReplaceLink(Message):

@@ -80,7 +80,7 @@ class RuntimeServer:
             messages.GetExecutions: self._executions,
             messages.GetMemory: self._memory,
             messages.GetUsage: self._usage,
-            messages.ProbePartitions: lambda _: self.opened.probe(),
+            messages.ProbePartitions: lambda message: self.opened.probe(message.seconds),
             messages.StopLoading: self._stop_loading,
             messages.Abandon: self._abandon,
             messages.CloseDevice: lambda _: self.opened.close(),

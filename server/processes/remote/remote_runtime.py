@@ -12,6 +12,7 @@ from typing import Any
 from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
+from partitions.probe import Placement
 
 from ...accounts.usage import Report
 from ...control.descriptions import DeviceInfo, Loading, RungState
@@ -140,8 +141,8 @@ class RemoteRuntime:
     async def usage(self) -> Report | None:
         return await self._reports.usage()
 
-    async def probe(self) -> _Units:
-        found: _Units = await self._calls.call(messages.ProbePartitions(), _Units)
+    async def probe(self, seconds: float) -> dict[str, Placement]:
+        found: dict[str, Placement] = await self._calls.call(messages.ProbePartitions(seconds), dict[str, Placement])
         return found
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:

@@ -5,12 +5,14 @@ import os
 import socket
 import threading
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from greenlane.load import others
 from greenlane.load.rules import Word
-from greenlane.prove.confinement import LEAST_TICKS, Located, Seen, Watch, judged, parsed, processes_of
+from greenlane.prove.confinement import LEAST_TICKS, Located, Seen, Watch, judged, parsed, probe, processes_of
 
 ACME = Located("acme", "core", (2, 3), "isolated", "")
 GLOBEX = {0: "of globex"}
@@ -74,3 +76,28 @@ def test_what_other_programs_used_is_what_is_left_of_busy_cores() -> None:
     assert others.busy(stat, frozenset({0, 2})) == [200 / ticks, 3 / ticks]
     assert math.isnan(others.Others([0], whole=False).share())
     assert 0 <= others.Others(sorted(os.sched_getaffinity(0)), whole=True).share() <= 1
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "word", "said"),
+    [
+        ([], "isolated", "took all of its 8 SMs at the same time as each other tenant's took theirs"),
+        (
+            [{"tenants": ["acme", "globex"], "units": []}],
+            "leaks",
+            "it did not have all of its units at the same time as globex",
+        ),
+    ],
+)
+def test_a_partition_without_numbers_is_apart_if_it_was_held_with_all_others(
+    overlaps: list[dict[str, Any]], word: Word, said: str
+) -> None:
+    answer = {
+        "devices": [{"name": "0", "unit": "SM"}],
+        "overlaps": overlaps,
+        "partitions": {"acme": {"device": "0", "size": 8, "located": None}},
+    }
+    access: Any = SimpleNamespace(administer=lambda *asked: answer)
+    (found,) = probe(access)
+    assert (found.tenant, found.units, found.word) == ("acme", (), word)
+    assert said in found.why

@@ -391,6 +391,21 @@ def test_inline_http_refuses_a_process_for_each_tenant(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "whose"), [(48, 0), (49, 0), (49, 1)])
+def test_no_more_tenants_have_processes_under_mps_than_a_daemon_takes(folder: Path, count: int, whose: int) -> None:
+    devices = "".join(f"[devices.{name}]\nbackend = 'cuda'\nindex = {name}\nmps = 'on'\n" for name in "01")
+    on = [str(whose)] * count + ["1"]
+    tenants = "".join(f"[tenants.t{number}]\n{ACME}device = '{each}'\n" for number, each in enumerate(on))
+    text = f'{devices}[models]\nrepository = "models"\n{tenants}'
+    if count <= 48:
+        assert len(load(write(folder, text)).tenants_on(str(whose))) == count
+    else:
+        assert problems(folder, text) == [
+            f'devices.{whose}.mps: "on", but it has {count + whose} tenants, and a daemon takes the processes of 48; '
+            "have fewer tenants there, or leave it out"
+        ]
+
+
 @pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001"), ("http_processes", "2")])
 def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: str, value: str) -> None:
     assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [

@@ -151,7 +151,7 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
             runtime.models.unload("acme", "m"),
             runtime.moves.prepare({"acme": (1,)}),
             runtime.moves.halt(),
-            runtime.probe(),
+            runtime.probe(0.002),
         ):
             with pytest.raises(Unavailable, match="is being started again"):
                 await asyncio.wait_for(call, 10)

@@ -1,0 +1,128 @@
+"""Several processes have partitions of one device: it is seen that these are apart by holding all of them at the same time."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partitions import Misplaced
+from partitions.base import Held
+from partitions.plan import Granules
+from partitions.probe import Placement
+from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.tenant import TenantConfig
+from server.control.controller import Controller
+from server.control.descriptions import DeviceInfo, Pause
+
+MILLISECOND = 1_000_000
+
+
+class Process:
+    """The runtime of one tenant, which begins `late` nanoseconds after the others when it is held."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.late = 0
+        self.away = False
+        self.asked: list[float] = []
+        self.steps: list[str] = []
+        self.moves: Any = self
+
+    async def open(self) -> DeviceInfo:
+        return DeviceInfo("fake", "a shared device", "core", (1,) * 4, shared=True)
+
+    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
+        return dict.fromkeys(granules)
+
+    async def probe(self, seconds: float) -> dict[str, Placement]:
+        assert not self.away
+        self.asked.append(seconds)
+        return {self.tenant: Held(1, self.late, self.late + round(seconds * 1e9))}
+
+    async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
+        return dict.fromkeys(granules, frozenset())
+
+    async def switch(self) -> dict[str, Pause]:
+        self.steps.append("switch")
+        return {}
+
+    async def discard(self) -> None:
+        self.steps.append("discard")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not called here")
+
+
+class Site:
+    """Three tenants of one granule each, of a device of four."""
+
+    def __init__(self) -> None:
+        tenants = [TenantConfig(name=name, device="0", granules=1, models=("*",)) for name in ("acme", "globex", "initech")]
+        config = Config(
+            devices={"0": DeviceConfig()},
+            models=ModelsConfig(repository=Path()),
+            tenants={tenant.name: tenant for tenant in tenants},
+            source="test",
+        )
+        frontends: Any = dict.fromkeys(config.tenants)
+        self.controller = Controller(config, frontends, lambda _: None)
+        self.processes: dict[str, Any] = {name: Process(name) for name in config.tenants}
+        self.controller.add(self.processes, "0")
+
+    async def start(self) -> "Site":
+        await self.controller.start()
+        self.controller._states |= dict.fromkeys(self.controller._states, "serving")
+        for process in self.processes.values():
+            process.asked.clear()
+        return self
+
+    @property
+    def shares(self) -> list[int]:
+        return [len(each.granules) for each in self.controller.devices[0].held.values()]
+
+
+async def test_all_partitions_are_held_at_the_start_and_before_a_move_is_committed() -> None:
+    site = Site()
+    await site.controller.start()
+    assert [process.asked for process in site.processes.values()] == [[0.002]] * 3
+    await site.controller.repartition({"acme": 2})
+    assert [process.asked for process in site.processes.values()] == [[0.002] * 2] * 3
+    assert site.shares == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("late", "asked"), [(1, [0.002]), (3, [0.002, 0.02]), (99, [0.002, 0.02, 0.1])])
+async def test_partitions_are_held_for_longer_where_one_began_too_late(late: int, asked: list[float]) -> None:
+    site = await Site().start()
+    site.processes["globex"].late = late * MILLISECOND
+    await site.controller.repartition({"acme": 2})
+    assert site.processes["initech"].asked == asked
+    assert site.shares == [2, 1, 1]
+
+
+async def test_a_server_does_not_start_with_partitions_that_are_never_held_at_the_same_time() -> None:
+    site = Site()
+    site.processes["initech"].late = 600 * MILLISECOND
+    with pytest.raises(
+        Misplaced, match=r"^device 0: acme and initech did not have all their units at the same time.*; globex and"
+    ):
+        await site.controller.start()
+
+
+async def test_a_move_to_partitions_that_are_not_apart_is_discarded() -> None:
+    site = await Site().start()
+    site.processes["initech"].late = 600 * MILLISECOND
+    with pytest.raises(Misplaced, match=r"^device 0: acme and initech did not have"):
+        await site.controller.repartition({"acme": 2})
+    assert site.processes["acme"].steps == ["discard"]
+    assert site.shares == [1, 1, 1]
+    found = await site.controller.probe(site.controller.devices[0])
+    assert found["initech"] == Held(1, 600 * MILLISECOND, 1100 * MILLISECOND), "the last and longest"
+
+
+async def test_a_process_that_is_started_again_stops_no_move_of_others() -> None:
+    site = await Site().start()
+    site.processes["globex"].away = True
+    await site.controller.repartition({"acme": 2})
+    assert site.processes["initech"].asked == [0.002]
+    assert site.shares == [2, 1, 1]
