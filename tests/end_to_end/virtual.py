@@ -4,10 +4,13 @@ Everything but the mapping is real: threads are pinned to cores that exist, seve
 partition ran is given in granules.
 """
 
+import os
 import threading
 from collections.abc import Sequence
+from time import monotonic_ns, sleep
 
 from partitions import PartitionError
+from partitions.base import Held
 from partitions.cpu import CpuPartition
 from partitions.loads import UnpacedLoads
 
@@ -24,6 +27,12 @@ class VirtualPartition(CpuPartition):
     def locate(self) -> frozenset[int]:
         super().locate()
         return frozenset(self.granules)
+
+    def hold(self, seconds: float) -> Held:
+        """Nothing is held, but it takes as long."""
+        since = monotonic_ns()
+        sleep(seconds)
+        return Held(self.size, since, monotonic_ns())
 
 
 class VirtualDevice:
@@ -59,7 +68,11 @@ class VirtualDevice:
 
     address = ""
     uuid = "GPU-0"
-    shared = True
+
+    @property
+    def shared(self) -> bool:
+        """As on a GPU: in a client of an MPS daemon."""
+        return "CUDA_MPS_PIPE_DIRECTORY" in os.environ
 
     def memory(self) -> int | None:
         return None

@@ -38,7 +38,7 @@ LENDER_P99 = 1.8
 lender rests, and then aims at 1.15.
 """
 ROUNDS, SECONDS, RATE = 5, 1.0, 250.0
-Launch = Callable[[Any, int, int, int], None]
+Launch = Callable[[Any, int, Any, int], None]
 
 
 class Shares:
@@ -194,17 +194,17 @@ def test_the_lender_s_blocks_start_before_those_of_a_wide_partition(
     shares: Shares, where_am_i: Launch, figures: dict[str, Any]
 ) -> None:
     """A kernel of 40 waves of blocks is on all SMs. The lender's, of one wave, waits for blocks that run, not for waves."""
-    cycles, waves = 100_000, 40
+    nanoseconds, waves = 50_000, 40
     with ExitStack() as made:
-        memory = (ctypes.c_uint32 * (2 * waves * sum(shares.device.granules)))()
+        memory = (ctypes.c_int64 * (3 * 2 * waves * sum(shares.device.granules)))()
         pinned = made.enter_context(closing(shares.device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))))
 
         def lender_took(crowd: Any) -> float:
             def run() -> float:
                 if crowd is not None:
-                    where_am_i(crowd.stream, 2 * waves * crowd.size, pinned.device_address, cycles)
+                    where_am_i(crowd.stream, 2 * waves * crowd.size, pinned, nanoseconds)
                 began = perf_counter()
-                where_am_i(shares.lender.stream, 2 * shares.lender.size, pinned.device_address, cycles)
+                where_am_i(shares.lender.stream, 2 * shares.lender.size, pinned, nanoseconds)
                 shares.lender.stream.sync()
                 took = perf_counter() - began
                 for partition in (shares.wide, shares.equal):

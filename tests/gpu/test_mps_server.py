@@ -127,7 +127,9 @@ def test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes
         assert client.stdin
         client.stdin.write("hold\n")
         client.stdin.flush()
-        overlaps = serving.admin("POST", "partitions/probe")["overlaps"]
+        ends = time.monotonic() + PATIENCE
+        while not (overlaps := serving.admin("POST", "partitions/probe")["overlaps"]):  # It does not hold them yet.
+            assert time.monotonic() < ends
         assert overlaps == [{"tenants": sorted((owner, other)), "units": []} for other in others]
         with closing(Client(serving.port)) as asking:
             status, answer, _ = asking.ask("PUT", "/admin/partitions", json.dumps({others[0]: 3, others[1]: 5}).encode())

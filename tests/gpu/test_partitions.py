@@ -38,17 +38,18 @@ def summary(times: list[float]) -> dict[str, float]:
 
 
 @pytest.fixture
-def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
-    """Launches so many blocks, each of which writes its SM and two times, and runs for so many nanoseconds."""
+def where_am_i(device: Any) -> Callable[[Any, int, Any, int], None]:
+    """Launches so many blocks, each of which writes its SM and two times to pinned memory, and runs for so many nanoseconds."""
     from cuda.core import LaunchConfig, Program, ProgramOptions, launch
 
-    from partitions.cuda.sm_probe import SOURCE, THREADS
+    from partitions.cuda.sm_probe import ROW, SOURCE, THREADS
 
     program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.make_current().arch}"))
     kernel = program.compile("cubin").get_kernel("where_am_i")
 
-    def start(stream: Any, blocks: int, address: int, nanoseconds: int) -> None:
-        launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, address, nanoseconds)
+    def start(stream: Any, blocks: int, pinned: Any, nanoseconds: int) -> None:
+        assert ROW * blocks <= pinned.nbytes
+        launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, pinned.device_address, nanoseconds)
 
     return start
 
@@ -194,7 +195,7 @@ def test_partitions_run_concurrently(device: Any, where_am_i: Any, figures: dict
         for some in (partitions[:1], partitions[:1], partitions):
             with milliseconds(times):
                 for partition in some:
-                    where_am_i(partition.stream, 2 * partition.size, pinned.device_address, 25_000_000)
+                    where_am_i(partition.stream, 2 * partition.size, pinned, 25_000_000)
                 for partition in some:
                     partition.stream.sync()
     _, alone, together = times
@@ -211,7 +212,7 @@ def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, f
         with closing(pinned):
             with pytest.raises(PartitionError, match="ALREADY_REGISTERED"):
                 device.pin(pinned.address, pinned.nbytes)
-            where_am_i(partition.stream, 4096, pinned.device_address, 1000)
+            where_am_i(partition.stream, 4096, pinned, 1000)
             partition.stream.sync()
             assert set(memory[: 3 * 4096 : 3]) == partition.locate()
     with pytest.raises(PartitionError, match="NOT_REGISTERED"):
