@@ -172,7 +172,7 @@ class _Check:
     def _check_mps(self, name: str, device: Device | None) -> None:
         """Check that each tenant can have a process of its own here, without starting any."""
         count = len(self._config.tenants_on(name))
-        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, each of which takes some 555 MiB of the GPU")
+        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, each of which takes some 360 MiB of the GPU")
         key = (*self._key(name), "mps")
         try:
             if device and not device.uuid:

@@ -700,5 +700,5 @@ def test_a_device_process_for_each_tenant_is_announced_and_what_is_missing_for_i
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert checked.check(('backend = "cpu"', 'backend = "cpu"\nmps = "on"'), device=device) == 2
-    assert "  1 device process under MPS, each of which takes some 555 MiB of the GPU" in checked.out
+    assert "  1 device process under MPS, each of which takes some 360 MiB of the GPU" in checked.out
     assert any(line.startswith(said) for line in checked.err), checked.err
