@@ -330,6 +330,7 @@ class Controller:
             self.repartitions += 1
             self.wide.remake()
             self.ladders.remake()
+            await self._look_held(target)
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.info, target.held))
 
     async def reconfigure(self, config: Config, everywhere: Everywhere) -> None:
@@ -338,9 +339,12 @@ class Controller:
         One at a time. Raises Conflict, DoesNotFit or another error with the reasons if not all of it can be; then nothing has
         changed.
         """
-        self.reconfiguring = True
+        self.reconfiguring, before = True, self.repartitions
         try:
             await Reconfiguration(self, self.tenant_host, config, everywhere).run()
+            if self.repartitions != before:
+                async with self._repartitioning:
+                    await together(self._look_held(device) for device in self.devices)
         finally:
             self.reconfiguring = False
 
@@ -436,6 +440,13 @@ class Controller:
             if not device.info.shared or not overlaps(found):
                 break
         return {name: found[name] for name in device.runtimes if name in found}
+
+    async def _look_held(self, device: ControlledDevice) -> None:
+        """Log it if partitions that are in use already are not apart, since there is no way back."""
+        try:
+            await self._check_held(device)
+        except Misplaced as error:
+            log.critical("%s; POST /admin/partitions/probe looks again", error)
 
     async def _check_held(self, device: ControlledDevice) -> None:
         """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart."""

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from partitions.plan import Granules
 
-from ..errors import BadRequest, Unavailable
+from ..errors import BadRequest, Conflict, Unavailable
 from ..protocol.json_document import show
 from .controlled_device import ControlledDevice
+from .descriptions import NOT_OPENED
 
 
 class TransferPlan(NamedTuple):
@@ -37,7 +38,7 @@ def plan_transfer(
     """A known tenant's move to another device, onto so many granules or as many as it has; None if it is there with as many.
 
     `state_of` returns the state of a device; `possible` is whether this server can move tenants at all. Raises BadRequest,
-    DoesNotFit with the arithmetic, Unavailable while one of the devices does not serve.
+    DoesNotFit with the arithmetic, Conflict for a device that is not open, Unavailable while one of the devices does not serve.
     """
     source, *more = [device for device in devices if tenant in device.runtimes]
     if more:
@@ -62,6 +63,8 @@ def plan_transfer(
             f"tenant {tenant} cannot move while it is served: on cores each tenant's process has its own device side; "
             f"set tenants.{tenant}.device and restart the server"
         )
+    if target.info is NOT_OPENED:
+        raise Conflict(f"device {to}: it had no tenant at the start, so it is not open; give it one, and restart the server")
     return TransferPlan(source, target, target.plan({tenant: count}).after[tenant])
 
 

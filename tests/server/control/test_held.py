@@ -14,6 +14,8 @@ from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Pause
+from server.control.device_runtime import DeviceRuntime
+from server.errors import Conflict
 
 MILLISECOND = 1_000_000
 
@@ -55,20 +57,28 @@ class Process:
 
 
 class Site:
-    """Three tenants of one granule each, of a device of four."""
+    """Three tenants of one granule each, of a device of four, and another device with these."""
 
-    def __init__(self) -> None:
-        tenants = [TenantConfig(name=name, device="0", granules=1, models=("*",)) for name in ("acme", "globex", "initech")]
+    def __init__(self, others: tuple[str, ...] = ()) -> None:
+        shares = {"acme": "0", "globex": "0", "initech": "0"} | dict.fromkeys(others, "1")
+        tenants = [TenantConfig(name=name, device=on, granules=1, models=("*",)) for name, on in shares.items()]
         config = Config(
-            devices={"0": DeviceConfig()},
+            devices={"0": DeviceConfig(), "1": DeviceConfig()},
             models=ModelsConfig(repository=Path()),
             tenants={tenant.name: tenant for tenant in tenants},
             source="test",
         )
         frontends: Any = dict.fromkeys(config.tenants)
-        self.controller = Controller(config, frontends, lambda _: None)
+        self.controller = Controller(config, frontends, lambda _: None, self._transfer)
         self.processes: dict[str, Any] = {name: Process(name) for name in config.tenants}
-        self.controller.add(self.processes, "0")
+        for device in config.devices:
+            self.controller.add({name: self.processes[name] for name in config.tenants_on(device)}, device)
+
+    async def _transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:
+        """To a process of its own there."""
+        late, self.processes[tenant] = self.processes[tenant].late, Process(tenant)
+        self.processes[tenant].late = late
+        return self.processes[tenant]  # type: ignore[no-any-return]
 
     async def start(self) -> "Site":
         await self.controller.start()
@@ -126,3 +136,19 @@ async def test_a_process_that_is_started_again_stops_no_move_of_others() -> None
     await site.controller.repartition({"acme": 2})
     assert site.processes["initech"].asked == [0.002]
     assert site.shares == [2, 1, 1]
+
+
+async def test_a_tenant_that_moves_is_held_with_those_that_are_there(caplog: pytest.LogCaptureFixture) -> None:
+    site = await Site(("hooli",)).start()
+    await site.controller.transfer("acme", "1")
+    assert [site.processes[name].asked for name in ("acme", "hooli", "globex")] == [[0.002], [0.002], []]
+    site.processes["globex"].late = 600 * MILLISECOND
+    with caplog.at_level("CRITICAL"):
+        await site.controller.transfer("globex", "1")
+    assert "device 1: acme and globex did not have all their units" in caplog.text
+
+
+async def test_no_tenant_moves_to_a_device_that_was_not_opened() -> None:
+    site = await Site().start()
+    with pytest.raises(Conflict, match=r"^device 1: it had no tenant at the start, so it is not open; give it one"):
+        await site.controller.transfer("acme", "1")
