@@ -532,7 +532,9 @@ def _remove(folder: Path) -> None:
             opened.callback(os.close, process)
             if _is_in(Path("/proc", name), folder):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
-                select.select([process], [], [], ANSWER_LIMIT)
+                ended = select.poll()  # Descriptors may have any number, which `select` does not take.
+                ended.register(process, select.POLLIN)
+                ended.poll(ANSWER_LIMIT * 1000)
     shutil.rmtree(folder, ignore_errors=True)
 
 
