@@ -39,8 +39,8 @@ from .sm_probe import SmProbe, open_probe
 T = TypeVar("T")
 
 STACK = 256
-"""Bytes of a thread's stack in a process that has one tenant; the driver enlarges it for kernels that need more. In place of
-its 1,024 that saves 198 MiB of device memory in each process (H100, driver 580.159, 2026-11-26)."""
+"""Bytes of a thread's stack in a process that has one tenant. The driver's own 1,024 take 198 MiB more of device memory in each
+process (H100, driver 580.159, 2026-11-26); for a kernel that needs more it enlarges the stack (NVIDIA on cuCtxSetLimit)."""
 DEFAULT_STREAMS = {0: "the NULL stream", 1: "the legacy default stream", 2: "the per-thread default stream"}
 NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
@@ -115,7 +115,7 @@ class CudaPartition:
         return self.run(lambda: self.device.locate(self))
 
     def hold(self, seconds: float) -> Held:
-        """See `Partition.hold`. On a stream of its own, so that it waits for none of this partition's works but those that run.
+        """See `Partition.hold`. The work has a stream of its own, so it does not wait for what is queued in the partition's.
 
         Raises PartitionError, DeviceLost.
         """

@@ -160,9 +160,10 @@ class DeviceRuntime(Protocol):
         """What its tenants' works have used since its process began; None if it does not answer within about a second."""
 
     async def probe(self, seconds: float) -> dict[str, Placement]:
-        """Where a small amount of work in each partition ran, or, on a shared device, when work of so long had all its units.
+        """Run a small amount of work in each partition; the units on which it ran, by tenant.
 
-        By tenant. While a move is prepared, those partitions count that it makes, and not those that they replace.
+        On a shared device the work takes all units for so many seconds, and the answer is when it had them. While a move is
+        prepared, a tenant that moves is represented by its new partition.
         """
 
     def stop_loading(self) -> None:

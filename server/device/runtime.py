@@ -241,8 +241,8 @@ class Runtime:
         partitions = {**self.manager.held, **self.moves.prepared}
         if not self.device.shared:
             return {**await asyncio.to_thread(probes.locate, partitions)}
-        held = await asyncio.gather(*(asyncio.to_thread(each.hold, seconds) for each in partitions.values()))
-        return dict(zip(partitions, held, strict=True))
+        # Each process has one tenant here: a device holds one partition at a time, so several would never be held together.
+        return {name: await asyncio.to_thread(each.hold, seconds) for name, each in partitions.items()}
 
     def stop_loading(self) -> None:
         if self._lifecycle.state not in ("closed", "lost"):

@@ -11,7 +11,7 @@ import pytest
 from partitions import Device, open_device
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-"""As the server does: with the driver's 8, streams share hardware queues, and works of one wait behind those of another."""
+"""As the server does, before the driver is loaded. The driver's own number is 8, and streams beyond it share a queue."""
 Figures = dict[str, Any]
 
 
