@@ -1,13 +1,14 @@
 """A process with the GPU that it sees as device 0, for tests of MPS.
 
 A line of JSON says whether it is a client of an MPS server, or the error. Then it does what lines on its standard input ask
-for, and answers each with a line.
+for, and answers each with a line; after "hold" it does nothing else until it is killed.
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from partitions import open_device
@@ -38,7 +39,7 @@ def main() -> None:
         "fault": lambda: (launch(device, partition, "bad", NOWHERE), partition.stream.sync()),
         "busy": lambda: launch(device, partition, "spin", LONG),
         "wait": partition.stream.sync,
-        "hold": lambda: [partition.hold(1.0) for _ in range(10)],
+        "hold": lambda: [partition.hold(1.0) for _ in count()],
     }
     for line in sys.stdin:
         work[line.strip()]()

@@ -91,9 +91,11 @@ def client_of(server: Served, module: str = "tests.gpu.mps_client") -> Iterator[
         words, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as client:
         assert client.stdout
-        assert json.loads(client.stdout.readline())["client"]
-        yield client
-        client.kill()
+        try:
+            assert json.loads(client.stdout.readline())["client"]
+            yield client
+        finally:
+            client.kill()
 
 
 def check_all(server: Served, seed: int) -> None:
@@ -122,23 +124,26 @@ def test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes
 ) -> None:
     before = serving.admin("GET", "partitions")["partitions"]
     (owner,) = (name for name in TENANTS if 0 in before[name]["granules"])
-    others = [name for name in TENANTS if name != owner]
-    with client_of(serving) as client:
-        assert client.stdin
-        client.stdin.write("hold\n")
-        client.stdin.flush()
+    one, other = (name for name in TENANTS if name != owner)
+    with client_of(serving) as client, closing(Client(serving.port)) as asking:
+        print("hold", file=client.stdin, flush=True)
         ends = time.monotonic() + PATIENCE
         while not (overlaps := serving.admin("POST", "partitions/probe")["overlaps"]):  # It does not hold them yet.
             assert time.monotonic() < ends
-        assert overlaps == [{"tenants": sorted((owner, other)), "units": []} for other in others]
-        with closing(Client(serving.port)) as asking:
-            status, answer, _ = asking.ask("PUT", "/admin/partitions", json.dumps({others[0]: 3, others[1]: 5}).encode())
+        assert overlaps == [{"tenants": sorted((owner, name)), "units": []} for name in (one, other)]
+        for more in 1, 0, 1, 0:  # On a busy host it may be late to take them again, and all partitions are apart for so long.
+            before = serving.admin("GET", "partitions")["partitions"]
+            counts = {one: 4 - more, other: 4 + more}
+            status, answer, _ = asking.ask("PUT", "/admin/partitions", json.dumps(counts).encode())
+            if status != 200:
+                break
         assert status == 500
         assert "did not have all their units at the same time" in answer.decode()
     assert serving.admin("GET", "partitions")["partitions"] == before
     began = time.monotonic()
     assert serving.admin("POST", "partitions/probe")["overlaps"] == []
     found["a probe of all placements, s"] = round(time.monotonic() - began, 4)
+    serving.admin("PUT", "partitions", {one: 4, other: 4})
     check_all(serving, 7)
 
 
