@@ -5,9 +5,6 @@ other half, lends it, and is asked by an open loop, at several loads. Servers wi
 has no bound (`benchmarks.unbounded`) run at the same time, and each round asks one of them after the other, so that what else
 the machine does meets all of them alike; on a GPU also one of a single tenant that has the whole device, which says what the
 borrower could have at most. Prints ratios over the server without lending: medians of rounds, and of pooled latencies.
-
-With `--joined` acme asks for single rows on many connections, which the server joins to batches that are too long to borrow
-unless they are cut; in place of lending without a bound there is a server that cuts none (`benchmarks.uncut`).
 """
 
 import argparse
@@ -18,10 +15,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.request import urlopen
 
 from greenlane.load import machine
@@ -35,7 +32,7 @@ from server.launch_loop.library import SWITCH
 from . import nets, subjects
 from .asks import binary, inference, tensor
 
-CASES = {"rigid": "server", "lent": "server", "uncut": "benchmarks.uncut", "unbounded": "benchmarks.unbounded"}
+CASES = {"rigid": "server", "lent": "server", "unbounded": "benchmarks.unbounded"}
 WHOLE = "whole device"
 
 
@@ -59,16 +56,6 @@ class Setting:
     """Of the borrower."""
     settings: str = ""
     """Further lines of the borrower's section."""
-    models: str = ""
-    """Further sections."""
-    joined: bool = False
-    """Whether the borrower's requests are joined to batches."""
-
-    @property
-    def cases(self) -> tuple[str, ...]:
-        """The servers to compare. The pairs of the one kind say nothing of the other's."""
-        lent = "uncut" if self.joined else "unbounded"
-        return ("rigid", "lent", lent, WHOLE) if "cuda" in self.device else ("rigid", "lent", lent)
 
     def config(self, case: str, root: Path, lend: str) -> str:
         """The configuration file of a case."""
@@ -78,19 +65,17 @@ class Setting:
         lines += [f"burst = {2 * self.half}"] if lends else []
         if case != WHOLE:
             lines += ["[tenants.globex]", f"granules = {self.half}", 'models = ["*"]', *([f'lend = "{lend}"'] if lends else [])]
-        return "\n".join([*lines, self.models])
+        return "\n".join(lines)
 
 
-def on_cores(cores: str, root: Path, joined: bool) -> Setting:
+def on_cores(cores: str, root: Path) -> Setting:
     """Two cores of the CPU, and the models in `root`."""
     subjects.write(root, {"conv", "mlp"}, plans=False)
     pair = Pair("conv beside mlp", binary("conv", "acme"), binary("mlp", "globex"))
-    made = Setting(f'[device]\nbackend = "cpu"\ncores = "{cores}"', 1, "100ms", [pair])
-    batches = "[models.conv]\nmax_batch = 8"
-    return replace(made, joined=True, connections=16, models=batches) if joined else made
+    return Setting(f'[device]\nbackend = "cpu"\ncores = "{cores}"', 1, "100ms", [pair])
 
 
-def on_gpu(granules: int, root: Path, joined: bool) -> Setting:
+def on_gpu(granules: int, root: Path) -> Setting:
     """The first `granules` of a GPU: batches of an encoder, a MobileNet and convolutions beside long works and short ones.
 
     HTTP carries 2 MB each way for a batch of `enc`, 5 MB for one of `mob`, and 0.2 MB for one of `conv`.
@@ -104,13 +89,10 @@ def on_gpu(granules: int, root: Path, joined: bool) -> Setting:
         return inference(model, tenant, tensor(model, rows) if model == "conv" else kinds[model].draw(rows, 1))
 
     names = (("enc", 8, "enc"), ("conv", 16, "enc"), ("conv", 16, "tiny"), ("mob", 8, "mob"))
-    if joined:
-        names = (("enc", 1, "enc"), ("conv", 1, "enc"), ("conv", 1, "tiny"), ("mob", 1, "mob"))
     pairs = [
         Pair(f"{one} b{rows} beside {other}", ask(one, "acme", rows), ask(other, "globex", 1)) for one, rows, other in names
     ]
-    made = Setting('[device]\nbackend = "cuda"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
-    return replace(made, joined=True, connections=48, models="[models.conv]\nmax_batch = 16") if joined else made
+    return Setting('[device]\nbackend = "cuda"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
 
 
 class Round(NamedTuple):
@@ -209,18 +191,16 @@ def measure(asking: Asking, ports: Mapping[str, int], loads: Sequence[float], ro
         for case in asked:
             print(f"lender at {load:4.0%}, {case:>12}: {_said(found[case], found['rigid'])}", flush=True)
     for case, port in shared.items():
-        wide = _borrowed(port)
-        print(f"borrower,{case:>10}: {wide.get('launches', 0)} went wide so far, cut to {wide.get('cuts', {})}")
+        print(f"borrower,{case:>10}: {_borrowed(port)} went wide so far")
     latencies = {case: sorted(asking.late(port, firsts)) for case, port in shared.items()} if firsts else {}
     for case, ordered in latencies.items():
         print(f"first request after a second, {case:>10}: p50 {percentile(ordered, 0.5):.2f} ms, longest {ordered[-1]:.2f} ms")
 
 
-def _borrowed(port: int) -> dict[str, Any]:
-    """What the borrower's wide partition was used for; nothing if it has none."""
+def _borrowed(port: int) -> int:
+    """How many inferences of the borrower's ran on granules of the lender's; 0 if it has no wide partition."""
     with urlopen(f"http://127.0.0.1:{port}/admin/partitions", timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)["partitions"]["acme"].get("wide", {})
-        return found
+        return int(json.load(answer)["partitions"]["acme"].get("wide", {}).get("launches", 0))
 
 
 def main() -> None:
@@ -233,7 +213,6 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--seconds", type=float, default=3.0, help="of a round")
     options.add_argument("--firsts", type=int, default=32, help="first requests after a second of idling")
-    options.add_argument("--joined", action="store_true", help="the borrower's requests are joined, and batches cut or not")
     options.add_argument("--pairs", type=int, nargs="*", help="which pairs, from 0; default: all")
     options.add_argument("--without", nargs="*", default=[], choices=[*CASES, WHOLE], help="servers to leave out")
     options.add_argument("--repository", type=Path, help="where models are made, or are already; default: a temporary folder")
@@ -242,9 +221,9 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root = chosen.repository or folder / "models"
-        on_cpu = chosen.device == "cpu"
-        setting = on_cores(chosen.cores, root, chosen.joined) if on_cpu else on_gpu(chosen.granules, root, chosen.joined)
-        cases = [case for case in setting.cases if case not in chosen.without]
+        setting = on_cores(chosen.cores, root) if chosen.device == "cpu" else on_gpu(chosen.granules, root)
+        all_cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
+        cases = [case for case in all_cases if case not in chosen.without]
         texts = {case: setting.config(case, root, chosen.lend or setting.lend) for case in cases}
         ports = started(stack, folder, texts)
         time.sleep(2)  # Wide partitions are made once all models are loaded.

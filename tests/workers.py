@@ -29,7 +29,6 @@ SLOWEST = (
     "tests/end_to_end/test_repository.py",
     "tests/end_to_end/test_device_process.py",
     "tests/end_to_end/test_reload_tenants.py",
-    "tests/end_to_end/test_cutting.py",
     "tests/end_to_end/test_generate.py",
     "tests/end_to_end/test_ensembles.py",
     "tests/greenlane/test_wheel.py",

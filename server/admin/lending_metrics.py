@@ -31,16 +31,9 @@ def families(reports: Sequence[tuple[TenantConfig, Report]], states: Sequence[Wi
             "Inferences of a tenant with a wide partition that stayed on its own granules, by why",
             labels=["tenant", "reason"],
         )
-        cut = CounterMetricFamily(
-            "greenlane_cut_batches",
-            "Batches of a tenant with a wide partition that were cut, so that they can run there",
-            labels=["tenant"],
-        )
-        counted = {tenant.name: report.lane.cut for tenant, report in reports}
         for state in states:
-            cut.add_metric([state.tenant], counted.get(state.tenant, 0))
             for reason, count in state.home_launches.items():
                 home.add_metric([state.tenant, reason], count)
             launches.add_metric([state.tenant], state.launches)
             returns.add_metric([state.tenant], state.returns)
-        yield from (launches, returns, home, cut)
+        yield from (launches, returns, home)

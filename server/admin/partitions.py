@@ -191,5 +191,5 @@ def shown_wide(state: WideState) -> Object:
     """A wide partition as JSON."""
     borrowed = [{"owner": lender, "granules": list(granules)} for lender, granules in state.lent.items()]
     counts = {"launches": state.launches, "returns": state.returns, "home_launches": dict(state.home_launches)}
-    named = {"cuts": dict(state.cuts), "too_long": list(state.too_long), "problems": list(state.problems)}
+    named = {"too_long": list(state.too_long), "problems": list(state.problems)}
     return {"granules": list(state.granules), "borrowed": borrowed, **counts, **named}

@@ -61,9 +61,6 @@ class WidePartition(Schema):
         "what it takes is not known yet (`not_measured`), it takes longer than the lenders' `lend` (`too_long`), or no less "
         "than at home (`no_faster`)."
     )
-    cuts: dict[str, int] = Field(
-        description="The rows to which batches of requests are cut now, by model: longer ones could not run there."
-    )
     too_long: list[str] = Field(description="Models that never run there as they take too long, with the figures.")
     problems: list[str] = Field(description="What could not be made, so that it runs on the tenant's share only.")
 
@@ -173,7 +170,6 @@ class Tenant(Schema):
     expired: int = Field(description="Requests so far whose timeout passed.")
     invalid: int = Field(description="Requests refused so far because they were wrong.")
     unread: int = Field(description="Connections closed so far because their clients did not read their answers.")
-    cut: int = Field(description="Batches cut so far, so that they can run on granules that others lend.")
     age_seconds: float = Field(description="How old these numbers are: above 0 while the tenant's process does not answer.")
 
 

@@ -21,9 +21,8 @@ class WideState(NamedTuple):
     """A tenant's wide partition as its device side has it.
 
     `launches` are works that ran there so far, and `returns` those of them during which a lender came back; `home_launches` are
-    works that could not, by why. `cuts` are the rows that batches of a model are cut to, so that they can. `too_long` names
-    models that never run there as their works are longer than lenders allow. `problems` say what could not be made: the
-    partition, or a model's executor there.
+    works that could not, by why. `too_long` names models that never run there as their works are longer than lenders allow.
+    `problems` say what could not be made: the partition, or a model's executor there.
     """
 
     tenant: str
@@ -32,7 +31,6 @@ class WideState(NamedTuple):
     launches: int
     returns: int
     home_launches: Mapping[str, int]
-    cuts: Mapping[str, int]
     too_long: tuple[str, ...]
     problems: tuple[str, ...]
 

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ..control.descriptions import Execution
-from ..link.messages import ModelKey
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import State
 from ..workers.worker import Worker
@@ -51,11 +50,6 @@ class LoadedModels:
         """Whether at least one version of a tenant's model is served."""
         loaded = self._models[tenant].get(name)
         return bool(loaded and loaded.served)
-
-    def joined(self, tenant: str) -> frozenset[ModelKey]:
-        """The keys of a tenant's models whose requests are joined into batches; none if the tenant has gone."""
-        found = [served for loaded in self._models.get(tenant, {}).values() for served in loaded.served]
-        return frozenset([served.key for served in found if served.batching])
 
     def ensembles(self, tenant: str, models: Collection[str]) -> list[LoadedModel]:
         """The ensembles that use one of these models as a step, served or not."""

@@ -21,7 +21,6 @@ from ..workers.borrowing import Borrowing, BorrowingStatistics
 from ..workers.closing import close_all
 from ..workers.stretching import Measured
 from ..workers.worker import Worker
-from .batch_cuts import BatchCuts
 from .paged_executor import PagedExecutor
 from .tenant_locks import TenantLocks
 
@@ -68,16 +67,11 @@ class Stretches:
         self._max_pause = max_pause
         self._tenants: dict[str, _Tenant] = {}
         self._looking: asyncio.TimerHandle | None = None
-        self._cuts = BatchCuts(workers)
         self.refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
         """Why a tenant's model may not take as much of the device's memory beside what the tenant has; "" if it may."""
 
     def __repr__(self) -> str:
         return f"<Stretches of {', '.join(name for name, each in self._tenants.items() if each.plan) or 'no tenant'}>"
-
-    def cut_only(self, joined: Callable[[str], Collection[ModelKey]]) -> None:
-        """Cut batches of no other models than these, which are a tenant's at the moment of the call."""
-        self._cuts.joined = joined
 
     async def narrow(self, names: Collection[str]) -> None:
         """Keep these tenants on their home partitions until `stretch`. Returns once nothing is in flight on the wide ones.
@@ -125,13 +119,11 @@ class Stretches:
     def remove(self, name: str) -> None:
         """Forget a tenant that has gone, whose worker has closed what it had."""
         self._tenants.pop(name, None)
-        self._cuts.remove(name)
 
     def close(self) -> None:
         """Stop looking for models that take too long, and close the descriptors of the pages."""
         if self._looking:
             self._looking.cancel()
-        self._cuts.close()
         for page in self._pages.values():
             os.close(page)
 
@@ -144,7 +136,7 @@ class Stretches:
                 granules = tuple(made.partition.granules) if made else ()
                 problems = (each.problem,) if each.problem else tuple(each.refused.values())
                 lent = each.plan.lent if made else {}
-                counts = *each.statistics.totals(), each.statistics.why_home(), self._cuts.settled(name)
+                counts = *each.statistics.totals(), each.statistics.why_home()
                 found.append(WideState(name, granules, lent, *counts, tuple(each.too_long.values()), problems))
         return found
 
@@ -193,7 +185,6 @@ class Stretches:
             return
         await asyncio.to_thread(worker.stretch, made)
         worker.widen()
-        self._cuts.follow(name, made, found.statistics)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
         lent = "; ".join(f"{list(granules)} of {lender}" for lender, granules in plan.lent.items())

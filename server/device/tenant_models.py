@@ -96,7 +96,6 @@ class TenantModels:
         )
         self.pager.on_back = self._follow_paging
         stretches.refuse = ladders.refuse = self.pager.refuse_more
-        stretches.cut_only(self.served.joined)
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)

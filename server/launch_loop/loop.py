@@ -227,12 +227,9 @@ class LaunchLoop:
         """Decide by these lenders' pages from the next `run` on; with None everything stays on the home partition."""
         self._borrowing = borrowing
 
-    def times(self) -> list[tuple[ModelKey, int, int, tuple[Shape, ...], int]]:
-        """What works of each model and shapes took at home and on the wide partition, in nanoseconds, 0 if unknown, and when
-        the latter is forgotten, as `Measured` has them. Any thread, while it runs too.
-        """
-        measured = zip(self.known, self._times, strict=False)
-        return [(known.model, int(each.home), int(each.wide), known.shapes, int(each.retry_at)) for known, each in measured]
+    def times(self) -> list[tuple[ModelKey, int, int]]:
+        """What works took at home and on the wide partition, in nanoseconds, 0 if unknown. Any thread, while it runs too."""
+        return [(known.model, int(each.home), int(each.wide)) for known, each in zip(self.known, self._times, strict=False)]
 
     def cancel(self, slot: int, serial: int) -> None:
         """Refuse this ticket if it was not launched yet."""

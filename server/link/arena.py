@@ -1,9 +1,8 @@
 """The memory that the HTTP side and the device side of one tenant share, whether they are threads or processes.
 
-There are two memory files. One is the arena: the words of `cuts`, the cells of the two rings, three single cells (see `ring`),
-and for each slot a page for its ticket and one for its completion; a restarted HTTP process gets a new one, and so does one
-whose device side is replaced. The other has the tensors and lives as long as the tenant is served: it is page-locked for the
-device only once.
+There are two memory files. One is the arena: the cells of the two rings, three single cells (see `ring`), and for each slot a
+page for its ticket and one for its completion; a restarted HTTP process gets a new one, and so does one whose device side is
+replaced. The other has the tensors and lives as long as the tenant is served: it is page-locked for the device only once.
 """
 
 import fcntl
@@ -13,14 +12,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from . import cuts
 from .slots import Slot
 
 MESSAGE = 8 * 1024
 """Bytes for a slot's ticket, and the same for its completion."""
 _CELL = 4
-_WORDS = 8 * cuts.COUNT
-"""Bytes before the first ring."""
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, on every architecture; Python has no name for it before 3.13.
 
 
@@ -50,7 +46,7 @@ class Arena:
 
     def cells(self, ring: int) -> memoryview:
         """The cells of ring 0 or 1, one for each slot: 32-bit unsigned integers."""
-        start = _WORDS + ring * self.count * _CELL
+        start = ring * self.count * _CELL
         return self._view[start : start + self.count * _CELL].cast("I")
 
     @property
@@ -68,13 +64,8 @@ class Arena:
         """One cell: 1 if works run on cores of the host, which also answer requests, else 0."""
         return self._single(2)
 
-    @property
-    def cuts(self) -> memoryview:
-        """The words of `cuts`: 64-bit unsigned integers."""
-        return self._view[:_WORDS].cast("Q")
-
     def _single(self, index: int) -> memoryview:
-        start = _WORDS + (2 * self.count + index) * _CELL
+        start = (2 * self.count + index) * _CELL
         return self._view[start : start + _CELL].cast("I")
 
     def slot(self, index: int) -> Slot:
@@ -138,4 +129,4 @@ def _map(descriptor: int, size: int) -> mmap.mmap:
 
 
 def _rings(count: int) -> int:
-    return -(-(_WORDS + (2 * count + 3) * _CELL) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-(2 * count + 3) * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from ..errors import BadRequest
 from . import arena
 from .arena import Arena, TensorMemory
-from .cuts import Cuts
 from .encoding import Serializer, decode_outcome, decode_request
 from .listener import Listener, take
 from .messages import Done, Failure, Malformed, Ticket
@@ -231,8 +230,6 @@ class Completions:
         self._cells = arena.cells(1)
         self._deferred = arena.deferred
         self._on_host_cores = arena.on_host_cores
-        self.cuts: Cuts | None = Cuts(arena.cuts)
-        """None where several devices share the link."""
         self._put_count = self._rung_count = self._read_count = self._deferred_count = 0
 
     def __repr__(self) -> str:

@@ -243,7 +243,6 @@ class SpreadCompletions(Completions):
     def __init__(self, spread: Spread, arena: Arena) -> None:
         super().__init__(arena, spread.event, {})
         self._spread = spread
-        self.cuts = None  # Which device gets a batch is decided when it is joined already.
 
     def take(self) -> list[Done]:
         return self._spread.collect()

@@ -46,8 +46,6 @@ class BatchRuns:
         self._layouts = Layouts()
         self.running: dict[int, PendingBatch] = {}
         """By slot."""
-        self.cut = 0
-        """Batches that were cut, so that they can run on granules that others lend."""
         self.unbatchable: set[ModelKey] = set()
         """Models whose outputs could not be split; their requests run alone from then on."""
 
@@ -61,7 +59,6 @@ class BatchRuns:
     def launch(self, choice: Choice) -> Ticket:
         """Launch all chosen requests as one ticket, or the first one alone if they cannot be put into one slot."""
         batch = self._gather(choice.members, choice.batching) if choice.batching else None
-        self.cut += choice.cut
         if batch is None:
             ticket = choice.members[0][2]
             self._scheduler.launch(choice.members[:1], ticket.slot)

@@ -3,8 +3,7 @@
 1. The head of the queue (the smallest priority number, then the oldest) goes first and determines the model.
 2. Requests with the same batch key (same model, shapes that differ only in the batch dimension) join it in queue order, also
    past requests with another key, until one does not fit. So requests of one key never overtake each other.
-3. A batch ends at the largest preferred size that it reaches. If it reaches none, all of them form the batch. The device side
-   may have it cut to fewer rows than the model takes, so that it can run on granules that others lend (`server.link.cuts`).
+3. A batch ends at the largest preferred size that it reaches. If it reaches none, all of them form the batch.
 4. A batch that could still grow is held back while `in_flight_limit` works are in flight, so that the stream has its next work
    before the current one ends; if the model has a delay, also until the oldest request of the batch has waited that long. While
    works are short, or run on the cores that answer requests, one work in flight is enough to hold it back: there a batch loses
@@ -56,34 +55,30 @@ Queued = tuple[int, int, Ticket, Batchable | None]
 class Choice(NamedTuple):
     """What to launch now as one work. If `members` is empty nothing is launched, and `due` is when to ask again at the latest.
 
-    `batching` is set if there are several members. `cut`: one more would have fitted if the batch were not cut.
+    `batching` is set if there are several members.
     """
 
     members: Sequence[Queued] = ()
     batching: Batching | None = None
     due: float | None = None
-    cut: bool = False
 
 
 NOTHING = Choice()
 
 
-def choose(waiting: Sequence[Queued], running: int, enough: int, now: float, streams: int = 1, most: int = 0) -> Choice:
+def choose(waiting: Sequence[Queued], running: int, enough: int, now: float, streams: int = 1) -> Choice:
     """Choose from a queue that is not empty while one more work may start and `running` others are in flight.
 
     While `enough` are in flight, a batch that could grow is not launched. One of `streams` is idle while fewer are in flight.
-    The batch is cut to `most` rows, if that is not 0 and fewer than the model takes.
     """
     head = waiting[0][3]
     if head is None:
         return Choice(waiting[:1])
-    most = min(most, head.batching.most) if most else head.batching.most
-    members, sizes, more = _same_key(waiting, head, most)
-    cut = 0 < more <= head.batching.most
+    members, sizes, grows = _same_key(waiting, head)
     if reached := _preferred(sizes, head.batching.preferred):
-        return _launch(members[:reached], head.batching, cut)
-    if more or sizes[-1] >= most or len(members) < len(waiting):
-        return _launch(members, head.batching, cut)
+        return _launch(members[:reached], head.batching)
+    if not grows or len(members) < len(waiting):
+        return _launch(members, head.batching)
     if running >= enough:
         return NOTHING
     due = min([each[3].due for each in members if each[3]])
@@ -91,8 +86,8 @@ def choose(waiting: Sequence[Queued], running: int, enough: int, now: float, str
     return _launch(members, head.batching) if at_once else Choice(due=due)
 
 
-def _launch(members: Sequence[Queued], batching: Batching, cut: bool = False) -> Choice:
-    return Choice(members, batching if len(members) > 1 else None, cut=cut)
+def _launch(members: Sequence[Queued], batching: Batching) -> Choice:
+    return Choice(members, batching if len(members) > 1 else None)
 
 
 def largest_batch(signature: Signature) -> int:
@@ -100,23 +95,21 @@ def largest_batch(signature: Signature) -> int:
     return min([signature.max_batch, *(spec.limits[0][1] for spec in signature.inputs if spec.limits)])
 
 
-def _same_key(waiting: Sequence[Queued], head: Batchable, most: int) -> tuple[list[Queued], list[int], int]:
-    """The requests that run with the head, itself included, up to `most` rows; the total rows up to each; and, if one more is
-    queued that does not fit, the rows with it, else 0.
-    """
+def _same_key(waiting: Sequence[Queued], head: Batchable) -> tuple[list[Queued], list[int], bool]:
+    """The requests that run with the head, itself included; the total rows up to each; and whether one more would fit."""
     members: list[Queued] = []
     sizes: list[int] = []
-    rows = 0
+    rows, most = 0, head.batching.most
     for each in waiting:
         batchable = each[3]
         if batchable is None or batchable.key != head.key:
             continue
         if members and rows + batchable.rows > most:
-            return members, sizes, rows + batchable.rows
+            return members, sizes, False
         rows += batchable.rows
         members.append(each)
         sizes.append(rows)
-    return members, sizes, 0
+    return members, sizes, rows < most
 
 
 def _preferred(sizes: Sequence[int], preferred: Sequence[int]) -> int:

@@ -65,7 +65,6 @@ class Lane:
         self._scheduler = scheduler
         self._link = link
         self._helper = helper
-        scheduler.cuts = link.completions.cuts
         self._loop: Any = None  # Compiled code would check that `remove_reader` returns a bool; uvloop's does not.
         self._canceller = canceller
         self._pending: dict[int, PendingRequest] = {}
@@ -110,7 +109,6 @@ class Lane:
             self.admission.invalid,
             (requests, nbytes, connections, bodies),
             self.admission.unread,
-            self._batches.cut,
         )
 
     def backlog(self) -> Counter[ModelKey]:
@@ -306,7 +304,6 @@ class Lane:
         self._batches.tickets = self._parts.tickets = self._launcher.tickets = link.tickets
         self._scheduler.deferred = link.completions.deferred()
         self._scheduler.on_host_cores = link.completions.on_host_cores()
-        self._scheduler.cuts = link.completions.cuts
 
     def _on_completions(self) -> None:
         completions, scheduler = self._link.completions, self._scheduler

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class LaneStatistics(NamedTuple):
     """Requests queued now, in flight, and running although their clients disconnected; and counted since the start: refused for
     lack of room, timed out, invalid, and refused for each of the tenant's limits, in the order of `limits.LIMITS`; and
-    connections closed because their clients did not read their answers; and batches that were cut to run on granules of others.
+    connections closed because their clients did not read their answers.
     """
 
     waiting: int
@@ -17,4 +17,3 @@ class LaneStatistics(NamedTuple):
     invalid: int = 0
     limited: tuple[int, int, int, int] = (0, 0, 0, 0)
     unread: int = 0
-    cut: int = 0

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import QueueFull
-from ..link.cuts import Cuts
 from ..link.messages import ModelKey, Ticket
 from .batching import NOTHING, Batchable, Choice, Queued, choose
 
@@ -39,8 +38,8 @@ class Scheduler:
     this long together, because a launched ticket cannot be overtaken. `deferred` is how many launched tickets the worker has
     deferred while their shapes are prepared. `on_host_cores` is whether works run on the cores that answer requests, so that
     launching ahead gains nothing. While `held` is set nothing is launched; requests are queued, as many as could be queued and
-    launched otherwise. `cuts` say how large batches may be, if anything does. `batchable` is how many queued requests can
-    be batched: while there are any, use `choose` and `launch` instead of `take`.
+    launched otherwise. `batchable` is how many queued requests can be batched: while there are any, use `choose` and
+    `launch` instead of `take`.
     """
 
     def __init__(self, limit: int, in_flight_limit: int, horizon: int = 0, setting: str = "limit") -> None:
@@ -52,7 +51,6 @@ class Scheduler:
         self.deferred = 0
         self.paused = 0
         self.on_host_cores = self.held = False
-        self.cuts: Cuts | None = None
         self._waiting: list[Queued] = []
         self._in_flight: set[int] = set()
         self._arrivals = 0
@@ -117,8 +115,7 @@ class Scheduler:
         if self.held or not self._waiting or running >= self._current_limit:
             return NOTHING
         alone = self.on_host_cores or self._current_limit > self.in_flight_limit
-        enough = 1 if alone else self.in_flight_limit
-        return choose(self._waiting, running, enough, now, most=self._most(self._waiting[0][3]))
+        return choose(self._waiting, running, 1 if alone else self.in_flight_limit, now)
 
     def launch(self, members: Sequence[Queued], slot: int) -> None:
         """Launch these, which `choose` returned, as one ticket in this slot: in flight from now on."""
@@ -167,10 +164,6 @@ class Scheduler:
                 self.batchable -= batchable is not None
                 return True
         return False
-
-    def _most(self, head: Batchable | None) -> int:
-        """The most rows of a batch with the head of the queue."""
-        return self.cuts.most(head.key, head.batching.most) if self.cuts and head else 0
 
     @property
     def _may_launch(self) -> bool:

@@ -179,18 +179,14 @@ class Borrowing:
         measured. Any thread.
         """
         home, wide = self.sizes
+        mine = [Measured(key[0], times.home, times.wide) for key, times in list(self._times.items())]
         shortest: dict[ModelKey, Measured] = {}
-        for each in [*self.measured(), *others]:
+        for each in [*mine, *others]:
             if each.home and each.model in self.executors:
                 best = shortest.get(each.model)
                 if best is None or each.least(home, wide) < best.least(home, wide):
                     shortest[each.model] = each
         return [each for each in shortest.values() if each.least(home, wide) > self.limit]
-
-    def measured(self) -> list[Measured]:
-        """What this worker has measured of works that may go wide. Any thread."""
-        known = list(self._times.items())
-        return [Measured(key[0], each.home, each.wide, key[1], each.retry_at) for key, each in known]
 
     def _decide(self, ticket: Ticket, in_flight: bool) -> int:
         key = self._last = ticket.model, ticket.shapes

@@ -12,7 +12,7 @@ stayed at home is counted, so that an operator sees what to change.
 
 from typing import Final, NamedTuple
 
-from ..link.messages import ModelKey, Shape
+from ..link.messages import ModelKey
 
 SETTLED: Final = 100_000_000
 RETRY: Final = 1_000_000_000
@@ -67,17 +67,11 @@ class Times:
 
 
 class Measured(NamedTuple):
-    """What works of one model and shapes took at home and wide, as of late; 0 if that is not known. The rest as in `Times`."""
+    """What works of one model and shapes took at home and wide, as of late; 0 if that is not known."""
 
     model: ModelKey
     home: int
     wide: int
-    shapes: tuple[Shape, ...] = ()
-    retry_at: int = 0
-
-    def known(self, now: int) -> int:
-        """As `Times.known`."""
-        return 0 if self.retry_at and now >= self.retry_at else self.wide
 
     def least(self, home: int, wide: int) -> int:
         """The shortest that one may take wide: what it took there, or what it would if all units there helped."""

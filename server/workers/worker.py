@@ -13,7 +13,6 @@ from partitions import DeviceLost, Partition
 
 from ..accounts.meter import Meter, Place
 from ..launch_loop.loop import LaunchLoop, open_loop
-from ..link.cuts import BatchKey
 from ..link.messages import Failure, ModelKey
 from .borrowing import Borrowing
 from .bundling import BUNDLE
@@ -103,21 +102,10 @@ class Worker:
 
     def too_long(self) -> list[Measured]:
         """As `Borrowing.too_long`, with what the launch loop has measured. Any thread."""
-        return self.borrowing.too_long(self._measured_in_loop()) if self.borrowing else []
-
-    def measured(self) -> list[Measured]:
-        """What works that may go wide took: as the launch loop has it, then as the worker itself. Any thread."""
-        borrowing = self.borrowing
-        return [*self._measured_in_loop(), *borrowing.measured()] if borrowing else []
-
-    def cut(self, rows: Mapping[BatchKey, int]) -> None:
-        """Have the HTTP side join batches of these keys up to so many rows from now on, and cut no others."""
-        if (runner := self._runner) and (cuts := runner.session.link.completions.cuts):
-            cuts.write(rows)
-
-    def _measured_in_loop(self) -> list[Measured]:
+        if (borrowing := self.borrowing) is None:
+            return []
         loop = self._runner.session.loop if self._runner else None
-        return [Measured(*each) for each in loop.times()] if loop else []
+        return borrowing.too_long([Measured(*each) for each in loop.times()] if loop else [])
 
     def revoke(self) -> None:
         """Have the launch loop forget all that it knows, and stay on the home partition until `widen`. Blocks until it has."""

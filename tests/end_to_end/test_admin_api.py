@@ -132,7 +132,7 @@ def test_probe_reports_overlaps(standard: Path) -> None:
 
 
 def test_tenants_list_models_limits_and_counts(admin: httpx.Client) -> None:
-    counts = dict.fromkeys(("waiting", "in_flight", "abandoned", "rejected", "expired", "invalid", "unread", "cut"), 0)
+    counts = dict.fromkeys(("waiting", "in_flight", "abandoned", "rejected", "expired", "invalid", "unread"), 0)
     idle = counts | {"age_seconds": 0.0}
     ready = {"version": "1", "state": "READY"}
     absent = {"name": "absent", "state": "UNAVAILABLE", "reason": "not in the repository"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.link import arena, cuts
+from server.link import arena
 
 from .harness import cores
 from .processes import Load, Running, client, configure, running_module
@@ -24,8 +24,6 @@ models = ["identity"]
 granules = 1
 models = ["identity"]
 """
-RINGS = 8 * cuts.COUNT
-"""Where the cells of the first ring begin."""
 HEAD = 44
 """Bytes of a ticket's page before what it says of its model and shapes."""
 MALFORMED = "malformed message in the link of tenant acme; replacing its HTTP process"
@@ -55,7 +53,7 @@ def arena_of(server: Running, http: httpx.Client) -> tuple[str, int]:
 def total(file: str, count: int) -> int:
     """How many tickets were put into this arena."""
     with open(file, "rb", buffering=0) as found:
-        return int(struct.unpack("=I", os.pread(found.fileno(), 4, RINGS + 2 * count * 4))[0])
+        return int(struct.unpack("=I", os.pread(found.fileno(), 4, 2 * count * 4))[0])
 
 
 @pytest.mark.parametrize("what", ["a slot that does not exist", "no ticket"])
@@ -68,7 +66,7 @@ def test_a_process_that_sends_what_it_may_not_is_replaced_and_others_do_not_noti
         device, process = server.pid("dev 0"), server.pid("acme")
         descriptor = os.open(file, os.O_RDWR)
         pages = os.fstat(descriptor).st_size - count * 2 * arena.MESSAGE
-        places = [pages + slot * 2 * arena.MESSAGE + HEAD for slot in range(8)] if what == "no ticket" else [RINGS]
+        places = [pages + slot * 2 * arena.MESSAGE + HEAD for slot in range(8)] if what == "no ticket" else [0]
         damage = b"\xff" * 8 if what == "no ticket" else b"\xff" * 4 * count
         try:
             with Load(server, **{"X-Tenant": "acme"}):

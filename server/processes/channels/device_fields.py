@@ -134,14 +134,13 @@ class WideStateFields(Fields):
     launches: int
     returns: int
     home_launches: dict[str, int]
-    cuts: dict[str, int]
     too_long: tuple[str, ...]
     problems: tuple[str, ...]
 
     @classmethod
     def of(cls, state: WideState) -> "WideStateFields":
-        tenant, granules, lent, launches, returns, home_launches, cuts, *named = state
-        return cls(tenant, granules, dict(lent), launches, returns, dict(home_launches), dict(cuts), *named)
+        tenant, granules, lent, launches, returns, home_launches, *named = state
+        return cls(tenant, granules, dict(lent), launches, returns, dict(home_launches), *named)
 
     def state(self) -> WideState:
         return WideState(*msgspec.structs.astuple(self))

@@ -178,7 +178,6 @@ class LaneStatisticsFields(Fields):
     invalid: int
     limited: tuple[int, int, int, int]
     unread: int
-    cut: int
 
 
 class SlotStatisticsFields(Fields):

@@ -15,7 +15,7 @@ NEEDS = {"globex": Need(10.0, 0.64, 0.0)}
 
 
 def state(launches: int = 0, **home: int) -> WideState:
-    return WideState("acme", (0, 1), {"globex": (1,)}, launches, 0, home, {}, (), ())
+    return WideState("acme", (0, 1), {"globex": (1,)}, launches, 0, home, (), ())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_every_reason_to_stay_at_home_is_said_in_words(why: str) -> None:
 
 
 def test_two_lenders_lend() -> None:
-    after = WideState("acme", (0, 1, 2), {"globex": (1,), "initech": (2,)}, 3, 0, {}, {}, (), ())
+    after = WideState("acme", (0, 1, 2), {"globex": (1,), "initech": (2,)}, 3, 0, {}, (), ())
     assert advise_borrower(state(), after, {}) == ["3 of 3 inferences ran on granules that globex and initech lend"]
 
 

@@ -11,12 +11,9 @@ import pytest
 from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import DoesNotFit, PartitionError
 from server.admin.metrics import ServerCollector
-from server.admin.partitions import shown_wide
 from server.config.tenant import TenantConfig
 from server.errors import Conflict
-from server.link.cuts import COUNT
 from server.workers.borrowing import Borrowing
-from server.workers.stretching import Times
 from tests.fakes import FakePartition
 from tests.server.device.test_runtime import Site, add_model, serving
 
@@ -323,147 +320,6 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     assert state.too_long == ()
 
 
-ROW = ((16,),)
-"""The rest of the shapes of batches that were never asked for."""
-
-
-def measure(site: Site, rows: int, home: int, wide: int) -> None:
-    """Batches of model b with so many rows took so many milliseconds."""
-    times = borrowing(site)._times[site.tenant("acme").catalog.find("b").key, ((rows, *ROW[0]),)] = Times()
-    times.home, times.wide = home * 10**6, wide * 10**6
-
-
-def most(site: Site) -> int:
-    """The most rows of a batch of model b, which may have eight."""
-    tenant = site.tenant("acme")
-    cuts = tenant.lane._scheduler.cuts
-    assert cuts
-    return cuts.most((tenant.catalog.find("b").key, ROW), 8)
-
-
-async def test_batches_that_are_too_long_are_cut_to_the_size_that_goes_wide(site: Site) -> None:
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    assert most(site) == 8
-    cuts = site.runtime._stretches._cuts
-    assert not cuts.look()
-    assert most(site) == 4
-    (state,) = await site.controller.wide.states()
-    assert state.cuts == {"b/1": 4}
-    assert shown_wide(state)["cuts"] == {"b/1": 4}
-    await site.runtime.widths.narrow(["acme"])
-    cuts.look()
-    assert most(site) == 8, "the granules change hands"
-    (state,) = await site.controller.wide.states()
-    assert state.cuts == {}
-
-
-async def test_batches_are_whole_while_a_lender_has_requests_or_has_stopped(site: Site) -> None:
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    cuts = site.runtime._stretches._cuts
-    cuts.look()
-    lender = site.tenant("globex").lane.admission.lender
-    assert lender
-    for stop in (lambda: site.tenant("globex").lane.admission.admit(), lambda: lender.activity.set_lends(False)):
-        assert most(site) == 4
-        kind = stop()
-        await site.infer("acme")
-        cuts.look()
-        assert most(site) == 8
-        if kind is not None:
-            lender.end(kind)
-        lender.activity.set_lends(True)
-        for _ in range(2):
-            await site.infer("acme")
-            cuts.look()
-
-
-async def test_a_size_that_was_not_measured_is_tried_for_a_short_time(site: Site) -> None:
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    cuts = site.runtime._stretches._cuts
-    assert cuts.look(), "it looks again soon"
-    assert most(site) == 4
-    (state,) = await site.controller.wide.states()
-    assert state.cuts == {}
-    measure(site, 4, 800, 600)
-    assert not cuts.look(), "and is seen to be too long"
-    assert most(site) == 8
-
-
-async def test_a_wide_partition_that_was_remade_begins_without_cuts(site: Site) -> None:
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    cuts = site.runtime._stretches._cuts
-    cuts.look()
-    assert most(site) == 4
-    await site.controller.repartition({"initech": 1, "globex": 3})
-    await settled(site)
-    cuts.look()
-    assert most(site) == 8
-    (state,) = await site.controller.wide.states()
-    assert state.cuts == {}
-
-
-async def test_a_tenant_that_borrows_no_more_has_whole_batches(site: Site) -> None:
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    site.runtime._stretches._cuts.look()
-    assert most(site) == 4
-    await site.runtime.widths.stretch({})
-    site.runtime._stretches._cuts.look()
-    assert most(site) == 8
-
-
-async def test_only_models_whose_requests_are_joined_are_cut(site: Site) -> None:
-    """A request of no rows, as a model without batches takes it, is no reason to look at no tenant any more."""
-    await site.infer("acme", "a")
-    await go_wide(site)
-    alone = site.tenant("acme").catalog.find("a").key
-    for rows, home, wide in ((8, 1600, 900), (4, 800, 400), (0, 800, 400)):
-        times = borrowing(site)._times[alone, ((rows, *ROW[0]),)] = Times()
-        times.home, times.wide = home * 10**6, wide * 10**6
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    assert not site.runtime._stretches._cuts.look()
-    assert most(site) == 4
-    (state,) = await site.controller.wide.states()
-    assert state.cuts == {"b/1": 4}
-
-
-async def test_a_model_that_was_loaded_again_begins_without_cuts(site: Site) -> None:
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    cuts = site.runtime._stretches._cuts
-    cuts.look()
-    assert most(site) == 4
-    await site.controller.load("acme", "b")
-    await site.infer("acme")
-    cuts.look()
-    assert most(site) == 8
-    (state,) = await site.controller.wide.states()
-    assert state.cuts == {}
-
-
-async def test_a_model_that_was_loaded_again_many_times_is_cut(site: Site) -> None:
-    await go_wide(site)
-    for _ in range(COUNT):
-        measure(site, 8, 1600, 900)
-        measure(site, 4, 800, 400)
-        await site.controller.load("acme", "b")
-    await go_wide(site)
-    measure(site, 8, 1600, 900)
-    measure(site, 4, 800, 400)
-    site.runtime._stretches._cuts.look()
-    assert most(site) == 4
-
-
 async def test_closing_waits_for_a_wide_work(site: Site) -> None:
     await go_wide(site)
     gate = site.script.hold("run")
@@ -480,12 +336,11 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
     lender = site.tenant("globex").lane.admission.lender
     assert lender
     lender.guard.stops = 3
-    site.tenant("acme").lane._batches.cut = 2
     collector = ServerCollector(site.controller, await site.controller.reports(), [], (), await site.controller.wide.states())
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in collector.collect()
-        if family.name.startswith(("greenlane_lend", "greenlane_wide", "greenlane_home", "greenlane_cut"))
+        if family.name.startswith(("greenlane_lend", "greenlane_wide", "greenlane_home"))
         for sample in family.samples
         if sample.value or "home" not in family.name
     }
@@ -497,7 +352,6 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
         ("greenlane_home_launches_total", "acme", "not_measured"): 1,
         ("greenlane_wide_launches_total", "acme"): 1,
         ("greenlane_wide_returns_total", "acme"): 0,
-        ("greenlane_cut_batches_total", "acme"): 2,
     }
 
 

@@ -130,12 +130,9 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
     assert statistics.why_home() == {why: before[why] + more[why] for why in WHY_HOME}
     assert [each.model for each in bench.worker.too_long()] == []  # The worker itself has seen a shorter one.
     bench.worker.borrowing._times.clear()
-    (measured,) = bench.worker.too_long()
-    assert (measured.model, measured.shapes, measured.wide) == ("m/1#1", ((1,),), bench.worker.borrowing.limit + 1)
-    assert measured.home > 0
-    loop._times[0].retry_at = 100
-    (measured,) = bench.worker.measured()
-    assert (measured.known(99), measured.known(100)) == (bench.worker.borrowing.limit + 1, 0)
+    ((model, home, wide),) = bench.worker.too_long()
+    assert (model, wide) == ("m/1#1", bench.worker.borrowing.limit + 1)
+    assert home > 0
 
 
 def test_a_wide_work_is_alone_in_flight_and_is_seen_by_the_lender(bench: Looping) -> None:

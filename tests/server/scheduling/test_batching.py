@@ -75,30 +75,6 @@ def test_a_batch_is_launched_behind_fewer_works_in_flight() -> None:
     assert slots(choose(queue(1, 1), 2, 3, LATE)) == [0, 1]
 
 
-def test_a_batch_is_cut_to_fewer_rows_than_its_model_takes_and_the_rest_follows() -> None:
-    waiting = queue(2, 2, 2, 2)
-    found = choose(waiting, ENOUGH, ENOUGH, LATE, most=4)
-    assert (slots(found), found.cut, found.batching) == ([0, 1], True, PLAIN)
-    found = choose(waiting[2:], ENOUGH, ENOUGH, LATE, most=4)
-    assert (slots(found), found.cut) == ([2, 3], False)
-    assert choose(queue(2, 1), ENOUGH, ENOUGH, LATE, most=4) is NOTHING, "it could still grow"
-
-
-def test_a_request_with_more_rows_than_batches_are_cut_to_runs_alone() -> None:
-    found = choose(queue(4, 1), ENOUGH, ENOUGH, LATE, most=2)
-    assert (slots(found), found.cut, found.batching) == ([0], True, None)
-
-
-def test_a_cut_to_more_rows_than_the_model_takes_is_none() -> None:
-    found = choose(queue(4, 4, 4), 0, ENOUGH, LATE, most=99)
-    assert (slots(found), found.cut) == ([0, 1], False)
-
-
-def test_the_preferred_sizes_of_a_batch_that_is_cut_are_those_within_the_cut() -> None:
-    found = choose(queue(1, 1, 1, 1, batching=CHOOSY), 0, ENOUGH, LATE, most=3)
-    assert (slots(found), found.cut) == ([0, 1], True)
-
-
 def test_a_batch_is_not_held_back_before_requests_of_another_batch_key() -> None:
     waiting = [entry(0), entry(1, model="other"), entry(2, width=4), entry(3), entry(4, batching=None)]
     assert chosen(waiting, ENOUGH) == [0, 3]

@@ -452,23 +452,6 @@ async def test_on_host_cores_a_batch_that_could_grow_waits_behind_one_in_flight(
     assert [ticket.model for ticket in hand.tickets] == ["other"]
 
 
-async def test_a_batch_is_cut_as_the_device_side_says_and_counted(ahead: Lane, hand: Hand, link: Link) -> None:
-    assert link.completions.cuts
-    link.completions.cuts.write({("m", ((2,),)): 2})
-    submit(ahead, ahead.take_slot(), "other", SHAPES)
-    made = [give(ahead) for _ in range(4)]
-    await settle()
-    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
-    assert ahead.statistics().cut == 1
-    link.completions.cuts.write({})
-    await hand.end()
-    assert [ticket.shapes for ticket in hand.tickets] == [((2, 2),), ((2, 2),)]
-    for _ in range(2):
-        await hand.end(outputs=rows_out(2))
-    assert [(await answer).rows for _, answer in made] == [2] * 4
-    assert ahead.statistics().cut == 1
-
-
 async def test_requests_for_other_models_are_not_batched_together(ahead: Lane, hand: Hand) -> None:
     await held(ahead, hand, 1, 1)
     give(ahead, model="n")

@@ -249,23 +249,6 @@ async def test_relink_waits_for_what_is_in_flight_and_queued_requests_go_on(
     assert hand.tickets == []
 
 
-async def test_after_a_change_of_links_batches_are_cut_as_the_new_one_says(
-    link: Link, hand: Hand, another: Callable[[], tuple[Link, Hand]]
-) -> None:
-    new, second = another()
-    assert link.completions.cuts
-    assert new.completions.cuts
-    link.completions.cuts.write({("m", ((2,),)): 1})
-    new.completions.cuts.write({("m", ((2,),)): 3})
-    with opened(link, hand, Scheduler(8, 2)) as lane:
-        assert await lane.relink(new)
-        submit(lane, lane.take_slot(), "other", SHAPES)
-        for _ in range(4):
-            give(lane)
-        await settle()
-        assert [ticket.shapes for ticket in second.tickets] == [SHAPES, ((3, 2),)]
-
-
 async def test_as_many_requests_can_wait_while_the_link_changes_as_could_be_queued_and_launched(
     lane: Lane, another: Callable[[], tuple[Link, Hand]]
 ) -> None:

@@ -179,39 +179,22 @@ def test_what_takes_longer_than_the_lenders_allow_stays_home() -> None:
             bench.run(number)
         assert borrowing.statistics.launches == 0
         assert borrowing.statistics.why_home()["too_long"] == 3, "the first was not measured yet"
-        (measured,) = bench.worker.too_long()
-        assert (measured.model, measured.shapes, measured.wide) == ("m/1#1", ((1,),), 0)
-        assert measured.home > 1
+        ((model, home, wide),) = bench.worker.too_long()
+        assert (model, wide) == ("m/1#1", 0)
+        assert home > 1
 
 
-def test_what_works_took_is_known_by_their_shapes_until_it_is_forgotten() -> None:
-    with borrower() as (bench, borrowing):
-        bench.run(0)
-        bench.put(bench.ticket(0, 1, 2, 3))
-        bench.next()
-        one, three = bench.worker.measured()
-        assert (one.model, one.shapes, three.shapes) == ("m/1#1", ((1,),), ((3,),))
-        assert one.home > 0
-        for times in borrowing._times.values():
-            times.wide, times.retry_at = 7, 100
-        assert [each.known(99) for each in bench.worker.measured()] == [7, 7]
-        assert [each.known(100) for each in bench.worker.measured()] == [0, 0]
-        bench.worker.borrowing = None
-        assert bench.worker.measured() == []
-
-
-def test_how_large_batches_may_be_reaches_the_http_side_while_the_worker_serves() -> None:
-    key = ("m/1#1", ((),))
-    with borrower() as (bench, _):
-        cuts = bench.link.completions.cuts
-        assert cuts
-        bench.worker.cut({key: 2})
-        assert cuts.most(key, 8) == 2
-        bench.worker.cut({})
-        assert cuts.most(key, 8) == 8
-        bench.worker.halt()
-        bench.worker.cut({key: 2})
-        assert cuts.most(key, 8) == 8
+def test_a_batch_that_takes_longer_than_the_lenders_allow_stays_home_and_smaller_ones_go_wide() -> None:
+    with borrower(limit=10**9) as (bench, borrowing):
+        bench.run_at_home()
+        borrowing._of(("m/1#1", ((3,),))).home = 10**10
+        for count in (3, 1, 3):
+            values = range(count)
+            bench.put(bench.ticket(0, *values))
+            assert bench.answer(bench.next()) == [*values]
+        assert (bench.partition.stream.ran, bench.wide.stream.ran) == (3, 1)
+        assert borrowing.statistics.why_home()["too_long"] == 2
+        assert bench.worker.too_long() == [], "smaller batches of the model go wide"
 
 
 def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
@@ -279,7 +262,7 @@ def test_an_answer_in_parts_stays_home_and_is_no_measurement() -> None:
             ticket = ticket._replace(serial=ticket.serial + 1000, after=ticket.serial)
         bench.worker.halt()
         assert bench.wide.stream.ran == 0
-        assert (borrowing.measured(), sum(borrowing.statistics.why_home().values())) == ([], 0)
+        assert (borrowing._times, sum(borrowing.statistics.why_home().values())) == ({}, 0)
 
 
 @pytest.mark.parametrize("hosted", [False, True])

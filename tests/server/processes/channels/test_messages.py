@@ -33,7 +33,7 @@ STATISTICS = ModelStatistics({1: Size(1, 2, 3, 4, 5, 6)}, Size(7), 8, {2: Size(9
 REPORT = Report(
     [ModelReport("m", "1", STATISTICS, 4)],
     [IndexEntry("m", "1", "READY"), IndexEntry("b", "", "UNAVAILABLE", "why")],
-    LaneStatistics(1, 2, 3, 4, 5, 6, (7, 8, 9, 10), 11, 12),
+    LaneStatistics(1, 2, 3, 4, 5, 6, (7, 8, 9, 10), 11),
     SlotStatistics(1, 2, 3),
 )
 
