@@ -22,7 +22,7 @@ LEAST = 30
 """Samples, one a second, of a process that are enough to look at."""
 OLD = 300
 """Samples after which its memory has to be flat. The heap of a younger one still grows with its first changes of partitions
-and models, of which the next ones use what was freed (docs/soak.md has the curve).
+and models, of which the next ones use what was freed (docs/lab/2026-11-23-soak.md has the curve).
 """
 ENDING = 0.25
 """Seconds that a killed process may need until the kernel has closed its sockets; they are looked at separately."""

@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = "benchmarks", "engines", "examples", "greenlane", "partitions", "server"
 TESTS = "tests/engines", "tests/gpu", "tests/partitions"
 CODE = [path for package in (*PACKAGES, *TESTS) for path in (ROOT / package).rglob("*.py")]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+DOCS = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "lab"]  # Notes of the laboratory are not edited.
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 OTHERS = [path for folder in ("scripts", "deploy") for path in (ROOT / folder).iterdir() if path.is_file()]
 FILES = sorted([*CODE, *PAGES, *OTHERS])
 

@@ -1,12 +1,12 @@
 """Loads kernels with pauses while tenants are served, so that their launches rarely wait for a load.
 
 The driver holds a lock while it loads a kernel, for a millisecond or more, and every other thread's launch waits for it
-(docs/performance.md). A network has hundreds of kernels, which the library loads one after the other, on several threads. In a
-background load each call that loads some waits its turn: one at a time, and after one that took a millisecond nothing is
-loaded for `REST` milliseconds. Most calls take 0.04 ms, and are followed by no pause: TensorRT-RTX makes 860 of them whenever
-it binds MobileNetV2, also where the kernels are loaded. The waits are in callbacks of CUPTI before the driver is called, in C
-(kernel_loads.c) and without the GIL. A compiled wheel has that library; `python -m partitions.cuda.kernel_loads` compiles it
-for a checkout (`partitions.c_library`).
+(docs/lab/2026-11-25-change.md). A network has hundreds of kernels, which the library loads one after the other, on several
+threads. In a background load each call that loads some waits its turn: one at a time, and after one that took a millisecond
+nothing is loaded for `REST` milliseconds. Most calls take 0.04 ms, and are followed by no pause: TensorRT-RTX makes 860 of them
+whenever it binds MobileNetV2, also where the kernels are loaded. The waits are in callbacks of CUPTI before the driver is
+called, in C (kernel_loads.c) and without the GIL. A compiled wheel has that library; `python -m partitions.cuda.kernel_loads`
+compiles it for a checkout (`partitions.c_library`).
 
 A paced load holds locks that others may need: the library's own, also during a pause, and ours around it. On an H100 an
 inference that was not captured as a graph waited for 2.7 s until the library's was free. So whatever else calls the library, or

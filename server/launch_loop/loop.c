@@ -4,7 +4,7 @@
  * for, or until the driver reports an error; then it waits for what is in flight and returns. It takes no lock, and shares no
  * memory with the loop of another tenant. What the driver's functions lock is not documented. All tenants of a device are in
  * one context, so their calls may wait for each other there, as the worker's do: four tenants launched 154,060 graphs a second
- * together (docs/performance.md), so a call waits for microseconds.
+ * together (docs/lab/2026-11-26-launch-loop.md), so a call waits for microseconds.
  *
  * The HTTP side can write to the whole link. Nothing that is read there is used as an index or an address unchecked, and what
  * is checked is copied before.

@@ -1,8 +1,9 @@
 """Which worker may take the GIL first, since all workers of a process share one interpreter.
 
 The GIL is not fair: a worker that releases and retakes it in a loop starves the others. Each inference needs the GIL several
-times, and beside a busy tenant each wait took up to 0.5 ms (docs/isolation/leaks.md). So a worker that runs at least 4 times as
-often as another sleeps up to 3 x 20 us while that one has work. This is too short to take a share of the device from a tenant.
+times, and beside a busy tenant each wait took up to 0.5 ms (docs/lab/2026-11-21-leaks.md). So a worker that runs at least
+4 times as often as another sleeps up to 3 x 20 us while that one has work. This is too short to take a share of the device from
+a tenant.
 """
 
 import time

@@ -22,7 +22,7 @@ from greenlane.load.figures import Samples
 from greenlane.load.server_process import free_port
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "noisy-neighbour.md").read_text()
+PAGE = (ROOT / "docs" / "lab" / "2026-11-23-noisy-neighbour.md").read_text()
 PUBLISHED = sorted((ROOT / "docs" / "noisy-neighbour").glob("*"))
 ABOUT = {"settings": {"aggressors": {"loud": ""}, "quiet": 0.1, "seconds": 1.7}, "servers": {"a": "A 1"}}
 
