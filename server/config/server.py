@@ -136,7 +136,8 @@ class ServerConfig(Section, frozen=True):
     max_execution: Duration = Field(
         default=300.0,
         description='Longest run of one inference on the device, for tenants that set no other; "0s": no limit. On a CPU it '
-        "is stopped with 504. On a GPU it cannot be stopped: its tenant is refused with 503 until it ends.",
+        "is stopped with 504. What cannot be stopped, as on a GPU: five seconds later its tenant is refused with 503 until it "
+        "ends, and a process that serves no other tenant (as with `device.mps`) is ended and started again.",
     )
     max_pause: Duration = Field(
         default=5.0,

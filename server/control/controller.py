@@ -13,7 +13,7 @@ from partitions.probe import Placement, explained, overlaps
 
 from ..config.schema import Config, ModelsConfig
 from ..config.tenant import TenantConfig
-from ..errors import NotFound, Unavailable
+from ..errors import Conflict, NotFound, Unavailable
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
 from . import readings
@@ -445,11 +445,14 @@ class Controller:
         """Log it if partitions that are in use already are not apart, since there is no way back."""
         try:
             await self._check_held(device)
-        except Misplaced as error:
+        except (Misplaced, Conflict, Unavailable) as error:
             log.critical("%s; POST /admin/partitions/probe looks again", error)
 
     async def _check_held(self, device: ControlledDevice) -> None:
-        """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart."""
+        """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart.
+
+        Raises Conflict, naming a tenant whose work keeps its partition from being looked at for longer than `max_pause`.
+        """
         if device.info.shared:
             placements = await self._probe(device, [runtime for runtime in device.distinct() if not runtime.away])
             if shared := overlaps(placements):

@@ -163,7 +163,8 @@ class DeviceRuntime(Protocol):
         """Run a small amount of work in each partition; the units on which it ran, by tenant.
 
         On a shared device the work takes all units for so many seconds, and the answer is when it had them. While a move is
-        prepared, a tenant that moves is represented by its new partition.
+        prepared, a tenant that moves is represented by its new partition. Raises Conflict, naming the tenant, if an inference
+        keeps its partition from that for longer than `server.max_pause`.
         """
 
     def stop_loading(self) -> None:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from engines import Executor
 from partitions import Device, DeviceLost, DeviceUnavailable, Partition, PartitionManager
-from partitions import probe as probes
 from partitions.plan import Granules
 from partitions.probe import Placement
 
@@ -19,6 +18,7 @@ from ..accounts.usage import Report, TenantUsages
 from ..config.schema import Config
 from ..config.tenant import TenantConfig
 from ..control.descriptions import DeviceInfo
+from ..errors import Conflict
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
@@ -52,7 +52,7 @@ class Runtime:
     `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
     `adopt`). `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
     and `on_lost` with the reason when the device is lost. `pages` are descriptors of the pages of tenants that lend
-    (`link.activity`), which it closes.
+    (`link.activity`), which it closes. `on_stuck` is called as `Supervision` says.
     """
 
     def __init__(
@@ -65,11 +65,13 @@ class Runtime:
         read: Read | None = None,
         on_loading: OnLoading = lambda _: None,
         pages: Mapping[str, int] = MappingProxyType({}),
+        on_stuck: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.device = device
         self.frontends = frontends
         self._tenants = dict(config.tenants)
         self._max_execution = config.server.max_execution
+        self._max_pause = max_pause = config.server.max_pause
         self._paces_loads = config.models.paced_loads
         self.manager = PartitionManager(device)
         self._lifecycle = Lifecycle(publish)
@@ -83,7 +85,6 @@ class Runtime:
         self._meters: dict[str, Meter] = {}
         """By tenant, those that have gone included: what they used still has to be reported."""
         self._locks = TenantLocks(frontends)
-        max_pause = config.server.max_pause
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
         self.ladders = Ladders(device, self._workers, self._locks)
         self.moves = PartitionMoves(
@@ -98,7 +99,9 @@ class Runtime:
         limits = {name: config.execution_limit(name) for name in frontends}
         numbers = {name: number for number, name in enumerate(config.tenants)}
         self._stretches = Stretches(device, self._workers, self._locks, pages, numbers, max_pause)
-        self._supervision = Supervision(max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle)
+        self._supervision = Supervision(
+            max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle, on_stuck
+        )
         self._tenant_models = TenantModels(
             {name: config.tenants[name] for name in frontends},
             config.server.strict_readiness,
@@ -117,6 +120,7 @@ class Runtime:
         self.models = Models(self._tenant_models, self._lists, refresh)
         self.widths = TenantWidths(self._stretches, self.ladders)
         self._freeing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Future[Placement] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -238,11 +242,27 @@ class Runtime:
         return Report(self._epoch, used, energy)
 
     async def probe(self, seconds: float) -> dict[str, Placement]:
+        # A shared device has one tenant in each process: it holds one partition at a time, so several would never be together.
         partitions = {**self.manager.held, **self.moves.prepared}
-        if not self.device.shared:
-            return {**await asyncio.to_thread(probes.locate, partitions)}
-        # Each process has one tenant here: a device holds one partition at a time, so several would never be held together.
-        return {name: await asyncio.to_thread(each.hold, seconds) for name, each in partitions.items()}
+        looks: dict[str, Callable[[], Placement]] = {
+            name: partial(each.hold, seconds) if self.device.shared else each.locate for name, each in partitions.items()
+        }
+        return {name: await self._look(name, look, seconds) for name, look in looks.items()}
+
+    async def _look(self, tenant: str, look: Callable[[], Placement], seconds: float) -> Placement:
+        """The next look begins when the last has ended: one that waits for an inference without an end keeps its thread."""
+        limit = self._max_pause + seconds
+        try:
+            async with asyncio.timeout(limit):
+                if self._looking:
+                    await asyncio.wait({self._looking})
+                self._looking = asyncio.ensure_future(asyncio.to_thread(look))
+                return await asyncio.shield(self._looking)
+        except TimeoutError as error:
+            raise Conflict(
+                f"tenant {tenant}: an inference keeps its partition from being looked at for more than {limit:g} s "
+                "(server.max_pause); try again when it has ended"
+            ) from error
 
     def stop_loading(self) -> None:
         if self._lifecycle.state not in ("closed", "lost"):

@@ -35,7 +35,11 @@ class OldestWork:
 
 
 class Supervision:
-    """Supervises the current workers from `start` to `close`. Every method belongs to the event loop."""
+    """Supervises the current workers from `start` to `close`. Every method belongs to the event loop.
+
+    `on_stuck` is called with the reason when the only tenant has an inference that cannot be stopped: it is served again only
+    by another process, whose start costs no other tenant anything.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Supervision:
         workers: Mapping[str, Worker],
         worker_control: WorkerControl,
         lifecycle: Lifecycle,
+        on_stuck: Callable[[str], None],
     ) -> None:
         self._max_pause = max_pause
         self._limits = dict(limits)
@@ -52,6 +57,7 @@ class Supervision:
         self._workers = workers
         self._worker_control = worker_control
         self._lifecycle = lifecycle
+        self._on_stuck = on_stuck
         self._restarting: set[asyncio.Future[None]] = set()
         self._failed: set[str] = set()
         self._distrusted: set[str] = set()
@@ -153,7 +159,10 @@ class Supervision:
             worker.overrun(serial, Failure("overrun", text))
         elif late and name not in self._stuck:
             self._stuck.add(name)
-            self.suspend(name, f"an inference of tenant {name} has been running for {seconds:.0f} s and cannot be stopped")
+            reason = f"an inference of tenant {name} has been running for {seconds:.0f} s and cannot be stopped"
+            self.suspend(name, reason)
+            if len(self._frontends) == 1:
+                self._on_stuck(reason)
 
     async def _restart_until_started(self, name: str) -> None:
         """Restart a failed worker, with backoff, until it starts."""

@@ -27,7 +27,9 @@ from .process import PATIENCE, Client, Served
 pytestmark = pytest.mark.gpu
 DEVICE = '[device]\nbackend = "cuda"\nmps = "on"\n'
 TENANTS = "acme", "globex", "initech"
-SHARES = "".join(f'[tenants.{name}]\ngranules = 4\nmodels = ["*"]\n' for name in TENANTS)
+BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.5] * 784}]}).encode()
+LIMIT = 10
+"""Seconds for which an inference may run."""
 AGAIN = 10.0
 """Seconds until a tenant whose process was killed is served again, and all tenants after a fault. The goals are 2 and 5."""
 REPARTITIONS = 20
@@ -42,13 +44,19 @@ def found() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def server(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each device process of the server has a FIFO that makes it hang."""
+    return tmp_path_factory.mktemp("hanging")
+
+
+@pytest.fixture(scope="module")
+def server(gpu: None, hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     if not shutil.which(COMMAND):
         pytest.skip(f"needs {COMMAND}")
     folder = tmp_path_factory.mktemp("mps")
     for name, network in two.NETWORKS.items():
         plan(add(folder / "models", name), network())
-    with two.serving(folder / "models", folder, DEVICE, SHARES) as served:
+    with two.serving(folder / "models", folder, DEVICE, tenants(), "tests.gpu.losing", {"HANG": str(hanging)}) as served:
         yield served
 
 
@@ -58,6 +66,11 @@ def serving(server: Served) -> Served:
     for name in TENANTS:
         until_ready(server, name)
     return server
+
+
+def tenants() -> str:
+    """Their sections of the configuration."""
+    return "".join(f'[tenants.{name}]\ngranules = 4\nmodels = ["*"]\nmax_execution = "{LIMIT}s"\n' for name in TENANTS)
 
 
 def until_ready(server: Served, tenant: str) -> None:
@@ -117,6 +130,38 @@ def test_each_tenant_gets_right_answers_from_a_process_of_its_own(serving: Serve
     probed = serving.admin("POST", "partitions/probe")
     assert (probed["overlaps"], {each["located"] for each in probed["partitions"].values()}) == ([], {None})
     check_all(serving, 1)
+
+
+def test_a_process_whose_inference_does_not_end_is_ended_and_others_notice_nothing(
+    serving: Served, hanging: Path, found: dict[str, Any]
+) -> None:
+    processes = [process_of(serving, name) for name in TENANTS]
+    with asking(serving.port, "globex") as globex, closing(Client(serving.port)) as client:
+        began = time.monotonic()
+        two.milliseconds(client, "initech", 1_000)
+        (hanging / str(processes[0])).write_bytes(b"hang")
+        hung = time.monotonic()
+        answered = list[int]()
+        while 503 not in answered:
+            answered.append(client.ask("POST", "/v2/models/mlp/infer", BODY, "acme")[0])
+            assert time.monotonic() < hung + PATIENCE
+        noticed = time.monotonic()
+        until_ready(serving, "acme")
+        ended = time.monotonic()
+    assert set(answered) <= {200, 504, 503}
+    assert globex.wrong == []
+    assert [process_of(serving, name) for name in TENANTS[1:]] == processes[1:]
+    assert f"an inference of tenant acme has been running for {LIMIT + 5} s and cannot be stopped; ending it" in serving.log
+    found["an inference does not end: seconds until it is answered, until its tenant is served, limit"] = [
+        round(noticed - hung, 2),
+        round(ended - hung, 2),
+        LIMIT,
+    ]
+    found["p99 of another tenant, ms: quiet, meanwhile"] = [
+        two.p99(globex.during(began, hung)),
+        two.p99(globex.during(hung, ended)),
+    ]
+    check_all(serving, 6)
 
 
 def test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes_meanwhile(

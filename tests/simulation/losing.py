@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from time import sleep
 from unittest.mock import patch
 
 from partitions import Device
@@ -27,11 +28,16 @@ def trap(gpu: Gpu, stream: Stream, blocks: int, cycles: int) -> Callable[[], Non
     return run
 
 
+def spin(gpu: Gpu, stream: Stream, blocks: int, nanoseconds: int) -> Callable[[], None]:
+    """The stream comes no further."""
+    return lambda: sleep(nanoseconds / 1e9)
+
+
 def opener(config: DeviceConfig) -> Device:
     """As in tests.gpu.losing, with the simulation in place of the libraries from then on."""
     gpu = Gpu(index=config.index)
     _SIMULATION.enter_context(installed(gpu, library(gpu)))
-    _SIMULATION.enter_context(patch.dict(kernels.KERNELS, trap=trap))
+    _SIMULATION.enter_context(patch.dict(kernels.KERNELS, trap=trap, spin=spin))
     return real.opener(config)
 
 

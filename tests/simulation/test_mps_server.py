@@ -15,8 +15,9 @@ from tests.gpu.process import Served
 from .mps import FakeMps
 from .plans import make_plan
 
-serving = real.serving
+serving, hanging = real.serving, real.hanging
 test_answers = real.test_each_tenant_gets_right_answers_from_a_process_of_its_own
+test_an_endless_inference = real.test_a_process_whose_inference_does_not_end_is_ended_and_others_notice_nothing
 test_a_proof = real.test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes_meanwhile
 test_a_killed_process = real.test_a_process_that_is_killed_in_work_is_not_noticed_by_other_tenants
 test_a_fault = real.test_a_fault_ends_the_processes_of_all_tenants_idle_ones_too_and_all_are_served_again
@@ -38,22 +39,22 @@ def simulated() -> Iterator[None]:
         patch.setattr(real, "client_of", lambda server: client(server, "tests.simulation.mps_client"))
         patch.setattr(real, "used", lambda: 0)
         patch.setattr(real, "REPARTITIONS", 4)
+        patch.setattr(real, "LIMIT", 2)
         patch.setattr(two, "ASKED", 100)
         yield
 
 
-def start(folder: Path, devices: str, tenants: str) -> AbstractContextManager[Served]:
+def start(folder: Path, devices: str, tenants: str, hanging: Path | None = None) -> AbstractContextManager[Served]:
     for name, network in two.NETWORKS.items():
         (add(folder / "models", name) / "model.plan").write_bytes(make_plan(network().onnx, network().ranges))
     fake = FakeMps(folder / "fake")
-    os.mkfifo(folder / "lose")
-    environment = {"LOSE": str(folder / "lose"), "PATH": f"{fake.folder}:{os.environ['PATH']}"}
+    environment = {"PATH": f"{fake.folder}:{os.environ['PATH']}"} | ({"HANG": str(hanging)} if hanging else {})
     return two.serving(folder / "models", folder, devices, tenants, "tests.simulation.losing", environment)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with start(tmp_path_factory.mktemp("mps"), real.DEVICE, real.SHARES) as served:
+def server(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with start(tmp_path_factory.mktemp("mps"), real.DEVICE, real.tenants(), hanging) as served:
         yield served
 
 

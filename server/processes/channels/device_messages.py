@@ -245,6 +245,12 @@ class ReportDeviceLost(Message):
     reason: str
 
 
+class EndProcess(Message):
+    """The only tenant of this process has an inference that cannot be stopped: end the process, and start another."""
+
+    reason: str
+
+
 class LoadingModel(Message):
     """This model of a tenant is being loaded from now on; with an empty name, none is any more. See `descriptions.Loading`."""
 

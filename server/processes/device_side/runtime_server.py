@@ -25,7 +25,7 @@ from ..channels.messages import Message
 log = logging.getLogger("greenlane.runtime")
 
 _EXIT_DELAY = 0.2
-"""Seconds between the loss of the device and the exit, in which works in flight fail and their requests are answered."""
+"""Seconds between the failure of works in flight and the end of the process, in which their requests are answered."""
 Opener = Callable[[DeviceConfig], Device]
 """Opens a device as it is configured. Blocks. Raises DeviceUnavailable."""
 
@@ -101,6 +101,7 @@ class RuntimeServer:
             self._set_state,
             self._lose,
             on_loading=self._on_loading,
+            on_stuck=self._end,
             pages=self._pages,
         )
         return DeviceInfoFields.of(await self.runtime.open())
@@ -142,6 +143,9 @@ class RuntimeServer:
 
     def _set_state(self, state: State) -> None:
         self._notify(messages.DeviceState(state))
+
+    def _end(self, reason: str) -> None:
+        asyncio.get_running_loop().call_later(_EXIT_DELAY, self._notify, messages.EndProcess(reason))
 
     def _lose(self, reason: str) -> None:
         self._notify(messages.ReportDeviceLost(reason))

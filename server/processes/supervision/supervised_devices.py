@@ -12,6 +12,7 @@ from partitions import PartitionError
 
 from ...errors import RequestError
 from ..channels import descriptors
+from ..channels.device_messages import EndProcess
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..remote.device_frontend import DeviceFrontend
@@ -73,11 +74,15 @@ class SupervisedDevices:
             process = each.process
             if process and process not in self._dying and (seconds := each.stopped_for(now)) >= limit:
                 log.error("%s has been stopped for %.1f s (SIGSTOP or a debugger); killing it", each.label, seconds)
-                self._dying.add(process)
-                self._watching.start(self._kill(process, each.group))
+                self._kill(each)
 
-    async def _kill(self, process: BaseProcess, group: Group | None) -> None:
-        """Have a process leave what it shares with others, which may take seconds, and kill it."""
+    def _kill(self, each: SupervisedDevice) -> None:
+        """Have a process leave what it shares with others, which may take seconds, and kill it; it is then replaced."""
+        if each.process and each.process not in self._dying:
+            self._dying.add(each.process)
+            self._watching.start(self._terminate(each.process, each.group))
+
+    async def _terminate(self, process: BaseProcess, group: Group | None) -> None:
         try:
             if group and process.pid:
                 await group.terminate(process.pid)
@@ -127,7 +132,7 @@ class SupervisedDevices:
         frontends = each.runtime.frontends
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
-        each.channel = Channel(each.label, each.runtime.handlers())
+        each.channel = Channel(each.label, {**each.runtime.handlers(), EndProcess: partial(self._end_stuck, each)})
         each.backoff.started(time.monotonic())
         links, config = {name: frontend.descriptors for name, frontend in frontends.items()}, self._current.config
         try:
@@ -155,6 +160,10 @@ class SupervisedDevices:
             log.error("a tenant moved while %s was started; starting it again", each.label)
             each.kill()
         kill_if_outdated(each, config, self._current.config)
+
+    def _end_stuck(self, each: SupervisedDevice, message: EndProcess) -> None:
+        log.error("%s: %s; ending it", each.label, message.reason)
+        self._kill(each)
 
     def _groups(self) -> list[Group]:
         return list({id(each.group): each.group for each in self.all if each.group}.values())

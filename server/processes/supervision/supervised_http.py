@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
 from ..channels import descriptors, handoff, messages
+from ..channels.device_messages import EndProcess
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
@@ -345,6 +347,7 @@ class SupervisedHttp:
             handlers |= frontend.handlers_of_helpers()
         if each.hosted:
             handlers |= each.hosted.runtime.handlers()
+            handlers[EndProcess] = partial(self._end_stuck, each)
         return handlers
 
     async def _keep(self, each: SupervisedProcess) -> None:
@@ -374,6 +377,10 @@ class SupervisedHttp:
         for each in ended:
             if (page := self._pages.get(each.tenant)) is not None:
                 activity.reset(page, each.number)
+
+    def _end_stuck(self, each: SupervisedProcess, message: EndProcess) -> None:
+        log.error("%s: %s; ending it", each.label, message.reason)
+        each.kill()
 
     async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
         return await answer(self._application, request)

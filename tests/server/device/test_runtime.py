@@ -109,7 +109,9 @@ class Site:
         self.controller = Controller(config, self.frontends, self.states.append)
         on_state = partial(self.controller.on_state, tuple(self.frontends))
         on_lost, on_loading = self.controller.on_lost, self.controller.on_loading
-        self.runtime = Runtime(config, self.device, self.frontends, on_state, on_lost, self.read, on_loading, pages)
+        self.stuck: list[str] = []
+        ways = on_state, on_lost, self.read, on_loading, pages, self.stuck.append
+        self.runtime = Runtime(config, self.device, self.frontends, *ways)
         self.controller.add(dict.fromkeys(self.frontends, self.runtime))
 
     def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
@@ -1071,6 +1073,7 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_suspended_and_others_are
         with pytest.raises(Conflict, match="tenant acme: an inference has been running for 1 s"):
             await site.controller.repartition({"acme": 1, "globex": 3})
         assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
+        assert site.stuck == [], "the process has another tenant"
         with pytest.raises(Conflict, match="tenant acme: one of its models is being loaded"):
             await site.controller.repartition({"acme": 1})
         await site.controller.repartition({"globex": 3})
@@ -1079,6 +1082,40 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_suspended_and_others_are
             await asyncio.sleep(0.001)
         await site.infer("acme")
         await site.infer("globex")
+
+
+async def test_a_process_with_one_tenant_whose_work_cannot_be_stopped_is_to_be_ended(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = TenantConfig(name="acme", granules=2, models=("*",))
+    async with serving(root, tenants=[alone], max_execution=0.01) as site, asyncio.timeout(PATIENCE):
+        monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
+        monkeypatch.setattr("server.workers.supervision.CANCEL_TIMEOUT", 0.01)
+        gate = site.script.hold("run")
+        asking = await site.asked(2)
+        await asyncio.gather(*asking, return_exceptions=True)
+        while not site.stuck:
+            await asyncio.sleep(0.001)
+        gate.open()
+    (reason,) = site.stuck
+    assert re.fullmatch(r"an inference of tenant acme has been running for \d+ s and cannot be stopped", reason)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_partition_on_which_an_inference_does_not_end_is_looked_at_for_as_long_as_a_pause(
+    root: Path, shared: bool
+) -> None:
+    alone = TenantConfig(name="acme", granules=2, models=("*",))
+    async with serving(root, tenants=[alone], max_pause=0.05) as site, asyncio.timeout(PATIENCE):
+        site.device.shared = shared
+        gate = site.script.hold("hold" if shared else "locate")
+        for _ in range(3):
+            with pytest.raises(Conflict, match=r"^tenant acme: an inference keeps its partition from being looked at"):
+                await site.runtime.probe(0)
+        gate.wait_for_arrival()
+        assert gate.arrived == 1, "what waits keeps one thread, not one each time"
+        gate.open()
+        assert set(await site.runtime.probe(0.01)) == {"acme"}
 
 
 async def test_supervision_keeps_no_reference_to_replaced_workers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

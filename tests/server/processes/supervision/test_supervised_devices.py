@@ -21,10 +21,18 @@ from server.processes.supervision.supervised_devices import SupervisedDevices
 PATIENCE = 20.0
 
 
+def is_there(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
 class Gated:
-    """A group that lets processes start while `open` is set; `asked` is set by one that asks while it is not."""
+    """A group that lets processes start while `open` is set; `asked` is set by one that asks while it is not.
+
+    `terminated` are the processes that left it, and whether each of them was still there.
+    """
 
     def __init__(self) -> None:
+        self.terminated: list[tuple[int, bool]] = []
         self.open, self.asked = asyncio.Event(), asyncio.Event()
         self.open.set()
 
@@ -38,7 +46,7 @@ class Gated:
         """It never fails."""
 
     async def terminate(self, process: int) -> None:
-        """Nothing is on a device."""
+        self.terminated.append((process, is_there(process)))
 
     async def close(self) -> None:
         """Nothing is shared."""
@@ -127,3 +135,31 @@ async def test_a_process_whose_tenant_has_left_ends_in_order() -> None:
     await supervised.end(each)
     assert each.process
     assert each.process.exitcode == 0
+
+
+def serve_stuck(end: socket.socket) -> None:
+    """A process that asks to be ended, and does not end by itself, also when its channel is closed."""
+
+    async def run() -> None:
+        channel = Channel("the supervisor", {})
+        await channel.open(end)
+        channel.notify(messages.EndProcess("an inference of tenant acme cannot be stopped"))
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+async def test_a_process_that_asks_for_its_end_leaves_its_group_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    group, starts, supervised = Gated(), list[str](), devices()
+    each = device("acme", group, starts)
+    each.target = serve_stuck
+    await supervised.begin(each)
+    assert each.process
+    first = each.process.pid
+    each.target = serve
+    async with asyncio.timeout(PATIENCE):
+        while len(starts) < 2:
+            await asyncio.sleep(0.001)
+    assert group.terminated == [(first, True)]
+    assert "the device process for acme: an inference of tenant acme cannot be stopped; ending it" in caplog.text
+    await supervised.end(each)
