@@ -242,6 +242,24 @@ def test_an_inference_over_max_execution_is_stopped_with_504(standard: Path, tmp
             assert infer(acme, "identity", SMALL).status_code == 200
 
 
+def test_a_process_is_replaced_whose_inference_cannot_be_stopped(standard: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path, standard, 'max_execution = "1s"')
+    with (
+        running_module("tests.end_to_end.unstoppable_server", config) as server,
+        Load(server, **{"X-Tenant": "globex"}) as other,
+    ):
+        first, beside = server.pid("acme"), server.pid("globex")
+        with Connection(server) as connection:
+            connection.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
+            assert connection.answer().status == 503
+        server.wait_for_log("cannot be stopped; ending it")
+        with client(server, **{"X-Tenant": "acme"}) as acme:
+            until(lambda: answered(acme) == 200)
+        assert server.pid("acme") != first
+        assert server.pid("globex") == beside
+        other.more()
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_shutdown_is_on_time_despite_an_endless_inference(standard: Path, tmp_path: Path, killed: bool) -> None:
     config = configured(tmp_path, standard, drain_timeout='"4s"')
