@@ -1,4 +1,5 @@
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,22 @@ def test_the_rungs_of_a_ladder_are_nested(history: tuple[int, list[dict[str, int
         assert set(rung(held, order, narrow)) <= set(rung(held, order, wide))
         assert len(rung(held, order, wide)) == wide
         assert rung(held, order, len(held)) == held
+
+
+def test_random_changes_give_a_holder_few_different_sets_of_granules() -> None:
+    """A GPU keeps a context of 4 MiB for each set that a partition ever had, until its process ends."""
+    random, names = Random(1), [f"tenant {number}" for number in range(8)]
+    held = assign(16, {}, dict.fromkeys(names, 2))
+    order, seen = orders(16, held), {name: {granules} for name, granules in held.items()}
+    for _ in range(10_000):
+        some = random.sample(names, random.randint(2, len(names)))
+        counts = {name: 1 if name in some else len(granules) for name, granules in held.items()}
+        for _ in range(random.randint(0, 16 - sum(counts.values()))):
+            counts[random.choice(some)] += 1
+        held = assign(16, held, counts, order)
+        for name, granules in held.items():
+            seen[name].add(granules)
+    assert max(map(len, seen.values())) <= 150
 
 
 def test_a_holder_grows_into_free_granules_and_then_into_the_last_of_the_largest() -> None:
