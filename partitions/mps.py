@@ -57,6 +57,7 @@ _KEPT_LINES = 5
 _READ = 1 << 16
 _NO_CLIENT = "201"
 _FAULT = "Server is handling a fatal GPU error"
+_SERVER_ENDED = re.compile(r"Server \d+ exited with status")
 _LINE = re.compile(r"\[\S+ \S+ +(\w+ +\d+)\] (.*)")
 _ASKED = re.compile(r"Accepting connection|NEW UI|UI closed|Cmd:|\d+$|[A-Z]+$")
 """What each of our commands makes it print, with the answer."""
@@ -118,7 +119,7 @@ class MpsDaemon:
     async def start(self, limit: float = START_LIMIT) -> None:
         """Start the daemon and its server, within `limit` seconds, and end what earlier runs that were killed have left.
 
-        Raises MpsError with what is missing and what to do, or with what the daemon printed.
+        Raises MpsError with what is missing and what to do, or with what the daemon printed; at once if one of them ends.
         """
         if self.folder:
             raise MpsError(f"the MPS daemon of {self.uuid} is started already")
@@ -290,6 +291,8 @@ class MpsDaemon:
             self._notable.append(text)
         if not _ASKED.match(text):
             self._printed.append(text)
+        if _SERVER_ENDED.match(text):
+            self._on_server_end()
         if text.startswith(_FAULT):
             self._fault = f"a kernel failed: every client of the MPS server of {self.uuid} has to end"
             self._trouble.set()
@@ -304,7 +307,11 @@ class MpsDaemon:
         self._end(f"the MPS daemon of {self.uuid} ended with {how}{self._said()}")
 
     def _on_server_end(self) -> None:
-        self._end(f"the MPS server of {self.uuid}, process {self.server}, ended, and with it what its clients had on the GPU")
+        if self.server:
+            which = f"the MPS server of {self.uuid}, process {self.server},"
+            self._end(f"{which} ended, and with it what its clients had on the GPU")
+        else:
+            self._end(f"the MPS server of {self.uuid} ended during its start{self._said()}")
 
     def _end(self, text: str) -> None:
         if not self._closing:
@@ -312,25 +319,34 @@ class MpsDaemon:
             self._trouble.set()
 
     def _said(self) -> str:
-        lines = self._notable or (() if self.server else self._printed)
+        lines = self._notable if self.server else self._printed
         return f"; it printed: {' / '.join(lines)}" if lines else ""
 
     async def _become_ready(self) -> None:
+        """Raises MpsError as soon as the daemon or its server has ended."""
+        starting, ended = asyncio.ensure_future(self._start_server()), asyncio.ensure_future(self._trouble.wait())
+        try:
+            await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended:
+                raise MpsError(self._ended)
+            self.server = await starting
+        finally:
+            for each in (starting, ended):
+                each.cancel()
+            await asyncio.gather(starting, ended, return_exceptions=True)
+
+    async def _start_server(self) -> int:
+        """Its process id, once it takes clients."""
         while not await self._is_ready():
-            await self._pause()
+            await asyncio.sleep(_PAUSE)
         await self._ask(f"start_server -uid {os.geteuid()}", START_LIMIT)
         while not (servers := await self._ask("get_server_list", START_LIMIT)):
-            await self._pause()
-        self.server = int(servers.split()[0])
-        self._on_exit(self.server, self._on_server_end)
-        while await self._ask_server("get_server_status", START_LIMIT) != "ACTIVE":
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """While it starts."""
-        if self._ended:
-            raise MpsError(self._ended)
-        await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE)
+        server = int(servers.split()[0])
+        self._on_exit(server, self._on_server_end)
+        while await self._ask(f"get_server_status {server}", START_LIMIT) != "ACTIVE":
+            await asyncio.sleep(_PAUSE)
+        return server
 
     async def _is_ready(self) -> bool:
         """Whether the daemon that the keeper started answers."""
@@ -342,8 +358,8 @@ class MpsDaemon:
             return True
         return False
 
-    async def _ask_server(self, command: str, limit: float = ANSWER_LIMIT) -> str:
-        answer = await self._ask(f"{command} {self.server}", limit)
+    async def _ask_server(self, command: str) -> str:
+        answer = await self._ask(f"{command} {self.server}")
         if "not found" in answer:
             raise MpsError(f"the MPS server of {self.uuid}, process {self.server}, is not there any more{self._said()}")
         return answer

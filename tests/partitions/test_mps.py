@@ -361,11 +361,16 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
     [
         ({"start": "silent"}, 0.2, "was not ready after 0.2 s$"),
         ({"start": "Failed to start: as scripted"}, 10, "ended with status 1; it printed: Failed to start: as scripted$"),
-        ({"server": "ends"}, 1, "it printed: .*Server .* exited with status"),
+        (
+            {"server": "ends"},
+            10,
+            r"server of GPU-5ea1 ended during its start; it printed: .* the GPU cannot be used \(as scripted\)",
+        ),
+        ({"server": "dies"}, 10, r"server of GPU-5ea1 ended during its start; it printed: .* the GPU is lost \(as scripted\)"),
         ({"server": "initializes"}, 0.5, "was not ready after 0.5 s"),
         ({"hang": ["get_server_list"]}, 0.5, "was not ready after 0.5 s"),
     ],
-    ids=["silent", "refuses", "no server", "never active", "hangs"],
+    ids=["silent", "refuses", "no server", "server dies", "never active", "hangs"],
 )
 async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
     fake: FakeMps, behaviour: dict[str, Any], limit: float, said: str, parent: Path

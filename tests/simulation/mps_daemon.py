@@ -4,7 +4,7 @@
 clients are simulated GPUs (`mps.Client`). Standard library alone, as each command is a process. What it does wrongly is in a
 JSON file, which is read again for each command:
 - `start`: "silent" (it is never ready), or what it prints before it ends with status 1
-- `server`: "ends", at once, or "initializes" for ever
+- `server`: "ends" before it is listed, "dies" while it initializes, or "initializes" for ever
 - `hang`: commands that are never answered
 """
 
@@ -231,15 +231,18 @@ class Daemon:
             Server(str(self._pipes), Lines(theirs), self.behaviour().get("server", "")).run(started)
         theirs.close()
         os.close(started)
-        os.read(ready, 1)
+        is_ready = os.read(ready, 1)
         os.close(ready)
         self._server, self._to_server, self._server_end = server, Lines(ours), os.pidfd_open(server)
-        log("Control", f"NEW SERVER {server}: Ready")
+        if is_ready:
+            log("Control", f"NEW SERVER {server}: Ready")
+        else:
+            self._on_server_end()
 
     def _on_server_end(self) -> None:
-        os.waitpid(self._server, 0)
+        _, status = os.waitpid(self._server, 0)
         os.close(self._server_end)
-        log("Control", f"Server {self._server} exited with status 0")
+        log("Control", f"Server {self._server} exited with status {os.WEXITSTATUS(status)}")
         self._server, self._to_server = 0, None
 
 
@@ -317,6 +320,9 @@ class Server:
             return
         assert self._daemon
         for question in questions:
+            if question == "status" and self._behaviour == "dies":
+                log("Server", "Failed to initialize: the GPU is lost (as scripted)")
+                os._exit(1)
             if question == "status":
                 initializes = self._behaviour == "initializes"
                 self._daemon.send("INITIALIZING" if initializes else "FAULT" if self._fault else "ACTIVE")
