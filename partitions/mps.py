@@ -450,7 +450,12 @@ async def find_other(environ: Mapping[str, str] = os.environ, limit: float = ANS
 
 def default_parent(environ: Mapping[str, str] = os.environ) -> Path:
     """Where daemons have their folders: systemd's RuntimeDirectory of this service, or the folder for temporary files."""
-    return Path(environ.get("RUNTIME_DIRECTORY", "").partition(":")[0] or tempfile.gettempdir())
+    return _runtime_directory(environ) or Path(tempfile.gettempdir())
+
+
+def _runtime_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
+    found = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(found) if found else None
 
 
 class _Silent(MpsError):
@@ -505,22 +510,28 @@ def _parent_of_daemon(pipes: Path) -> int:
 
 def _make_folder(parent: Path) -> tuple[Path, int]:
     """A folder for a daemon, and a descriptor with a lock on it. Blocks. Raises MpsError."""
+    variable = "RUNTIME_DIRECTORY" if parent == _runtime_directory() else "TMPDIR"
     longest = parent / f"{_FOLDER}xxxxxxxx" / "pipe" / _LONGEST_SOCKET
     if (size := len(os.fsencode(longest))) > _MOST:
         raise MpsError(
-            f"the sockets of an MPS daemon in {parent} would have paths of {size} bytes, and {_MOST} are the most; "
-            "set TMPDIR to a folder with a shorter path"
+            f"the sockets of an MPS daemon in {parent} ({variable}) would have paths of {size} bytes; {_MOST} are the most; "
+            f"set {variable} to a folder with a shorter path"
         )
     try:
         _remove_left(parent)
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in ("log", "pipe"):
-            (folder / name).mkdir(mode=0o700)
+        with ExitStack() as failed:
+            failed.callback(shutil.rmtree, folder, ignore_errors=True)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            failed.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for name in ("log", "pipe"):
+                (folder / name).mkdir(mode=0o700)
+            failed.pop_all()
     except OSError as error:
         raise MpsError(
-            f"no folder for an MPS daemon can be made in {parent}: {error.strerror}; set TMPDIR to one that can be written to"
+            f"no folder for an MPS daemon can be made in {parent} ({variable}): {error.strerror}; "
+            f"set {variable} to a folder in which user {os.geteuid()} may make one, and which has room"
         ) from error
     return folder, lock
 

@@ -454,11 +454,28 @@ def test_where_there_can_be_no_daemon_the_reason_is_said(
         find_command("GPU-5ea1", tmp_path / "bin")
 
 
-async def test_a_folder_for_sockets_needs_a_short_path_that_can_be_written_to(fake: FakeMps, tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="and 107 are the most; set TMPDIR to a folder with a shorter path"):
-        await MpsDaemon("GPU-5ea1", tmp_path / ("x" * 100)).start()
-    with pytest.raises(MpsError, match="No such file or directory; set TMPDIR to one that can be written to"):
-        await MpsDaemon("GPU-5ea1", Path("/tmp/missing")).start()
+@pytest.mark.parametrize("variable", ["RUNTIME_DIRECTORY", "TMPDIR"])
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("x" * 100, r"would have paths of 1\d\d bytes; 107 are the most; set {} to a folder with a shorter path$"),
+        ("gone", "No such file or directory; set {} to a folder in which user {} may make one, and which has room$"),
+        ("file", "Not a directory; set {} to a folder in which user {} may make one, and which has room$"),
+    ],
+)
+async def test_a_folder_that_cannot_be_used_is_named_with_its_variable_and_what_to_do(
+    variable: str, folder: str, said: str, fake: FakeMps, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (parent / "file").touch()
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    if variable == "TMPDIR":
+        monkeypatch.setattr("tempfile.tempdir", str(parent / folder))  # As if TMPDIR had become so since it was first read.
+    else:
+        monkeypatch.setenv(variable, f"{parent / folder}:/run/other")
+    where = rf"in {parent / folder} \({variable}\)"
+    with pytest.raises(MpsError, match=f"{where}.*{said.format(variable, os.geteuid())}"):
+        await MpsDaemon("GPU-5ea1").start()
+    assert os.listdir(parent) == ["file"]
 
 
 def test_folders_are_made_in_the_service_s_runtime_directory(tmp_path: Path) -> None:
