@@ -201,7 +201,7 @@ def _groups(config: Config, opener: Opener, hosted: Collection[str]) -> dict[str
         raise ConfigError(
             [f'{config.source}: device {name} is cores of this host: mps = "on" is for GPUs; leave it out' for name in wrong]
         )
-    return {name: MpsGroup(name, partial(identify, name, each, opener)) for name, each in under.items()}
+    return {name: MpsGroup(name, partial(identify, name, config.server, each, opener)) for name, each in under.items()}
 
 
 def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:

@@ -5,7 +5,6 @@ Under MPS the driver numbers the SMs of each partition again, so that it can be 
 
 import asyncio
 import json
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -13,7 +12,9 @@ from contextlib import ExitStack, closing
 from partitions import Device, DeviceUnavailable, PartitionError, probe
 
 from ...config.schema import DeviceConfig
+from ...config.server import ServerConfig
 from ..children import spawn
+from ..children.process_setup import set_up
 from .device_process import enter
 
 LIMIT = 60.0
@@ -21,12 +22,12 @@ LIMIT = 60.0
 _MOST = 1 << 16
 
 
-async def identify(name: str, config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> str:
+async def identify(name: str, server: ServerConfig, config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> str:
     """The UUID of this device, which `opener` opens in a process of its own. Raises DeviceUnavailable."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        process = await spawn.start(main, config.model_copy(update={"mps": "off"}), opener, theirs)
+        process = await spawn.start(main, name, server, config.model_copy(update={"mps": "off"}), opener, theirs)
         theirs.close()
         try:
             async with asyncio.timeout(LIMIT):
@@ -44,10 +45,12 @@ async def identify(name: str, config: DeviceConfig, opener: Callable[[DeviceConf
     return str(found["uuid"])
 
 
-def main(config: DeviceConfig, opener: Callable[[DeviceConfig], Device], answer: socket.socket) -> None:
-    """The process: answers with one line of JSON. The supervisor ends it, and no signal of a terminal does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main(
+    name: str, server: ServerConfig, config: DeviceConfig, opener: Callable[[DeviceConfig], Device], answer: socket.socket
+) -> None:
+    """The process: answers with one line of JSON. The supervisor ends it."""
     enter({})
+    set_up(f"gpu {name}", server.log_format, server.log_level, device=True)
     try:
         found = look(config, opener)
     except PartitionError as error:

@@ -1,6 +1,7 @@
 """The processes of one GPU under a fake MPS daemon: when they start, when all have to end, and what stands in the way."""
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ import pytest
 from partitions import Device, DeviceUnavailable, PartitionError
 from partitions.mps import COMMAND
 from server.config.schema import DeviceConfig
+from server.config.server import ServerConfig
 from server.processes.device_side.identify import identify
 from server.processes.supervision.mps_group import MpsGroup
 from tests.fakes import FakeDevice
@@ -101,9 +103,24 @@ def crashing(config: DeviceConfig) -> Device:
     os._exit(1)
 
 
+def described(_: DeviceConfig) -> Device:
+    ignored = [each.name for each in signal.valid_signals() if isinstance(each, signal.Signals) and is_ignored(each)]
+    level = logging.getLevelName(logging.getLogger("greenlane").level)
+    raise DeviceUnavailable(f"{Path('/proc/self/comm').read_text().strip()}, {level}, {sorted(ignored)}")
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    return number not in (signal.SIGPIPE, signal.SIGXFSZ) and signal.getsignal(number) == signal.SIG_IGN
+
+
 async def test_the_gpu_is_identified_by_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
-    assert await identify("0", DeviceConfig(mps="on"), good) == "GPU-5ea1"
+    assert await identify("0", ServerConfig(), DeviceConfig(mps="on"), good) == "GPU-5ea1"
+
+
+async def test_the_process_that_identifies_a_gpu_has_name_log_and_signals_as_others_have() -> None:
+    with pytest.raises(DeviceUnavailable, match=r"greenlane gpu 0, ERROR, \['SIGHUP', 'SIGINT', 'SIGTERM'\]$"):
+        await identify("0", ServerConfig(log_level="error"), DeviceConfig(mps="on"), described)
 
 
 @pytest.mark.parametrize(
@@ -117,4 +134,4 @@ async def test_the_gpu_is_identified_by_a_process_of_its_own(monkeypatch: pytest
 )
 async def test_a_gpu_that_cannot_be_used_is_refused(opener: Callable[[DeviceConfig], Device], said: str) -> None:
     with pytest.raises(DeviceUnavailable, match=said):
-        await identify("0", DeviceConfig(mps="on"), opener)
+        await identify("0", ServerConfig(), DeviceConfig(mps="on"), opener)
