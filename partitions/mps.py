@@ -156,6 +156,7 @@ class MpsDaemon:
             for descriptor in tuple(self._watched):
                 self._drop(descriptor)
             self._keeper, self.folder, self.server = None, None, 0
+            self._trouble.clear()
             await asyncio.to_thread(_remove, folder)
 
     async def status(self) -> str:
@@ -197,7 +198,7 @@ class MpsDaemon:
     async def trouble(self) -> Trouble:
         """Wait for a fault, or the end of the daemon or of its server; at once if there was one since the start or recovery.
 
-        A fault is noticed by what the daemon prints. That it was closed is no trouble.
+        A fault is noticed by what the daemon prints. That it was closed is none; this waits then for that of the next one.
         """
         await self._trouble.wait()
         return Trouble(not self._ended, self._ended or self._fault)

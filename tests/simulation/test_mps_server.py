@@ -1,6 +1,7 @@
 """Tests of a server under MPS in tests/gpu on simulated GPUs, with fake daemons; and moves between two of them."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.gpu.networks import add
 from tests.gpu.process import Served
 
 from .mps import FakeMps
+from .mps_daemon import NAME
 from .plans import make_plan
 
 serving, hanging = real.serving, real.hanging
@@ -58,6 +60,12 @@ def server(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield served
 
 
+def daemons(server: Served) -> set[int]:
+    """The MPS daemons, without their servers, that there are now."""
+    mps = {one.pid: one for one in server.process.family() if one.name == NAME[:15]}
+    return {pid for pid, one in mps.items() if one.parent not in mps}
+
+
 def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(tmp_path: Path) -> None:
     devices = two.DEVICES.replace("index", 'mps = "on"\nindex')
     with start(tmp_path, devices, two.TENANTS) as server:
@@ -69,3 +77,19 @@ def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(tmp_pa
                 beside.more()
         assert (moving.wrong, beside.wrong) == ([], [])
         two.check_both(server)
+        both = daemons(server)
+        assert len(both) == 2
+        with two.Asking(server.port, "globex") as last:
+            server.admin("PUT", "tenants/globex/device", {"device": "0", "granules": 4})
+            left = daemons(server)
+            assert len(left) == 1
+            assert left < both, "the GPU without tenants has none"
+            last.more()
+            server.admin("PUT", "tenants/globex/device", {"device": "1", "granules": 4})
+            (again,) = daemons(server) - left
+            os.kill(again, signal.SIGKILL)
+            server.process.wait_for_log("the process of device 1 for globex serves again")
+        with two.Asking(server.port, "globex") as last:
+            last.more()
+        assert last.wrong == []
+        assert len(daemons(server)) == 2

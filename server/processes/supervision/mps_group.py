@@ -10,62 +10,59 @@ from partitions.mps import MpsDaemon, find_other
 
 log = logging.getLogger("greenlane.processes")
 
-
 _QUEUES = "2"
 """Hardware queues of each process, as the driver gives clients by itself: all share one number of them."""
-_PAUSE = 5.0
-"""Seconds between two attempts to start a daemon again."""
 
 
 class MpsGroup:
-    """Belongs to the supervisor's event loop. `identify` returns the GPU's UUID, once it has checked it without MPS."""
+    """Belongs to the supervisor's event loop. `identify` returns the GPU's UUID, once it has checked it without MPS.
+
+    The daemon runs while there are processes: it is started for the first, and closed after the last.
+    """
 
     def __init__(self, device: str, identify: Callable[[], Awaitable[str]]) -> None:
         self.device = device
         self._identify = identify
         self._daemon: MpsDaemon | None = None
-        self._recovering = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while the daemon starts or ends."""
 
     def __repr__(self) -> str:
         return f"<MpsGroup of device {self.device}, {self._daemon!r}>"
 
     async def environment(self) -> Mapping[str, str]:
         """As `supervised.Group.environment`: starts the daemon, and waits until a fault is over."""
-        async with self._recovering:
-            if self._daemon is None:
+        async with self._changing:
+            if self._daemon is None or self._daemon.folder is None:
                 if other := await find_other():
                     raise DeviceUnavailable(
                         f"device {self.device}: an MPS daemon of yours runs in {other}, whose clients would not be fenced from "
                         'the tenants; end it (echo quit | nvidia-cuda-mps-control), or set mps = "off"'
                     )
-                self._daemon = MpsDaemon(await self._identify())
-            if self._daemon.folder is None:
+                self._daemon = self._daemon or MpsDaemon(await self._identify())
                 await self._daemon.start()
             return {**self._daemon.environment, "CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES}
 
     async def keep(self, end_all: Callable[[], None]) -> None:
         """As `supervised.Group.keep`."""
         while daemon := self._daemon:
-            trouble = await daemon.trouble()
-            async with self._recovering:
+            trouble, folder = await daemon.trouble(), daemon.folder
+            async with self._changing:
+                if not folder or daemon.folder != folder:  # It was closed meanwhile, and may have been started again.
+                    continue
                 log.critical("device %s: %s; every process of it is started again", self.device, trouble.text)
                 end_all()
-                await self._recover(daemon, trouble.fault)
+                if not trouble.fault or not await self._is_over(daemon):
+                    await daemon.close()  # The next process starts it again.
 
-    async def _recover(self, daemon: MpsDaemon, fault: bool) -> None:
-        """Return when the daemon takes clients again: one with a fault of itself, once all have ended, any other by a start."""
-        while True:
-            try:
-                if not fault:
-                    await daemon.close()
-                    await daemon.start()
-                await daemon.wait_until_active()
-                return
-            except MpsError as error:
-                log.error("device %s: %s; starting its MPS daemon again", self.device, error)
-                if not fault:
-                    await asyncio.sleep(_PAUSE)
-                fault = False
+    async def _is_over(self, daemon: MpsDaemon) -> bool:
+        """Wait until the daemon takes clients again after a fault; False if it does not."""
+        try:
+            await daemon.wait_until_active()
+        except MpsError as error:
+            log.error("device %s: %s; starting its MPS daemon again", self.device, error)
+            return False
+        return True
 
     async def terminate(self, process: int) -> None:
         """As `supervised.Group.terminate`."""
@@ -74,6 +71,6 @@ class MpsGroup:
 
     async def close(self) -> None:
         """As `supervised.Group.close`."""
-        daemon, self._daemon = self._daemon, None
-        if daemon:
-            await daemon.close()
+        async with self._changing:
+            if self._daemon:
+                await self._daemon.close()

@@ -145,16 +145,21 @@ class Group(Protocol):
     device: str
 
     async def environment(self) -> Mapping[str, str]:
-        """The variables that a process of it starts with, as soon as one can start. Raises PartitionError."""
+        """The variables that a process of it starts with, as soon as one can start. Raises PartitionError.
+
+        Calls of this and of `close` are served in turn.
+        """
 
     async def keep(self, end_all: Callable[[], None]) -> None:
-        """Until the server closes: call `end_all` when none of its processes can go on, and see to it that others can start."""
+        """Call `end_all` whenever none of its processes can go on, and see to it that others can start. It is called once one
+        has started, and goes on until it is cancelled.
+        """
 
     async def terminate(self, process: int) -> None:
         """End what this process has on the device, so that the others do not feel that it is killed next."""
 
     async def close(self) -> None:
-        """Free what they share; they have ended. Does nothing if nothing was started."""
+        """Free what they share; they have ended. Another one may start afterwards. Does nothing if nothing was started."""
 
 
 class SupervisedDevice(Supervised):

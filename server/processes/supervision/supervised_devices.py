@@ -42,6 +42,8 @@ class SupervisedDevices:
         self._current = current
         self._restarts = restarts
         self._watching = WatchTasks()
+        self._kept: set[Group] = set()
+        """Groups that are kept, with processes or without."""
         self._dying: set[BaseProcess] = set()
         """Processes that are about to be killed."""
 
@@ -64,9 +66,7 @@ class SupervisedDevices:
     def keep(self) -> None:
         """Start each device process again whenever it ends, until the server closes."""
         for each in self.all:
-            self._watching.start(self._keep(each))
-        for group in self._groups():
-            self._watching.start(group.keep(partial(self._end_group, group)))
+            self._keep_from_now_on(each)
 
     def kill_if_stopped(self, now: float, limit: float) -> None:
         """Kill each that has been stopped for longer than so many seconds; it is then replaced. Call it regularly."""
@@ -92,7 +92,7 @@ class SupervisedDevices:
 
     async def close(self) -> None:
         """Free what processes of a device share. They have ended."""
-        await asyncio.gather(*(group.close() for group in self._groups()))
+        await asyncio.gather(*(group.close() for group in {each.group for each in self.all if each.group} | self._kept))
 
     def disconnect(self) -> None:
         """Watch them no more, and close their channels."""
@@ -106,10 +106,12 @@ class SupervisedDevices:
         """
         self.all.append(each)
         await self._start(each)
-        self._watching.start(self._keep(each))
+        self._keep_from_now_on(each)
 
     async def end(self, each: SupervisedDevice) -> None:
-        """End a process that has no tenant any more. Does nothing if it was not started."""
+        """End a process that has no tenant any more, and with the last one of a group what they shared. Does nothing if it was
+        not started.
+        """
         each.retired = True
         try:
             await each.runtime.close()
@@ -120,6 +122,8 @@ class SupervisedDevices:
             await asyncio.to_thread(spawn.join, each.process, EXIT_TIMEOUT)
         if each in self.all:
             self.all.remove(each)
+            if (group := each.group) and not any(other.group is group for other in self.all):
+                await group.close()  # Before one that comes from now on asks for what it starts with.
 
     async def _start(self, each: SupervisedDevice) -> None:
         """Start a device process. One that replaces another has also opened the device again when this returns.
@@ -165,8 +169,12 @@ class SupervisedDevices:
         log.error("%s: %s; ending it", each.label, message.reason)
         self._kill(each)
 
-    def _groups(self) -> list[Group]:
-        return list({id(each.group): each.group for each in self.all if each.group}.values())
+    def _keep_from_now_on(self, each: SupervisedDevice) -> None:
+        """Start this process again whenever it ends, and keep its group."""
+        self._watching.start(self._keep(each))
+        if (group := each.group) and group not in self._kept:
+            self._kept.add(group)
+            self._watching.start(group.keep(partial(self._end_group, group)))
 
     def _end_group(self, group: Group) -> None:
         """End every process of a device that has failed for all of them."""

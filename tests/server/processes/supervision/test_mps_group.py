@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
 
 def daemon_of(environment: Mapping[str, str]) -> int:
     return int(Path(environment["CUDA_MPS_PIPE_DIRECTORY"], f"{COMMAND}.pid").read_text())
+
+
+def is_there(environment: Mapping[str, str]) -> bool:
+    return Path(environment["CUDA_MPS_PIPE_DIRECTORY"]).exists()
 
 
 async def uuid() -> str:
@@ -58,6 +63,41 @@ async def test_all_processes_end_with_the_daemon_and_start_by_the_next_one(fake:
     assert after["CUDA_MPS_PIPE_DIRECTORY"] != before["CUDA_MPS_PIPE_DIRECTORY"]
     keeping.cancel()
     await group.close()
+
+
+async def test_a_group_that_was_closed_has_another_daemon_for_its_next_process_and_keeps_that_one(fake: FakeMps) -> None:
+    identified, ended = list[str](), asyncio.Event()
+
+    async def identify() -> str:
+        identified.append("0")
+        return "GPU-5ea1"
+
+    group = MpsGroup("0", identify)
+    before = await group.environment()
+    keeping = asyncio.create_task(group.keep(ended.set))
+    _, after = await asyncio.gather(group.close(), group.environment())
+    assert not is_there(before)
+    assert not ended.is_set()
+    os.kill(daemon_of(after), signal.SIGKILL)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
+    await asyncio.wait_for(group.environment(), PATIENCE)
+    assert identified == ["0"]
+    keeping.cancel()
+    await group.close()
+
+
+async def test_the_end_of_a_daemon_that_is_closed_meanwhile_ends_no_process_and_starts_no_daemon(fake: FakeMps) -> None:
+    group, ended = MpsGroup("0", uuid), asyncio.Event()
+    environment = await group.environment()
+    keeping = asyncio.create_task(group.keep(ended.set))
+    os.kill(daemon_of(environment), signal.SIGKILL)
+    await group.close()
+    assert not is_there(environment)
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping
+    assert not ended.is_set()
+    assert "server" not in repr(group)
 
 
 async def test_a_daemon_of_the_operator_s_is_refused_with_its_folder(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:

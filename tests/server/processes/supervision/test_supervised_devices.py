@@ -31,10 +31,13 @@ class Gated:
     `terminated` are the processes that left it, and whether each of them was still there.
     """
 
+    device = "0"
+
     def __init__(self) -> None:
         self.terminated: list[tuple[int, bool]] = []
         self.open, self.asked = asyncio.Event(), asyncio.Event()
         self.open.set()
+        self.events: list[str] = []
 
     async def environment(self) -> Mapping[str, str]:
         if not self.open.is_set():
@@ -44,12 +47,14 @@ class Gated:
 
     async def keep(self, end_all: Callable[[], None]) -> None:
         """It never fails."""
+        self.events.append("kept")
 
     async def terminate(self, process: int) -> None:
         self.terminated.append((process, is_there(process)))
 
     async def close(self) -> None:
         """Nothing is shared."""
+        self.events.append("closed")
 
 
 class Refusing(Gated):
@@ -117,6 +122,34 @@ async def test_a_process_whose_tenant_leaves_before_it_is_started_again_is_not_s
     await end_of_others()
     assert starts == ["acme"]
     assert supervised.all == []
+
+
+async def test_a_group_is_closed_after_its_last_process_and_not_while_another_starts() -> None:
+    group, supervised = Gated(), devices()
+    first, second, third = (device(name, group, []) for name in ("acme", "globex", "initech"))
+    await supervised.begin(first)
+    await supervised.begin(second)
+    await supervised.end(first)
+    group.open.clear()
+    starting = asyncio.create_task(supervised.begin(third))
+    await asyncio.wait_for(group.asked.wait(), PATIENCE)
+    await supervised.end(second)
+    assert group.events == ["kept"]
+    group.open.set()
+    await starting
+    await supervised.end(third)
+    assert group.events == ["kept", "closed"]
+    await supervised.begin(again := device("acme", group, []))
+    await supervised.end(again)
+    assert group.events == ["kept", "closed", "closed"]
+
+
+async def test_a_group_is_closed_after_a_process_that_could_not_be_started() -> None:
+    group, supervised = Refusing(), devices()
+    with pytest.raises(DeviceUnavailable):
+        await supervised.begin(each := device("acme", group, []))
+    await supervised.end(each)
+    assert group.events == ["closed"]
 
 
 async def test_no_process_is_started_after_one_that_cannot_be() -> None:
