@@ -41,7 +41,7 @@ def share_cores(every: Sequence[int], own: Sequence[int], each: int, tenants: in
 
 
 def deployments(
-    device: str, granules: int, victims: Sequence[str], kinds: Sequence[str], fronts: str | None, cores: Cores
+    device: str, granules: int, victims: Sequence[str], kinds: Sequence[str], cores: Cores
 ) -> dict[str, Deployment]:
     """The servers by their names: SPLIT with a partition for the victims and one for the aggressor, SHARED with one for all.
 
@@ -56,7 +56,7 @@ def deployments(
     tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({*victims, *models})), cores.of(0, 1)),)
     if TRIO in kinds:
         tenants[QUARTERS] = _quarters(fourth(device, granules), victims, cores)
-    return {name: Deployment(name, device, group, fronts, cores.all, cores.carved) for name, group in tenants.items()}
+    return {name: Deployment(name, device, group, cores.all, cores.carved) for name, group in tenants.items()}
 
 
 def _quarters(each: int, victims: Sequence[str], cores: Cores) -> tuple[Tenant, ...]:

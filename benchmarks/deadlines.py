@@ -122,7 +122,7 @@ def _measure(options: argparse.Namespace) -> list[Lateness]:
     left = tuple(core for core in every if core not in own)
     count = granules(options.device, left)
     models = sorted({KINDS[name].model for name in NEIGHBOURS})
-    servers = deployments(options.device, count, models, NEIGHBOURS, options.fronts, Cores(left, left))
+    servers = deployments(options.device, count, models, NEIGHBOURS, Cores(left, left))
     clients = place(options.device, left, count, own, None)
     with running({SPLIT: servers[SPLIT]}, options.device == "cuda") as (server,):
         rounds = [[_one(load, server.port, clients, options) for load in LOADS] for _ in range(options.rounds)]
@@ -163,7 +163,6 @@ def _parser() -> argparse.ArgumentParser:
     about = "How late is a 504? Four loads in turns; some 50 seconds."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.deadlines", description=about)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
-    parser.add_argument("--fronts", choices=["inline", "per-tenant"], help="of the server; default: its own")
     parser.add_argument("--timeout", type=positive, default=20.0, help="milliseconds from request to deadline; default: 20")
     parser.add_argument("--rate", type=positive, default=200.0, help="requests with a deadline a second; default: 200")
     parser.add_argument("--seconds", type=positive, default=3.0, help="length of a phase; default: 3")

@@ -37,14 +37,13 @@ class Tenant:
 class Deployment:
     """A server: its device, its tenants, the cores it may use, and those that a CPU device carves; none are any.
 
-    `fronts` None is the server's default. `program` is what `python -m` runs. `settings` are further lines of `[server]`.
+    `program` is what `python -m` runs. `settings` are further lines of `[server]`.
     `log_level` is the lowest level that its log has.
     """
 
     name: str
     device: str
     tenants: tuple[Tenant, ...]
-    fronts: str | None = None
     cores: tuple[int, ...] = ()
     carved: tuple[int, ...] = ()
     program: tuple[str, ...] = ("server",)
@@ -54,7 +53,6 @@ class Deployment:
     def config(self, repository: Path) -> str:
         """The configuration file."""
         server = ['max_body = "64MiB"', f'log_level = "{self.log_level}"', 'drain_grace = "0s"', *self.settings]
-        server += [f'fronts = "{self.fronts}"'] if self.fronts else []
         device = [f'backend = "{self.device}"']
         device += [f'cores = "{_list(self.carved)}"'] if self.carved and self.device == "cpu" else []
         lines = ["[server]", *server, "[device]", *device, "[models]", f'repository = "{repository}"']

@@ -2,7 +2,7 @@
 
 `--http` asks a server instead, of one tenant with the whole device: once with the launch loop, once without, in turns.
 
-One tenant has all granules. Its requests go the way of `fronts = "inline"`: a lane on the event loop, a link, a worker.
+One tenant has all granules. Its requests go the way of `uvicorn server.app:app`: a lane on the event loop, a link, a worker.
 Compared is the same executor kind on the same partition, driven by one thread that always has two inferences enqueued.
 A process of its own, as a process may split a GPU only once. It prints JSON.
 """

@@ -122,7 +122,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arrivals", choices=["poisson", "fixed"], default="poisson", help="default: poisson")
     bound = "what the p99 may grow by; default: 1.3. --inside has bounds of its own: 1.1, with three aggressors 1.2, of mlp 1.5"
     parser.add_argument("--bound", type=positive, default=BOUND, help=bound)
-    parser.add_argument("--fronts", choices=["inline", "per-tenant"], help="of the servers; default: theirs")
     parser.add_argument(
         "--client-cores",
         type=checked(_cores),

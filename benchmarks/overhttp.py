@@ -54,7 +54,7 @@ def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
     cores = share_cores(every, own, options.front_cores, 4 if four and options.front_cores else 2)
     count = granules(options.device, cores.carved)
     kinds += (TRIO,) if not options.only and count >= 4 else ()
-    servers = deployments(options.device, count, victims, kinds, options.fronts, cores)
+    servers = deployments(options.device, count, victims, kinds, cores)
     settings = Settings(
         victims={victim: options.rate or RATES.get((victim, options.device), RATE) for victim in victims},
         kinds=kinds,
@@ -89,7 +89,6 @@ def _asked(options: argparse.Namespace, settings: Settings, servers: dict[str, D
     return {
         "device": options.device,
         "granules of each server's tenants": "; ".join(shares),
-        "HTTP": options.fronts or "the server's default",
         "victim": f"{', '.join(settings.victims)}; {settings.form}",
         "cores of each HTTP process": str(options.front_cores or "the server's default"),
         "cores of the clients": str(settings.clients),

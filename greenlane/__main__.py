@@ -144,7 +144,7 @@ def _run(command: str, words: list[str]) -> int:
     signals.exit_on_interrupt()  # Until the server is imported, and handles it.
     options = command_line.parse_check(words, program) if command == "check" else command_line.parse_serve(words, program)
     if options.check is None:
-        forkserver.start_early(options.config)
+        forkserver.start_early()
     from server.__main__ import run  # Not before the words are known to be right: this imports the server.
 
     return run(options)

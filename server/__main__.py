@@ -7,25 +7,21 @@ if __name__ == "__main__":
     signals.exit_on_interrupt()  # The imports below take a while.
     options = parse()
     if options.check is None:
-        forkserver.start_early(options.config)
+        forkserver.start_early()
 
-import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, nullcontext
-from functools import partial
+from contextlib import ExitStack
 from itertools import chain
-from math import ceil
 from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from partitions import PartitionError
 
-from .app import Application, configuration, log_compilation, log_configuration, on_host_cores, open_configured
+from .app import configuration, log_compilation, log_configuration, on_host_cores, open_configured
 from .check import check
 from .config.file import load
 from .config.schema import Config
@@ -33,13 +29,8 @@ from .config.section import ConfigError
 from .control.reload import ReadConfig, without_file
 from .host import logs
 from .host.leaving import end_now, leave
-from .http.connection import HttpConnection
-from .processes.http_side.uvicorn_server import Server
 from .processes.serve import serve
-from .processes.supervision.listen import CannotListen, listen, reserve, url
-from .single_process import SWITCH_INTERVAL
-
-log = logging.getLogger("greenlane")
+from .processes.supervision.listen import CannotListen, listen, reserve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,18 +69,6 @@ def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
             return adjust(again) if adjust else again
 
         logs.configure(config.server.log_format, config.server.log_level, config.server.audit)
-        if config.server.fronts == "inline":
-            device = open_configured(config.device)
-            config.fit(device.unit, device.granules)
-            sys.setswitchinterval(SWITCH_INTERVAL)
-            listeners, _ = listen(config.server.host, config.server.port, {})  # No tenant has a port of its own here.
-            log_configuration(config)
-            log_compilation()
-            log.info("listening on %s", ", ".join(map(url, listeners)))
-            application = Application(lambda: nullcontext(config), lambda _: device, read=read)
-            server = Server(_uvicorn(application, config.server.keep_alive), application.unanswered)
-            server.run(sockets=listeners)
-            return 0 if server.started else 1
 
         def abandon(status: int) -> None:
             try:
@@ -137,19 +116,6 @@ def _override(config: Config, options: Options) -> Config:
     given: dict[str, Any] = {key: getattr(options, key) for key in keys}
     server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
     return config.model_copy(update={"server": server})
-
-
-def _uvicorn(application: Application, keep_alive: float) -> uvicorn.Config:
-    return uvicorn.Config(
-        application,
-        loop="uvloop",
-        timeout_keep_alive=ceil(keep_alive),
-        http=partial(HttpConnection, application.infer, application, None),  # type: ignore[arg-type]  # uvicorn calls it like a class.
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=2048,
-    )
 
 
 if __name__ == "__main__":

@@ -173,10 +173,6 @@ class Application:
         self._with_cors = cors.allow(self._answer, config.server.cors_origins)
         forget_heads(self.infer.connections)
 
-    def unanswered(self) -> int:
-        """The number of accepted requests that are not answered yet."""
-        return self._opened[0].unanswered if self._opened else 0
-
     def _require_open(self) -> tuple[Service, Controller]:
         if self._opened is None:
             raise Unavailable("the server is starting")

@@ -137,8 +137,7 @@ class _Check:
                 if name == next(iter(devices)):
                     known = self._check_repository()
                 held += self._run_on(name, device, known or [])
-        if config.server.fronts == "per-tenant":
-            self._print_http_cores(held)
+        self._print_http_cores(held)
 
     def _check_repository(self) -> list[str] | None:
         """Check what concerns all devices. Returns the names of the models; None if the repository cannot be read."""

@@ -54,11 +54,10 @@ def _refused(config: Config) -> Iterator[str]:
 
 def _not_honoured(config: Config) -> Iterator[str]:
     server, default = config.server, ServerConfig()
-    if server.fronts == "per-tenant" and len(config.tenants) > 1:
+    if len(config.tenants) > 1:
         yield (
-            "server.fronts: it is 'per-tenant', unless it is set, but here the HTTP of all tenants shares one process and one "
-            "event loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process "
-            "of its own, and 'inline' says that this is meant"
+            "tenants: the HTTP of all of them shares one process and one event loop here, so that large or many requests of "
+            "one delay the others'; python -m server gives each an HTTP process of its own"
         )
     assigned = [dotted(("tenants", name, "front_cores")) for name, tenant in config.tenants.items() if tenant.front_cores]
     if server.front_cores != default.front_cores:

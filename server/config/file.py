@@ -25,6 +25,13 @@ Table = Mapping[str, Any]
 _WHERE = re.compile(r" \(at line (?P<line>[0-9]+), column (?P<column>[0-9]+)\)$")
 MOST_BYTES = 4 << 20
 """Bytes of the file; more of it would keep the interpreter, which other threads need too, for seconds."""
+_GONE: Mapping[KeyPath, str] = MappingProxyType(
+    {
+        ("server", "fronts"): "this key is gone, as each tenant has an HTTP process; leave it out "
+        "(`uvicorn server.app:app` serves all tenants in one process)"
+    }
+)
+"""Keys that there were, and what to do in their place."""
 _AT_END = "(at end of document)"
 _LINE = 80
 """Characters of a line that are shown."""
@@ -193,8 +200,9 @@ def _renamed(table: Table, known: Iterable[str], path: KeyPath, found: list[Prob
     for key, value in table.items():
         if key in known:
             continue
-        found.append(((*path, key), f"unknown key; {nearest(key, known)}"))
-        if name := near_to(key, known):
+        gone = _GONE.get((*path, key))
+        found.append(((*path, key), gone or f"unknown key; {nearest(key, known)}"))
+        if not gone and (name := near_to(key, known)):
             both = isinstance(value, dict) and isinstance(renamed.get(name), dict)
             renamed[name] = {**value, **renamed[name]} if both else renamed.get(name, value)
     return renamed

@@ -22,7 +22,6 @@ Problem = tuple[KeyPath, str]
 
 _NAME = re.compile("[A-Za-z0-9._-]+")
 _DIGEST = re.compile("[0-9A-Fa-f]{64}")
-_NO_PROCESS = "with server.fronts = 'inline' the tenant has no HTTP process of its own; use 'per-tenant', or leave it out"
 
 
 def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem]:
@@ -63,13 +62,7 @@ def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _keys(server, tenants)
     yield from _ports(server, tenants)
     yield from _tracing(server)
-    if _table(document, "models").get("python") is True and server.get("fronts") == "inline" and len(tenants) > 1:
-        why = "functions of models run in the process of their tenant, and with server.fronts = 'inline' all share one"
-        yield ("models", "python"), f"true, but {why}; use 'per-tenant', or leave it out"
-    if _table(document, "device").get("mps") == "on" and server.get("fronts") == "inline":
-        why = "with server.fronts = 'inline' one process has all tenants"
-        yield ("device", "mps"), f"\"on\", but {why}; use 'per-tenant', or leave it out"
-    yield from _devices(document, server)
+    yield from _devices(document)
     yield from _devices_of_tenants(document, tenants)
 
 
@@ -119,7 +112,7 @@ def _secrets(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[
 
 
 def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Problem]:
-    """A port belongs to one socket; ports and cores are given only to HTTP processes that exist."""
+    """A port belongs to one socket."""
     owners: dict[object, KeyPath] = {server.get("port", ServerConfig().port): ("server", "port")}
     for name in tenants:
         tenant = _table(tenants, name)
@@ -130,9 +123,6 @@ def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Pr
         if "grpc_port" in tenant and find_spec("grpc") is None:
             command = install_command("grpc")
             yield ("tenants", name, "grpc_port"), f"gRPC is not installed; install it with `{command}`, or leave it out"
-        for key in ("port", "front_cores", "http_processes", "max_connections") if server.get("fronts") == "inline" else ():
-            if key in tenant:
-                yield ("tenants", name, key), _NO_PROCESS
 
 
 def _tracing(server: Mapping[str, Any]) -> Iterator[Problem]:
@@ -149,7 +139,7 @@ def _has_otel() -> bool:
         return False
 
 
-def _devices(document: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[Problem]:
+def _devices(document: Mapping[str, Any]) -> Iterator[Problem]:
     """A file has one device, or several with names. Of several, each says what it is, and none has a part of another."""
     if "devices" not in document or not isinstance(document["devices"], dict):
         return
@@ -160,9 +150,6 @@ def _devices(document: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator
         yield ("device",), "given besides [devices]; move its keys into a table such as [devices.0], or leave [devices] out"
     if len(devices) < 2:
         return
-    if server.get("fronts") == "inline":
-        why = "with server.fronts = 'inline' one process has the only device"
-        yield ("devices",), f"{len(devices)} devices, but {why}; use 'per-tenant', or leave one device"
     gpus: dict[object, str] = {}
     of_cores: dict[int, str] = {}
     for name in devices:

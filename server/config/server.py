@@ -62,10 +62,6 @@ class ServerConfig(Section, frozen=True):
         description="Tenant of requests that name none. Without this key it is the only tenant, where there is just one and it "
         "has no keys; else such requests are refused with 401.",
     )
-    fronts: Literal["per-tenant", "inline"] = Field(
-        default="per-tenant",
-        description='Where HTTP is handled: "per-tenant" in one process for each tenant, "inline" in the device\'s process.',
-    )
     front_cores: Literal["auto", "any"] = Field(
         default="auto",
         description='On a GPU, "auto" pins each HTTP process to up to two cores, the device\'s process to others; "any" none.',

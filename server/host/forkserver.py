@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, process, resource_tracker
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from typing import Any, cast
 
-from ..command_line import configuration_file
 from . import orphans
 from .signals import blocked_in_children
 
@@ -46,16 +44,12 @@ def start() -> None:
             _start_without_name()
 
 
-def start_early(config: str | None) -> None:
-    """The same before it is known what is served; not for a configuration file that may ask for one process alone.
+def start_early() -> None:
+    """The same before it is known what is served.
 
     SIGHUP is ignored meanwhile, and so in all processes that are forked: they end with this one, not with the terminal.
     Raises SystemExit with a sentence where it cannot be started.
     """
-    path = configuration_file(config)
-    with suppress(OSError):  # Whoever reads it next says what is wrong.
-        if path and Path(path).is_file() and b"inline" in Path(path).read_bytes():
-            return
     if current_thread() is not main_thread():
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

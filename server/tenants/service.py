@@ -140,12 +140,6 @@ class Service:
         silence = time.monotonic() - self._heartbeat_at
         return None if silence <= self._max_silence else f"the supervisor has been silent for {silence:.0f} s"
 
-    @property
-    def unanswered(self) -> int:
-        """How many requests, of all tenants in this process, are queued or in flight."""
-        lanes = [tenant.lane.statistics() for tenant in self.tenants.values()]
-        return sum(lane.waiting + lane.in_flight for lane in lanes)
-
     async def statistics(self, served: Iterable[ServedModel]) -> list[dict[str, object]]:
         """For each of these models an entry of `model_stats` in Triton's statistics extension, of all processes."""
         found = {}

@@ -7,6 +7,7 @@ the largest leak, so that the others are known to be able to fail.
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -24,12 +25,13 @@ LEAKING = ("compute",)
 BOUND = 10.0
 
 
-def measured(kinds: tuple[str, ...], fronts: str | None = None, control: bool = True) -> dict[str, Combination]:
+def measured(kinds: tuple[str, ...], program: str = "server", control: bool = True) -> dict[str, Combination]:
     """By aggressor, three rounds of phases of half a second."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if len(cores) < 2:
         pytest.skip("needs two cores, a partition each")
-    servers = deployments("cpu", len(cores), ["mlp"], kinds, fronts, Cores(cores, cores))
+    found = deployments("cpu", len(cores), ["mlp"], kinds, Cores(cores, cores))
+    servers = {name: replace(each, program=(program,)) for name, each in found.items()}
     settings = Settings(
         victims={"mlp": 400.0},
         kinds=kinds,
@@ -66,7 +68,7 @@ def test_heavy_computation_on_a_shared_partition_raises_p99(combinations: dict[s
 
 
 def test_a_shared_event_loop_is_a_leak() -> None:
-    found = measured(HEAVY_TO_READ, fronts="inline", control=False)
+    found = measured(HEAVY_TO_READ, program="tests.benchmarks.one_process", control=False)
     verdicts = [combination.verdict() for combination in found.values()]
 
     assert "leaks" in {verdict.word for verdict in verdicts}, [f"{one.aggressor}: {one.why}" for one in verdicts]

@@ -168,7 +168,7 @@ def test_clients_run_on_the_last_quarter_of_a_large_machine_or_with_their_tenant
 )
 def test_the_notes_say_where_clients_ran(clients: Clients, shown: str, noted: str) -> None:
     settings = Settings(victims={"mlp": 400, "resnet": 2000}, kinds=("small",), clients=clients)
-    servers = deployments("cpu", 4, ["mlp"], ["small"], None, Cores((), ()))
+    servers = deployments("cpu", 4, ["mlp"], ["small"], Cores((), ()))
 
     found_notes = list(notes(settings, servers, findings().combinations))
 
@@ -199,12 +199,12 @@ def test_a_device_that_is_too_small_is_refused_with_what_it_has() -> None:
     with pytest.raises(Impossible, match="2 cores for each of 2 HTTP processes leave none of 4"):
         share_cores(range(6), own=(0, 1), each=2, tenants=2)
     with pytest.raises(Impossible, match="has 3 granules; four tenants need 4"):
-        deployments("cpu", 3, ["mlp"], ["trio"], None, Cores((), ()))
+        deployments("cpu", 3, ["mlp"], ["trio"], Cores((), ()))
 
 
 def test_the_servers_are_configured_as_the_server_reads_it(tmp_path: Path) -> None:
     cores = share_cores(range(12), own=(0, 1), each=1, tenants=4)
-    found = deployments("cpu", 6, ["mlp", "resnet"], ["small", "trio"], "per-tenant", cores)
+    found = deployments("cpu", 6, ["mlp", "resnet"], ["small", "trio"], cores)
     for name, server in found.items():
         path = tmp_path / f"{name}.toml"
         path.write_text(server.config(tmp_path))

@@ -30,7 +30,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an nginx, in front of a server with two tenants of one name each; globex has only `identity`."""
     folder = tmp_path_factory.mktemp("nginx")
     tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-    config = configure(folder / "c.toml", repository.standard(folder / "models"), tenants, fronts='"inline"')
+    config = configure(folder / "c.toml", repository.standard(folder / "models"), tenants)
     with running(config) as server, _nginx(folder, server.url.removeprefix("http://")) as address:
         yield address
 

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from server.host.exit_codes import GAVE_UP
 from server.tenants.auth import digest
 
 from .harness import cores
-from .processes import Load, client, configure, running
+from .processes import Load, Running, client, configure, running, running_plain
 from .wire import FOREVER, SMALL, Connection, infer, lane, post, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -81,19 +82,6 @@ def test_a_second_signal_ends_the_server_at_once(keyed: Path) -> None:
         server.wait_for_log("second signal: exiting with 1 accepted request(s) unanswered")
 
 
-def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
-    keyed.write_text(keyed.read_text().replace("[server]", '[server]\nfronts = "inline"'))
-    with running(keyed) as server, Connection(server) as connection, client(server, Authorization="Bearer admin") as admin:
-        connection.send(posted("spin", spin(FOREVER)))
-        until(lambda: lane(admin)["in_flight"] == 1)
-        server.signal(signal.SIGINT)
-        server.wait_for_log("Shutting down")
-        server.signal(signal.SIGINT)
-        assert server.wait(5) == GAVE_UP
-        assert connection.ended()
-        server.wait_for_log("second signal: exiting with 1 accepted request(s) unanswered")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_process_group_during_startup_ends_the_server_quietly(keyed: Path, number: int) -> None:
     """As Ctrl-C in a terminal: also to the forkserver, which is still importing then."""
@@ -143,16 +131,16 @@ def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path
         assert time.monotonic() - begun < 30, "it waited for the end of the drain"
 
 
-@pytest.mark.parametrize("fronts", ["per-tenant", "inline"])
+@pytest.mark.parametrize("start", [running, running_plain], ids=["processes", "plain"])
 def test_each_answer_in_the_grace_closes_its_connection_so_that_its_client_goes_elsewhere(
-    standard: Path, tmp_path: Path, fronts: str
+    standard: Path, tmp_path: Path, start: Callable[[Path], AbstractContextManager[Running]]
 ) -> None:
     tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
-    settings = {"drain_grace": '"60s"', "default_tenant": '"acme"', "fronts": f'"{fronts}"'}
+    settings = {"drain_grace": '"60s"', "default_tenant": '"acme"'}
     body = json.dumps(SMALL).encode()
     chunked = post("/v2/models/identity/infer", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     requests = [posted("identity", SMALL), re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", chunked)]
-    with running(configure(tmp_path / "kept.toml", standard, tenants, **settings)) as server, client(server) as http:
+    with start(configure(tmp_path / "kept.toml", standard, tenants, **settings)) as server, client(server) as http:
         kept = [(Connection(server), request) for request in requests]
         assert [_asked(*each) for each in kept] == [(200, None)] * 2
         assert http.post("/admin/drain").status_code == 202

@@ -99,12 +99,6 @@ def test_after_a_drain_no_process_frees_what_it_imported(words: list[str], confi
     assert (serve_and_end([*words, "--port", str(port)], tmp_path, port), freed(tmp_path)) == (0, "")
 
 
-def test_nor_does_a_server_in_one_process(tmp_path: Path, standard: Path) -> None:
-    configure(tmp_path / "greenlane.toml", standard, TENANTS, fronts='"inline"')
-    port = free_port()
-    assert (serve_and_end([*SERVER, "--port", str(port)], tmp_path, port), freed(tmp_path)) == (0, "")
-
-
 def test_nor_does_a_server_of_prove(config: Path, tmp_path: Path) -> None:
     given = {"config": str(config), "port": free_port(), "admin": "a", "lends": False, "keys": str(tmp_path / "keys")}
     assert (serve_and_end(PROVE, tmp_path, given["port"], given), freed(tmp_path)) == (0, "")

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from greenlane.load.server_process import READY, ProcessStatus, alive
+from greenlane.load.server_process import ProcessStatus, alive
 from server.host.exit_codes import NEEDS_RESTART
 from server.host.watch import write_stacks
 
@@ -52,7 +52,7 @@ KEEPS_THE_INTERPRETER = "mutex = ctypes.create_string_buffer(64); [ctypes.PyDLL(
 BLOCKS_THE_LOOP = "loops[0].call_soon_threadsafe(time.sleep, 600)"
 
 SERVER = """
-import asyncio, ctypes, os, sys, threading, time
+import asyncio, ctypes, os, sys, threading, time, uvicorn
 from server import __main__ as command
 from server.control.controller import Controller
 from server.host.leaving import leave
@@ -70,8 +70,10 @@ def hang_on_request():
 if __name__ == "__main__":
     Controller.start = remembered
     threading.Thread(target=hang_on_request, daemon=True).start()
-    leave(command.main(["--config", sys.argv[1]]))
+    {serve}
 """
+PROCESSES = 'leave(command.main(["--config", sys.argv[1]]))'
+PLAIN = "os.environ['GREENLANE_CONFIG'] = sys.argv[1]; uvicorn.run('server.app:app', port=0)"
 
 
 class Hanging(Running):
@@ -84,8 +86,8 @@ class Hanging(Running):
 
 
 @contextmanager
-def hanging(folder: Path, config: Path, how: str, signs: Sequence[str] = READY) -> Iterator[Hanging]:
-    with running_script(folder, SERVER.format(how=how), config, kind=Hanging, signs=signs) as server:
+def hanging(folder: Path, config: Path, how: str, serve: str = PROCESSES) -> Iterator[Hanging]:
+    with running_script(folder, SERVER.format(how=how, serve=serve), config, kind=Hanging) as server:
         yield server
 
 
@@ -126,9 +128,8 @@ def test_a_hung_process_is_not_ready_logs_its_stacks_and_exits(standard: Path, t
         server.wait_for_log("hang_on_request" if how == KEEPS_THE_INTERPRETER else "in main")
 
 
-def test_a_hung_process_with_inline_http_exits(standard: Path, tmp_path: Path) -> None:
-    config = configured(tmp_path, standard, "1s", fronts='"inline"')
-    with hanging(tmp_path, config, KEEPS_THE_INTERPRETER, ["ready: "]) as server:  # It is uvicorn that says where it listens.
+def test_a_hung_server_in_one_process_exits(standard: Path, tmp_path: Path) -> None:
+    with hanging(tmp_path, configured(tmp_path, standard, "1s"), KEEPS_THE_INTERPRETER, PLAIN) as server:
         family = server.family()
         server.hang()
         assert server.wait() == NEEDS_RESTART

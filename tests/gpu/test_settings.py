@@ -106,7 +106,7 @@ def test_plain_uvicorn_serves_two_tenants_and_warns_of_ignored_settings(gpu: Non
     running_plain = running(tmp_path, tmp_path / "models", "acme", "globex", plain=True)
     with running_plain as served, closing(Client(served.port)) as client:
         _ask_both(client, wanted)
-    assert re.search(r"not all of greenlane.toml is honoured by uvicorn server.app:app:\n\s+server.fronts: ", served.log)
+    assert re.search(r"not all of greenlane.toml is honoured by uvicorn server.app:app:\n\s+tenants: ", served.log)
     if folder := os.environ.get("OUT"):
         (Path(folder) / "uvicorn.log").write_text(served.log, encoding="utf-8")
 

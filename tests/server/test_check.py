@@ -20,7 +20,7 @@ from tests.fakes import FakeDevice, Script
 
 CONFIG = """
 [server]
-fronts = "per-tenant"
+log_level = "info"
 
 [device]
 backend = "cpu"
@@ -323,16 +323,16 @@ def test_ignored_fields_are_reported_and_no_failure(checked: Checked) -> None:
 
 def test_mistakes_in_the_file_are_announced_before_what_is_tried_and_stand_last(checked: Checked) -> None:
     (checked.folder / "models" / "rows" / "notes").mkdir()
-    assert checked.check(("[server]", "[server]\nfornts = 'per-tenant'")) == 2
+    assert checked.check(("[server]", "[server]\nstrict_readines = true")) == 2
     assert checked.out[0] == "greenlane.toml has a mistake (below), and nothing is served; the rest of it is tried here:"
     assert checked.out[1].startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
     assert checked.err == [
         "greenlane: possible mistakes:",
         "rows: not looked into: notes; a version is a number above 0 without leading zeros",
         "greenlane: the configuration cannot be served:",
-        "greenlane.toml: server.fornts: unknown key; did you mean 'fronts'?",
+        "greenlane.toml: server.strict_readines: unknown key; did you mean 'strict_readiness'?",
     ]
-    assert checked.check(("fornts", "hsot = '::1'\nfornts")) == 2
+    assert checked.check(("strict_readines", "hsot = '::1'\nstrict_readines")) == 2
     assert checked.out[0].startswith("greenlane.toml has 2 mistakes (below), ")
 
 
@@ -484,9 +484,8 @@ def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_r
     assert checked.out[-1].startswith("HTTP on any core: too few are left ")
 
 
-@pytest.mark.parametrize("key", ['front_cores = "any"', 'fronts = "inline"'])
-def test_where_http_runs_on_any_core_nothing_is_said_of_it(checked: Checked, key: str) -> None:
-    checked.check(('fronts = "per-tenant"', key), device=on_fake, cores=range(16))
+def test_where_http_runs_on_any_core_nothing_is_said_of_it(checked: Checked) -> None:
+    checked.check(("[server]", '[server]\nfront_cores = "any"'), device=on_fake, cores=range(16))
     assert not [line for line in checked.out if "HTTP" in line]
 
 

@@ -15,9 +15,8 @@ from server.single_process import prepare
 ACME = TenantConfig(name="acme", granules=1, models=("*",))
 GLOBEX = TenantConfig(name="globex", granules=1, models=("*",))
 SHARED = (
-    "  server.fronts: it is 'per-tenant', unless it is set, but here the HTTP of all tenants shares one process and one event "
-    "loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process of its own, "
-    "and 'inline' says that this is meant"
+    "  tenants: the HTTP of all of them shares one process and one event loop here, so that large or many requests of one "
+    "delay the others'; python -m server gives each an HTTP process of its own"
 )
 
 
@@ -34,11 +33,8 @@ def configured(*tenants: TenantConfig, server: ServerConfig | None = None) -> Co
     return Config(server=server or ServerConfig(), models=models, tenants=by_name, source="c.toml")
 
 
-@pytest.mark.parametrize(
-    "config", [configured(ACME), configured(ACME, GLOBEX, server=ServerConfig(fronts="inline"))], ids=["one tenant", "inline"]
-)
-def test_no_warning_if_all_settings_are_honoured(config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    prepare(config)
+def test_no_warning_if_all_settings_are_honoured(caplog: pytest.LogCaptureFixture) -> None:
+    prepare(configured(ACME))
     assert caplog.records == []
     assert sys.getswitchinterval() == 0.001
 

@@ -27,7 +27,6 @@ max_string_elements = 1000
 nonfinite_json = "null"
 admin_key_sha256 = "{"AB" * 32}"
 default_tenant = "globex"
-fronts = "inline"
 log_format = "json"
 log_level = "debug"
 strict_readiness = true
@@ -100,7 +99,6 @@ def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
             nonfinite_json="null",
             admin_key_sha256="ab" * 32,
             default_tenant="globex",
-            fronts="inline",
             log_format="json",
             log_level="debug",
             strict_readiness=True,
@@ -135,7 +133,7 @@ def test_defaults(folder: Path) -> None:
     assert config.server.nonfinite_json == "literal"
     assert config.server.max_string_elements == 262_144
     assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, "acme")
-    assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
+    assert (config.server.log_format, config.server.log_level) == ("text", "info")
     assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")
     assert config.server.strict_readiness is False
     assert (config.server.keep_alive, config.server.cors_origins) == (75.0, ())
@@ -274,12 +272,20 @@ def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> Non
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 16, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
-        (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
+        (sections(server="front = 'any'"), "server.front: unknown key; did you mean 'front_cores'?"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text: str, problem: str) -> None:
     (only,) = problems(folder, text)
     assert only.startswith(problem)
+
+
+@pytest.mark.parametrize("value", ["inline", "per-tenant"])
+def test_a_key_that_is_gone_is_refused_with_what_to_do(folder: Path, value: str) -> None:
+    assert problems(folder, sections(server=f"fronts = '{value}'")) == [
+        "server.fronts: this key is gone, as each tenant has an HTTP process; leave it out "
+        "(`uvicorn server.app:app` serves all tenants in one process)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +337,6 @@ def test_a_misspelt_key_is_reported_once(folder: Path, text: str, problem: str) 
             "server.cors_origins: ['app.example/a'] is not a list of origins of",
         ),
         (sections(server="cors_origins = '*'"), "server.cors_origins: '*' is not a list of origins of web pages"),
-        (sections(server="fronts = 'process'"), "server.fronts: 'process' is not 'per-tenant' or 'inline'"),
         (sections(server="front_cores = '0-1'"), "server.front_cores: '0-1' is not 'auto' or 'any'"),
         (sections() + "[models.a]\nbatch_delay = 500", "models.a.batch_delay: 500 is not a duration: "),
         (sections() + "[models.a]\npreferred_batches = 4", "models.a.preferred_batches: 4 is not a list of batch sizes"),
@@ -385,12 +390,6 @@ def test_wrong_numbers_of_http_processes_are_refused(folder: Path, value: str) -
     assert only == f"tenants.acme.http_processes: {shown} is not a whole number from 1 to 16, or 'auto'"
 
 
-def test_inline_http_refuses_a_process_for_each_tenant(folder: Path) -> None:
-    assert problems(folder, sections(server="fronts = 'inline'", device="mps = 'on'")) == [
-        "device.mps: \"on\", but with server.fronts = 'inline' one process has all tenants; use 'per-tenant', or leave it out"
-    ]
-
-
 @pytest.mark.parametrize(("count", "whose"), [(48, 0), (49, 0), (49, 1)])
 def test_no_more_tenants_have_processes_under_mps_than_a_daemon_takes(folder: Path, count: int, whose: int) -> None:
     devices = "".join(f"[devices.{name}]\nbackend = 'cuda'\nindex = {name}\nmps = 'on'\n" for name in "01")
@@ -404,14 +403,6 @@ def test_no_more_tenants_have_processes_under_mps_than_a_daemon_takes(folder: Pa
             f'devices.{whose}.mps: "on", but it has {count + whose} tenants, and a daemon takes the processes of 48; '
             "have fewer tenants there, or leave it out"
         ]
-
-
-@pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001"), ("http_processes", "2")])
-def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: str, value: str) -> None:
-    assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [
-        f"tenants.acme.{key}: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
-        "use 'per-tenant', or leave it out"
-    ]
 
 
 def test_a_byte_order_mark_is_skipped(folder: Path) -> None:
@@ -431,14 +422,6 @@ def test_how_a_model_takes_texts_is_a_table(folder: Path) -> None:
         (problem,) = problems(folder, sections() + f"[models.minilm.text]\n{wrong}")
         assert problem.startswith("models.minilm.text: ")
         assert "a table with any of task ('embed', 'rerank'), pooling ('mean', 'cls', 'last', 'max'), normalize" in problem
-
-
-def test_functions_of_models_are_refused_where_tenants_share_a_process(folder: Path) -> None:
-    models, two = "repository = 'models'\npython = true", f"{ACME}[tenants.globex]\n{ACME}"
-    assert problems(folder, sections(server="fronts = 'inline'", models=models, tenants=two)) == [
-        "models.python: true, but functions of models run in the process of their tenant, and with server.fronts = 'inline' "
-        "all share one; use 'per-tenant', or leave it out"
-    ]
 
 
 def test_a_port_belongs_to_one_socket(folder: Path) -> None:
@@ -464,11 +447,6 @@ def test_a_grpc_port_without_grpc_is_refused_with_the_command_that_installs_it(
     assert problems(folder, sections(tenants=ACME + "grpc_port = 8101")) == [
         "tenants.acme.grpc_port: gRPC is not installed; install it with `scripts/install grpc`, or leave it out"
     ]
-
-
-def test_inline_http_serves_grpc_too(folder: Path) -> None:
-    config = load(write(folder, sections(server="fronts = 'inline'", tenants=ACME + "grpc_port = 8101")))
-    assert config.tenants["acme"].grpc_port == 8101
 
 
 def test_with_server_port_0_a_tenant_may_use_any_port(folder: Path) -> None:
@@ -618,8 +596,6 @@ def test_the_only_device_is_called_0_or_as_its_table(folder: Path) -> None:
          "expected 0 or b"),
         (ONE_EACH.replace('device = "b"', 'device = ["b", "0"]\nladder = [1, 2]'), "tenants.acme.ladder: the tenant is on "
          "several devices, where this is not possible; name one device, or leave it out"),
-        (ONE_EACH + '[server]\nfronts = "inline"', "devices: 2 devices, but with server.fronts = 'inline' one process has the "
-         "only device; use 'per-tenant', or leave one device"),
         (ONE_EACH.replace("[devices.b]", '[devices."b c"]').replace('"b"', '"b c"'), "devices.\"b c\": not a device's name; "
          "use letters, digits, '.', '_' and '-'"),
     ],
