@@ -42,6 +42,11 @@ def test_notes_of_the_laboratory_are_listed_by_date_and_topic() -> None:
     assert [f"{date}-{topic}" for date, topic in listed] == sorted(page.stem for page in LAB.glob("2*.md"))
 
 
+@pytest.mark.parametrize(("page", "most"), [("README.md", 450), ("docs/performance.md", 2500)])
+def test_pages_that_are_read_first_stay_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text().split()) <= most
+
+
 @current_page
 def test_paths_in_code_exist(page: Path) -> None:
     named = re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./@-]*\w", page.read_text())
