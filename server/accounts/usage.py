@@ -4,9 +4,13 @@ for a nanosecond. All are integers, so that sums are exact.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 NS = 10**9
+Count = Annotated[int, Meta(ge=0)]
+"""In what other processes send."""
 
 
 class Usage(NamedTuple):
@@ -16,9 +20,9 @@ class Usage(NamedTuple):
     """
 
     model: str
-    works: int
-    used: int
-    borrowed: Mapping[str, int]
+    works: Count
+    used: Count
+    borrowed: Mapping[str, Count]
 
 
 class TenantUsages(NamedTuple):
@@ -34,9 +38,9 @@ class Report(NamedTuple):
     `energy` is the count of the device's energy meter in microjoules, None if there is none.
     """
 
-    epoch: int
+    epoch: Count
     tenants: Sequence[TenantUsages]
-    energy: int | None = None
+    energy: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from partitions.plan import Granules
 
+from ..accounts.usage import Count
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
+
+class DeviceInfo(NamedTuple):
     """A device: `granules` are their sizes in `unit`s, by index; see `partitions.base.Device`, for `address` as well."""
 
     kind: str
@@ -38,7 +39,7 @@ class Execution(NamedTuple):
     tenant: str
     name: str
     version: str
-    description: Mapping[str, object]
+    description: Mapping[str, Any]
 
 
 def on_both(one: Execution, other: Execution) -> Execution:
@@ -134,8 +135,7 @@ def _share(info: DeviceInfo, partition: PartitionInfo) -> str:
     return f"{partition.size} (granule{many} {', '.join(map(str, partition.granules))})"
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(NamedTuple):
     """The model of a tenant that is being loaded, "" for none, and what is done with it: a phrase that its name completes.
 
     `ready`, `failed` and `known` are numbers of the tenant's models. `apart`: other processes do it, so that one of these ends
@@ -145,7 +145,7 @@ class Loading:
     tenant: str
     model: str
     doing: str = ""
-    ready: int = 0
-    failed: int = 0
-    known: int = 0
+    ready: Count = 0
+    failed: Count = 0
+    known: Count = 0
     apart: bool = False

@@ -7,17 +7,19 @@ from typing import Any
 
 import msgspec
 
+from ...accounts.usage import Count
+from ...control.descriptions import Loading
+from ...control.stretch import Wide
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
-from .device_fields import WideFields
-from .message_fields import Count, ServedModelFields
+from .message_fields import ServedModelFields
 from .messages import Message
 
 # From the supervisor. All are calls, except `StopLoading`, `Abandon`, `CancelTenantTicket` and `SetDeviceAffinity`.
 
 
 class OpenDevice(Message):
-    """Open the device. Answered with `DeviceInfoFields`."""
+    """Open the device. Answered with a `DeviceInfo`."""
 
 
 class StartTenants(Message):
@@ -74,7 +76,7 @@ class NarrowTenants(Message):
 class StretchTenants(Message):
     """Give tenants these wide partitions, and all others none."""
 
-    plans: dict[str, WideFields]
+    plans: dict[str, Wide]
 
 
 class HoldRungs(Message):
@@ -84,7 +86,7 @@ class HoldRungs(Message):
 
 
 class GetStretches(Message):
-    """Answered with a list of `WideStateFields`."""
+    """Answered with a list of `WideState`."""
 
 
 class LoadModel(Message):
@@ -128,15 +130,15 @@ class DiscardModels(Message):
 
 
 class GetExecutions(Message):
-    """Answered with a list of `ExecutionFields`."""
+    """Answered with a list of `Execution`."""
 
 
 class GetMemory(Message):
-    """Answered with a list of `TenantMemoryFields`."""
+    """Answered with a list of `TenantMemory`."""
 
 
 class GetUsage(Message):
-    """Answered with `UsageReportFields`."""
+    """Answered with a `server.accounts.usage.Report`."""
 
 
 class ProbePartitions(Message):
@@ -252,15 +254,9 @@ class EndProcess(Message):
 
 
 class LoadingModel(Message):
-    """This model of a tenant is being loaded from now on; with an empty name, none is any more. See `descriptions.Loading`."""
+    """What is loaded from now on."""
 
-    tenant: str
-    name: str
-    doing: str = ""
-    ready: Count = 0
-    failed: Count = 0
-    known: Count = 0
-    apart: bool = False
+    loading: Loading
 
 
 class AnnounceModel(Message):

@@ -4,6 +4,7 @@ msgspec checks what arrives by the annotations of fields, which classes compiled
 compiled.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -23,8 +24,6 @@ from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import ModelReport, Report
 from ...tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
 from ...text.folder import TextFolder
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class Fields(Struct, array_like=True, forbid_unknown_fields=True):
@@ -213,9 +212,11 @@ class ReportFields(Fields):
 
 
 def encode_hook(value: Any) -> Any:
-    """Encode the types that msgspec does not know: data types of numpy, in signatures."""
+    """Encode the types that msgspec does not know: data types of numpy, in signatures, and views of dicts."""
     if isinstance(value, np.dtype):
         return value.str
+    if isinstance(value, Mapping):
+        return dict(value)
     raise NotImplementedError(f"{type(value).__name__} cannot be sent to another process")
 
 

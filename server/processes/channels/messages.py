@@ -9,12 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from ...accounts.usage import Count
 from ...config.changes import LIVE_OF_SERVER, with_options, with_tables
 from ...config.schema import Config
 from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import State
 from .config_fields import fields_of, options_fields, options_of, tenant_of, tuples_of, values_of
-from .message_fields import Count, Fields, ServedModelFields
+from .message_fields import Fields, ServedModelFields
 
 
 class Message(Struct, tag=True, array_like=True, forbid_unknown_fields=True):

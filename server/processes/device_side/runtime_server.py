@@ -4,14 +4,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any
 
 from partitions import Device
 
 from ...config.schema import Config, DeviceConfig
-from ...control.descriptions import Loading
+from ...control.descriptions import DeviceInfo, Loading
 from ...device.runtime import Runtime
 from ...device.tenant_models import CRASHED, AtStart
 from ...host.exit_codes import NEEDS_RESTART
@@ -19,7 +18,6 @@ from ...tenants.catalog import UNLOADED
 from ...tenants.frontend import Frontend, State
 from ..channels import device_messages as messages
 from ..channels.config_fields import options_of
-from ..channels.device_fields import DeviceInfoFields, ExecutionFields, TenantMemoryFields, UsageReportFields, WideStateFields
 from ..channels.messages import Message
 
 log = logging.getLogger("greenlane.runtime")
@@ -68,18 +66,18 @@ class RuntimeServer:
             messages.SwitchMove: lambda _: self.opened.moves.switch(),
             messages.DiscardMove: lambda _: self.opened.moves.discard(),
             messages.NarrowTenants: lambda message: self.opened.widths.narrow(message.tenants),
-            messages.StretchTenants: self._stretch,
+            messages.StretchTenants: lambda message: self.opened.widths.stretch(message.plans),
             messages.HoldRungs: lambda message: self.opened.widths.hold(message.rungs),
-            messages.GetStretches: self._stretches,
+            messages.GetStretches: lambda _: self.opened.widths.stretches(),
             messages.LoadModel: lambda message: self.opened.models.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.models.unload(message.tenant, message.name),
             messages.RefreshModel: lambda message: self.opened.models.refresh(message.tenant, message.name),
             messages.PrepareModels: lambda message: self.opened.models.prepare(message.lists, options_of(message.options)),
             messages.UseModels: lambda message: self.opened.models.use(message.lists, options_of(message.options)),
             messages.DiscardModels: lambda _: self.opened.models.discard(),
-            messages.GetExecutions: self._executions,
-            messages.GetMemory: self._memory,
-            messages.GetUsage: self._usage,
+            messages.GetExecutions: lambda _: self.opened.models.executions(),
+            messages.GetMemory: lambda _: self.opened.models.memory(),
+            messages.GetUsage: lambda _: self.opened.usage(),
             messages.ProbePartitions: lambda message: self.opened.probe(message.seconds),
             messages.StopLoading: self._stop_loading,
             messages.Abandon: self._abandon,
@@ -92,7 +90,7 @@ class RuntimeServer:
         assert self.runtime, "OpenDevice comes first"
         return self.runtime
 
-    async def _open(self, _: messages.OpenDevice) -> DeviceInfoFields:
+    async def _open(self, _: messages.OpenDevice) -> DeviceInfo:
         device = await asyncio.to_thread(self._opener, self._config.device)
         self.runtime = Runtime(
             self._config,
@@ -104,7 +102,7 @@ class RuntimeServer:
             on_stuck=self._end,
             pages=self._pages,
         )
-        return DeviceInfoFields.of(await self.runtime.open())
+        return await self.runtime.open()
 
     async def _start(self, message: messages.StartTenants) -> dict[str, frozenset[int] | None]:
         at_start = AtStart(
@@ -115,21 +113,6 @@ class RuntimeServer:
         )
         return await self.opened.start(message.granules, message.models, at_start)
 
-    async def _executions(self, _: messages.GetExecutions) -> list[ExecutionFields]:
-        return [ExecutionFields.of(each) for each in await self.opened.models.executions()]
-
-    async def _memory(self, _: messages.GetMemory) -> list[TenantMemoryFields]:
-        return [TenantMemoryFields.of(each) for each in await self.opened.models.memory()]
-
-    async def _usage(self, _: messages.GetUsage) -> UsageReportFields:
-        return UsageReportFields.of(await self.opened.usage())
-
-    async def _stretch(self, message: messages.StretchTenants) -> None:
-        await self.opened.widths.stretch({name: plan.wide() for name, plan in message.plans.items()})
-
-    async def _stretches(self, _: messages.GetStretches) -> list[WideStateFields]:
-        return [WideStateFields.of(each) for each in await self.opened.widths.stretches()]
-
     def _stop_loading(self, _: messages.StopLoading) -> None:
         if self.runtime:
             self.runtime.stop_loading()
@@ -139,7 +122,7 @@ class RuntimeServer:
             self.runtime.abandon(message.reason)
 
     def _on_loading(self, loading: Loading) -> None:
-        self._notify(messages.LoadingModel(*astuple(loading)))
+        self._notify(messages.LoadingModel(loading))
 
     def _set_state(self, state: State) -> None:
         self._notify(messages.DeviceState(state))

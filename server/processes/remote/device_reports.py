@@ -9,7 +9,6 @@ from ...accounts.usage import Report
 from ...control.descriptions import Execution, TenantMemory
 from ...control.stretch import WideState
 from ...errors import Unavailable
-from ..channels.device_fields import ExecutionFields, TenantMemoryFields, UsageReportFields, WideStateFields
 from ..channels.device_messages import GetExecutions, GetMemory, GetStretches, GetUsage
 from ..channels.messages import Message
 from ..channels.report_source import REPORT_TIMEOUT
@@ -31,27 +30,27 @@ class DeviceReports:
         return f"<DeviceReports, {len(self._executions)} executions>"
 
     async def executions(self) -> list[Execution]:
-        found: list[ExecutionFields] | None = await self._ask(GetExecutions(), list[ExecutionFields])
+        found: list[Execution] | None = await self._ask(GetExecutions(), list[Execution])
         if found is not None:
-            self._executions = [each.execution() for each in found]
+            self._executions = found
         return self._executions
 
     async def memory(self) -> list[TenantMemory]:
-        found: list[TenantMemoryFields] | None = await self._ask(GetMemory(), list[TenantMemoryFields])
+        found: list[TenantMemory] | None = await self._ask(GetMemory(), list[TenantMemory])
         if found is not None:
-            self._memory = [each.tenant_memory() for each in found]
+            self._memory = found
         return self._memory
 
     async def stretches(self) -> list[WideState]:
-        found: list[WideStateFields] | None = await self._ask(GetStretches(), list[WideStateFields])
+        found: list[WideState] | None = await self._ask(GetStretches(), list[WideState])
         if found is not None:
-            self._stretches = [each.state() for each in found]
+            self._stretches = found
         return self._stretches
 
     async def usage(self) -> Report | None:
         """None if the process does not answer: what was used is not reported twice."""
-        found: UsageReportFields | None = await self._ask(GetUsage(), UsageReportFields)
-        return None if found is None else found.report()
+        found: Report | None = await self._ask(GetUsage(), Report)
+        return found
 
     async def _ask(self, message: Message, result: Any) -> Any:
         """The answer, None if there is none in time."""

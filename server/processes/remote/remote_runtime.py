@@ -21,7 +21,6 @@ from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
 from ..channels import device_messages as messages
 from ..channels.descriptors import DescriptorSender
-from ..channels.device_fields import DeviceInfoFields
 from ..channels.messages import Message
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
@@ -87,16 +86,16 @@ class RemoteRuntime:
         }
 
     def _loading(self, message: messages.LoadingModel) -> None:
-        numbers = message.ready, message.failed, message.known
-        self.kept.crashes.on_loading(message.tenant, "" if message.apart else message.name)
-        self._on_loading(Loading(message.tenant, message.name, message.doing, *numbers, message.apart))
+        loading = message.loading
+        self.kept.crashes.on_loading(loading.tenant, "" if loading.apart else loading.model)
+        self._on_loading(loading)
 
     async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
         """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""
         self._calls.connect(channel)
         self.tenants.away = self._started
         if self.away:
-            await channel.call(messages.OpenDevice(), DeviceInfoFields)
+            await channel.call(messages.OpenDevice(), DeviceInfo)
             if self.kept.affinity:
                 channel.notify(self.kept.affinity)
             await channel.call(self.kept.start(self.frontends), _Cores)
@@ -120,10 +119,10 @@ class RemoteRuntime:
     async def open(self) -> DeviceInfo:
         await self._calls.connected.wait()
         try:
-            found: DeviceInfoFields = await self._calls.call(messages.OpenDevice(), DeviceInfoFields)
+            found: DeviceInfo = await self._calls.call(messages.OpenDevice(), DeviceInfo)
         except Unavailable as error:
             raise DeviceUnavailable(f"{self.label} ended while it opened the device; the log says why") from error
-        return found.info()
+        return found
 
     async def start(self, granules: Mapping[str, Granules]) -> _Cores:
         try:

@@ -9,7 +9,6 @@ from ...control.descriptions import RungState
 from ...control.stretch import Wide, WideState
 from ...errors import Unavailable
 from ..channels import device_messages as messages
-from ..channels.device_fields import WideFields
 from .device_calls import DeviceCalls
 from .device_reports import DeviceReports
 from .kept_state import KeptState
@@ -33,7 +32,7 @@ class RemoteWidths:
 
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         self._kept.plans = dict(plans)
-        await self._calls.call(messages.StretchTenants({name: WideFields.of(plan) for name, plan in plans.items()}))
+        await self._calls.call(messages.StretchTenants(dict(plans)))
 
     async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
         self._kept.rungs = {name: list(each) for name, each in rungs.items()}

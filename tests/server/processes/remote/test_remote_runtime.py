@@ -10,18 +10,17 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable
 from server.config.tenant import TenantConfig
-from server.control.descriptions import Pause
+from server.control.descriptions import DeviceInfo, Pause
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels import device_messages as messages
-from server.processes.channels.device_fields import DeviceInfoFields
 from server.processes.channels.message_fields import ServedModelFields
 from server.processes.channels.messages import Message
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 
-INFO = DeviceInfoFields("cpu", "cores", "core", (1, 1, 1))
+INFO = DeviceInfo("cpu", "cores", "core", (1, 1, 1))
 ANSWERS: dict[type[Message], Any] = {
     messages.OpenDevice: INFO,
     messages.StartTenants: {"acme": None},

@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 
 from server.config.tenant import TenantConfig
-from server.control.descriptions import Loading
+from server.control.descriptions import DeviceInfo, Loading
 from server.errors import Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels import device_messages as messages
 from server.processes.channels.descriptors import DescriptorSender
-from server.processes.channels.device_fields import DeviceInfoFields
 from server.processes.channels.messages import Message
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from tests.fakes import PATIENCE
 
-INFO = DeviceInfoFields("fake", "a device", "core", (1, 1))
+INFO = DeviceInfo("fake", "a device", "core", (1, 1))
 
 
 class Process:
@@ -69,11 +68,11 @@ async def test_a_model_that_children_are_making_is_not_what_ended_the_process() 
     acme, said = frontend("acme"), list[Loading]()
     runtime = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, on_loading=said.append)
     on_loading = runtime.handlers()[messages.LoadingModel]
-    on_loading(messages.LoadingModel("acme", "mob", "building or compiling", 0, 0, 2, apart=True))
+    on_loading(messages.LoadingModel(Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True)))
     assert said == [Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True)]
     runtime.kept.crashes.on_end("the process")
     assert not runtime.kept.crashes.suspects()
-    on_loading(messages.LoadingModel("acme", "mob", "compiling or loading the kernels of", 0, 0, 2))
+    on_loading(messages.LoadingModel(Loading("acme", "mob", "compiling or loading the kernels of", 0, 0, 2)))
     runtime.kept.crashes.on_end("the process")
     assert runtime.kept.crashes.suspects() == {("acme", "mob")}
     acme.close()
