@@ -1,6 +1,5 @@
 """One request after another on a kept connection, each waited for: for questions, and for the time of a single request."""
 
-import select
 from time import perf_counter
 
 from .jobs import Ask
@@ -50,10 +49,6 @@ class Caller:
         connection.send(ask.data, keep=True)
         end = perf_counter() + self._timeout
         while (left := end - perf_counter()) > 0:
-            writes = [connection.socket] if connection.unsent else []
-            readable, writable, _ = select.select([connection.socket], writes, (), left)
-            if writable:
-                connection.flush()
-            if readable and (answer := connection.receive()):
+            if answer := connection.step(left):
                 return answer
         raise Broken(f"no answer within {self._timeout:g} s")

@@ -1,7 +1,7 @@
 """Requests sent when they are due, and their latency from then: what a client sees that does not slow down with the server.
 
-Sockets and `select` in one thread, as its timeouts are the only ones finer than a millisecond. Nothing is computed meanwhile
-that can be done afterwards.
+Sockets in one thread. They are waited for by epoll, for which descriptors may have any number, and that by `select`, whose
+timeouts are the only ones finer than a millisecond. Nothing is computed meanwhile that can be done afterwards.
 """
 
 import re
@@ -28,6 +28,7 @@ class Generator:
         self._job = job
         self._asks = (job.ask, *job.others)
         self.seen = Seen()
+        self._poll = select.epoll()
         self._free: list[Connection] = []
         self._busy: dict[int, tuple[Connection, int, float]] = {}
         self._waiting: deque[int] = deque()
@@ -74,6 +75,7 @@ class Generator:
     def _connect(self) -> Connection:
         connection = Connection(self._job.port, host=self._job.host)
         connection.open()
+        self._poll.register(connection.socket, select.EPOLLET)
         self.seen.connections += 1
         return connection
 
@@ -95,13 +97,16 @@ class Generator:
             connection.send(self._asks[index % len(self._asks)].data, keep=index % self._job.keep == 0)
         except Broken as broken:
             self._break(number, broken)
+            return
+        # Each change is reported once, and here what there is already: a server may have ended a connection that was free.
+        self._poll.modify(number, select.EPOLLIN | select.EPOLLET | (select.EPOLLOUT if connection.unsent else 0))
 
     def _wait(self, seconds: float) -> None:
-        unsent = [number for number, (connection, *_) in self._busy.items() if connection.unsent]
-        readable, writable, _ = select.select(list(self._busy), unsent, (), seconds)
-        for number in writable:
-            self._attempt(number, self._busy[number][0].flush)
-        for number in readable:
+        if not select.select([self._poll], (), (), seconds)[0]:
+            return
+        for number, events in self._poll.poll(0):
+            if number in self._busy and events & select.EPOLLOUT:
+                self._attempt(number, self._busy[number][0].flush)
             if number in self._busy and (answer := self._attempt(number, self._busy[number][0].receive)):
                 self._end(number, answer, perf_counter())
 
@@ -168,13 +173,12 @@ class Generator:
             self._note(index, now, 0, "no answer until the end")
         for connection in [*self._free, *(connection for connection, *_ in self._busy.values())]:
             connection.close()
+        self._poll.close()
 
 
 def _ask(connection: Connection, data: bytes) -> Answer:
     """One request and its answer, by waiting for the socket. Raises Broken."""
     connection.send(data, keep=True)
     while True:
-        readable, _, _ = select.select([connection.socket], [connection.socket] if connection.unsent else [], [], 60)
-        connection.flush()
-        if readable and (answer := connection.receive()):
+        if answer := connection.step(60):
             return answer

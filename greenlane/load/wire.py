@@ -1,10 +1,11 @@
-"""One client connection without a framework: bytes out, a status and a size back. Never blocks.
+"""One client connection without a framework: bytes out, a status and a size back. Only `step` blocks.
 
 It reads no more of HTTP than it needs: a status line and Content-Length. A connection is used for one request at a time.
 """
 
 import http.client
 import re
+import select
 import socket
 from collections.abc import Mapping
 from contextlib import closing
@@ -100,6 +101,17 @@ class Connection:
                 return answer
             if most < CHUNK:
                 return None
+
+    def step(self, seconds: float) -> Answer | None:
+        """Wait, send what is unsent and take what has come; the answer, once it is whole. Blocks for so many seconds at most,
+        rounded up to milliseconds. Raises Broken.
+        """
+        ready = select.poll()  # Descriptors may have any number, which `select.select` does not take.
+        ready.register(self.socket, select.POLLIN | (select.POLLOUT if self.unsent else 0))
+        if not ready.poll(seconds * 1000):
+            return None
+        self.flush()
+        return self.receive()
 
     def _take(self, data: bytes) -> Answer | None:
         if self._left < 0:

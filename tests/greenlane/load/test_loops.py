@@ -1,7 +1,10 @@
 """The load generator against a scripted server."""
 
+import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from threading import Condition, Thread
 from time import perf_counter
@@ -9,6 +12,7 @@ from time import perf_counter
 import pytest
 
 from greenlane.load import openloop
+from greenlane.load.caller import Caller
 from greenlane.load.closedloop import closed_loop
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.openloop import Generator
@@ -179,6 +183,35 @@ def test_an_arrival_without_a_connection_waits_for_one_and_the_wait_counts(serve
     assert found.waited == 2
     assert found.samples.status == [200] * 3
     assert len(found.late) == 1
+
+
+def test_descriptors_may_have_any_number(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    generator = Generator(open_loop(server, [0.0, 0.01]))
+    with ExitStack() as stack:
+        for _ in range(1024):
+            stack.callback(os.close, os.dup(0))
+        caller = stack.enter_context(closing(Caller(server.port)))
+        generator.open()
+        assert list(generator.run(perf_counter()).samples.status) == [200, 200]
+        assert caller.ask(Ask(REQUEST)).status == 200
+
+
+def test_a_connection_that_the_server_ended_while_it_was_free_is_a_failure_at_once(serve: Callable[[Answer], Server]) -> None:
+    """Also where the server still reads what comes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        generator = Generator(
+            OpenLoop(port=listener.getsockname()[1], ask=Ask(REQUEST, 5), arrivals=[0.1], connections=1, most=1)
+        )
+        opening = pool.submit(generator.open)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(len(REQUEST), socket.MSG_WAITALL) == REQUEST
+            connection.sendall(OK)
+            opening.result(30)
+            connection.shutdown(socket.SHUT_WR)
+            found = generator.run(perf_counter())
+    assert [each.split(": ", 1)[1] for each in found.failures] == ["0, the server closed the connection"]
 
 
 def test_a_request_without_an_answer_is_a_failure_with_the_time_waited(serve: Callable[[Answer], Server]) -> None:

@@ -84,7 +84,9 @@ class Two:
 
     def arrived(self) -> list[tuple[int, Failure | None]]:
         """What the lane would be woken for."""
-        if not select.select([self.spread.link.completions.event], [], [], 0)[0]:
+        looked = select.poll()
+        looked.register(self.spread.link.completions.event, select.POLLIN)
+        if not looked.poll(0):
             return []
         return [(done.slot, done.failure) for done in self.spread.link.completions.take()]
 

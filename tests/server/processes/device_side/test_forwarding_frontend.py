@@ -17,7 +17,9 @@ def test_a_worker_that_waits_to_write_into_the_old_link_goes_on_once_that_is_rep
     fill(first.completions)
     old = frontend.use(second := ring.renew(first))
     assert old == first
-    writable = select.select([], [first.completions], [], 0)[1]
+    looked = select.poll()
+    looked.register(first.completions, select.POLLOUT)
+    writable = looked.poll(0)
     for descriptors in (first, second):
         descriptors.close()
     assert writable
