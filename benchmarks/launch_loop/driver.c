@@ -1,7 +1,7 @@
 /* The HTTP side of a link, played by a process of its own: tickets out, completions in, and how long each took. */
 #include "../../server/launch_loop/link.h"
 
-#define PATIENCE 4000000000ll /* nanoseconds without a completion, after which a phase is given up */
+#define PATIENCE 20000000000ll /* nanoseconds without a completion, after which a phase is given up */
 
 typedef struct {
     Link link;
