@@ -37,7 +37,7 @@ BOUNDS = {
 """How many times the victim's p99 may grow: ResNet (0.5 ms) shares DRAM, L2 and PCIe; an MLP (30 us) takes hardly longer than
 waking a thread.
 
-Measured in docs/isolation: 1.06 and 1.07, 1.02 to 1.14, 1.08, 1.30.
+Measured in docs/lab/2026-11-26-isolation.md: 1.06 and 1.07, 1.02 to 1.14, 1.08, 1.30.
 """
 LEAK = 2.0
 """The least that the victim's p99 grows by on one partition for both."""
