@@ -130,6 +130,8 @@ class SupervisedDevices:
 
         One without a tenant any more is not started.
         """
+        if each.retired:  # Its group may be closed.
+            return
         environment = await each.group.environment() if each.group else {}
         if each.retired:
             return

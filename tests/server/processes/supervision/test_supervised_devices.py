@@ -40,6 +40,7 @@ class Gated:
         self.events: list[str] = []
 
     async def environment(self) -> Mapping[str, str]:
+        self.events.append("asked")
         if not self.open.is_set():
             self.asked.set()
             await self.open.wait()
@@ -134,14 +135,25 @@ async def test_a_group_is_closed_after_its_last_process_and_not_while_another_st
     starting = asyncio.create_task(supervised.begin(third))
     await asyncio.wait_for(group.asked.wait(), PATIENCE)
     await supervised.end(second)
-    assert group.events == ["kept"]
+    assert "closed" not in group.events
     group.open.set()
     await starting
     await supervised.end(third)
-    assert group.events == ["kept", "closed"]
+    assert group.events[-1] == "closed"
     await supervised.begin(again := device("acme", group, []))
     await supervised.end(again)
-    assert group.events == ["kept", "closed", "closed"]
+    assert group.events[-3:] == ["closed", "asked", "closed"]
+    assert group.events.count("kept") == 1
+
+
+async def test_a_closed_group_is_not_asked_for_a_process_whose_tenant_left_while_it_was_to_be_started_again() -> None:
+    group, supervised = Gated(), devices()
+    await supervised.begin(each := device("acme", group, []))
+    each.kill()
+    await asyncio.wait_for(each.channel.closed.wait(), PATIENCE)
+    await supervised.end(each)
+    await end_of_others()
+    assert group.events == ["asked", "kept", "closed"]
 
 
 async def test_a_group_is_closed_after_a_process_that_could_not_be_started() -> None:
