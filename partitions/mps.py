@@ -386,9 +386,9 @@ class MpsDaemon:
             return bool(done) and answer == "0"
 
     async def _end_keeper(self, keeper: "subprocess.Popen[bytes]", limit: float) -> None:
-        """End it and all that is below it: in order, else by the end of its standard input, else by a signal."""
+        """End it and all that is below it: in order once it was ready, else by the end of its standard input, or a signal."""
         assert keeper.stdin
-        if not self._gone.is_set():
+        if self.server and not self._gone.is_set():
             with suppress(MpsError):
                 await self._ask("quit -t 1", limit)
                 await self._wait_gone(limit)

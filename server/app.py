@@ -215,6 +215,7 @@ class Application:
     async def _running(self, controller: Controller) -> AsyncIterator[None]:
         """End in order by SIGTERM, by the end of this block, or at once if the device is lost. Closes the controller."""
         end = ServerEnd(controller, self._abandon)
+        end.freeze_when_loaded()
         restore = _drain_on_sigterm(end.drain, self.reloader)
         losing = asyncio.create_task(self._exit_when_device_lost(end))
         try:

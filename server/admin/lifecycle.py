@@ -30,7 +30,7 @@ _EXIT_DELAY = 0.2
 
 
 class ServerEnd:
-    """How a server with a started controller ends: by a drain, or because the device is lost. Belongs to the event loop.
+    """How a server ends: by a drain, or because the device is lost. Belongs to the event loop.
 
     `kill` ends the process with an exit status, from any thread. It is called if the drain and what follows take too long.
     """
@@ -39,10 +39,14 @@ class ServerEnd:
         self._controller = controller
         self._kill = kill
         self._timer: Timer | None = None
-        self._freezing = asyncio.create_task(_freeze(controller))
+        self._freezing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<ServerEnd{', draining' * bool(self._timer)}>"
+
+    def freeze_when_loaded(self) -> None:
+        """Have what is there once all models were tried left out of garbage collection."""
+        self._freezing = asyncio.create_task(_freeze(self._controller))
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until those that were accepted are answered or `drain_timeout` has passed."""
@@ -58,7 +62,8 @@ class ServerEnd:
 
     def close(self) -> None:
         """No longer freeze objects. The timer of a drain goes on, as the interpreter may hang while it exits."""
-        self._freezing.cancel()
+        if self._freezing:
+            self._freezing.cancel()
 
     def cancel_timer(self) -> None:
         """The process goes on after the drain."""

@@ -475,13 +475,16 @@ class Controller:
         return self._of_all({self._states[device.name, name] for name in device.runtimes})
 
     async def drain(self, grace: float) -> None:
-        """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered.
+        """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered. There is no
+        grace where the start is not complete, as the server was not ready.
 
         Builds that are still running then are abandoned. Inferences that have not ended after half of `drain_timeout` are
         cancelled, and waited for once more as long, at most a second.
         """
         if self.state in ("closed", "lost"):
             return
+        started = bool(self.repartitions)
+        grace = grace if started else 0.0
         self._lifecycle.set_state("draining")
         self.pilot.close()
         log.info("draining: not ready, new requests are refused in %g s", grace)
@@ -490,7 +493,8 @@ class Controller:
         for runtime in runtimes:
             runtime.stop_loading()
         if await drain(self._frontends.values(), runtimes, self.config.server.drain_timeout / 2):
-            await self.accountant.write()
+            if started:
+                await self.accountant.write()
             log.info("drained: every request was answered")
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """Waits for several pieces of work, also if some of them fail."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -14,3 +14,18 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(each, BaseException):
             raise each
     return [each for each in found if not isinstance(each, BaseException)]
+
+
+async def all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of these. If one fails, or this is cancelled, all are cancelled, and waited for. Raises the first error."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for each in tasks:
+            each.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in filter(None, found):
+        if not isinstance(error, asyncio.CancelledError):
+            raise error

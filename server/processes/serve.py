@@ -15,6 +15,7 @@ from ..config.schema import Config
 from ..config.section import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
+from ..control.together import all_or_none
 from ..control.watcher import Watcher
 from ..host.leaving import end_now
 from ..host.shutdown_timer import give_up
@@ -65,24 +66,20 @@ async def serve(
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hang_up)
         try:
             async with Watcher(server.controller):
-                await _start(server.supervisor, server.controller)
-                _set_affinity(config, server.supervisor, server.controller, server.devices, allowed, server.counts)
-                log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
-                return await _run_until_end(signalled, server.supervisor, server.controller, abandon)
+
+                def on_started() -> None:
+                    _set_affinity(config, server.supervisor, server.controller, server.devices, allowed, server.counts)
+                    log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
+
+                return await _run_until_end(signalled, server.supervisor, server.controller, on_started, abandon)
         finally:
             server.supervisor.kill()
             await server.supervisor.free_devices()
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:
-    """Start processes and devices at the same time."""
-    starting, opening = asyncio.create_task(supervisor.start()), asyncio.create_task(controller.start())
-    await asyncio.wait({starting, opening}, return_when=asyncio.FIRST_EXCEPTION)
-    if starting.done() and starting.exception():
-        opening.cancel()  # It waits for processes, of which there may be none.
-    for found in await asyncio.gather(starting, opening, return_exceptions=True):
-        if found:
-            raise found
+    """Start processes and devices at the same time: the second wait for the first."""
+    await all_or_none((supervisor.start(), controller.start()))
 
 
 def _set_affinity(
@@ -113,26 +110,40 @@ def _set_affinity(
 
 
 async def _run_until_end(
-    signalled: asyncio.Event, supervisor: Supervisor, controller: Controller, abandon: Callable[[int], object]
+    signalled: asyncio.Event,
+    supervisor: Supervisor,
+    controller: Controller,
+    on_started: Callable[[], None],
+    abandon: Callable[[int], object],
 ) -> int:
-    """Wait for a signal, then drain. Returns the exit status."""
+    """Start, wait for a signal, and drain. Returns the exit status. A start that has not ended by then is given up."""
 
     def kill(status: int) -> None:
         supervisor.kill_from_any_thread()
         abandon(status)
 
     async def shut_down() -> None:
+        given_up = starting.cancel()
         await end.drain()
+        if given_up:  # No process has work of tenants, so all are killed.
+            await asyncio.gather(starting, return_exceptions=True)
+            return
         await supervisor.close()
         await controller.close()
 
     end = ServerEnd(controller, kill)
+    starting = asyncio.create_task(_start(supervisor, controller))
     try:
-        await signalled.wait()
+        if not await _first(asyncio.wait({starting}), signalled.wait()):
+            starting.result()
+            end.freeze_when_loaded()
+            on_started()
+            await signalled.wait()
         signalled.clear()
         if await _first(shut_down(), signalled.wait()):
             status = give_up(await _unanswered(controller))
             supervisor.kill()
+            supervisor.kill_from_any_thread()  # Also a process that is just being started.
             abandon(status)
             return status
         return 0

@@ -1,6 +1,11 @@
-"""`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given."""
+"""`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given.
 
+What HANG_OFF or HANG_ON names is a FIFO: devices with `mps = "off"`, or "on", are opened once its other end is closed.
+"""
+
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from partitions import Device
 from server import __main__ as command
@@ -25,6 +30,8 @@ class SmallDevice(VirtualDevice):
 
 def opener(config: DeviceConfig) -> Device:
     """Open a device."""
+    if gate := os.environ.get(f"HANG_{config.mps.upper()}"):
+        Path(gate).read_bytes()
     assert config.cores
     return SmallDevice(config.cores)
 

@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import httpx
@@ -86,12 +87,21 @@ def running_devices(config: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
-def running_apart(config: Path, *options: str) -> Iterator[Running]:
-    """The same with a process for each tenant, under a fake MPS daemon."""
+def running_apart(
+    config: Path,
+    *options: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    signs: Sequence[str] = READY,
+    **behaviour: str,
+) -> Iterator[Running]:
+    """The same with a process for each tenant, under a fake MPS daemon that behaves so. It has started once its log has these
+    signs.
+    """
     fake = FakeMps(config.parent / "fake")
+    fake.behave(**behaviour)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
     words = [sys.executable, "-m", "tests.end_to_end.devices_server", "--config", str(config), *options]
-    with _started(words, {**inherited, "PATH": f"{fake.folder}:{os.environ['PATH']}"}) as server:
+    with _started(words, {**inherited, "PATH": f"{fake.folder}:{os.environ['PATH']}", **environment}, signs) as server:
         yield server
 
 

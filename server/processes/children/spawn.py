@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
+from threading import Event
 from types import MappingProxyType
 from typing import Any
 
@@ -69,9 +70,22 @@ def prepare() -> None:
 
 
 async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start a process that calls this function with these arguments, which may be sockets. Raises OSError or EOFError."""
-    process = early.context().Process(target=target, args=arguments, daemon=True)
-    await asyncio.to_thread(_start, process)
+    """Start a process that calls this function with these arguments, which may be sockets. Raises OSError or EOFError.
+
+    They are in use until this returns. If it is cancelled, that may take as long as the forkserver needs to load its modules;
+    then the process, if there is one, has been killed.
+    """
+    process, given_up = early.context().Process(target=target, args=arguments, daemon=True), Event()
+    starting = asyncio.ensure_future(asyncio.to_thread(_start, process, given_up))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        given_up.set()
+        await asyncio.gather(starting, return_exceptions=True)
+        if process.pid:
+            kill(process)
+            await asyncio.to_thread(process.join)
+        raise
     return process
 
 
@@ -151,7 +165,8 @@ class Forkserver:
             early.kill()
 
 
-def _start(process: BaseProcess) -> None:
+def _start(process: BaseProcess, given_up: Event) -> None:
     early.start()  # The forkserver may have ended.
     with early.forking, blocked_in_children():
-        process.start()
+        if not given_up.is_set():
+            process.start()

@@ -42,12 +42,21 @@ class HelperProcesses:
         self._lead.occupancy = occupancy.create(nbytes)
 
     async def start(self) -> list["asyncio.Task[None]"]:
-        """Start them, as their lead has started; returns the tasks that keep them. Each was tried once when this returns."""
+        """Start them, as their lead has started; returns the tasks that keep them. Each was tried once when this returns.
+
+        If this is cancelled, none is kept.
+        """
         tried = [asyncio.Event() for _ in self._lead.helpers]
         pairs = zip(self._lead.helpers, tried, strict=True)
         self._keeping = [asyncio.create_task(self._keep(each, event)) for each, event in pairs]
-        for event in tried:
-            await event.wait()
+        try:
+            for event in tried:
+                await event.wait()
+        except asyncio.CancelledError:
+            for task in self._keeping:
+                task.cancel()
+            await asyncio.gather(*self._keeping, return_exceptions=True)
+            raise
         return self._keeping
 
     async def end(self) -> None:

@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 
 from partitions import PartitionError
 
+from ...control.together import all_or_none
 from ...errors import RequestError
 from ..channels import descriptors
 from ..channels.device_messages import EndProcess
@@ -55,13 +56,7 @@ class SupervisedDevices:
 
     async def start(self) -> None:
         """Start all. If one cannot be started, the others are given up, which may wait for the same. Raises its error."""
-        starting = [asyncio.create_task(self._start(each)) for each in self.all]
-        try:
-            await asyncio.gather(*starting)
-        finally:
-            for each in starting:
-                each.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+        await all_or_none(map(self._start, self.all))
 
     def keep(self) -> None:
         """Start each device process again whenever it ends, until the server closes."""

@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ...config.schema import Config
+from ...control.together import all_or_none
 from ...errors import RequestError
 from ...link import activity
 from ...link.occupancy import LEAD
@@ -84,8 +85,8 @@ class SupervisedHttp:
         return [each.process for each in self._processes.values()]
 
     async def start(self) -> None:
-        """Start all of them."""
-        await asyncio.gather(*map(self._start, self._leads()))
+        """Start all of them, or give up all."""
+        await all_or_none(map(self._start, self._leads()))
 
     def keep(self) -> None:
         """Replace each whenever it ends, until the server closes."""
@@ -294,6 +295,9 @@ class SupervisedHttp:
                 each.process = await spawn.start(each.hosted.target, each.hosted.make_arguments(arguments))
             else:
                 each.process = await spawn.start(http_process.main, arguments)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             their_descriptors.close()
             theirs.close()

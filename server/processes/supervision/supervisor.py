@@ -1,6 +1,5 @@
 """Starts the dispatcher, the HTTP processes and the device processes, watches them, and replaces those that end or hang."""
 
-import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...config.schema import Config
+from ...control.together import all_or_none
 from ...host import logs
 from ...host.watch import interval
 from ...link.occupancy import LEAD
@@ -82,8 +82,8 @@ class Supervisor:
         return f"<Supervisor {self._current.state}, {', '.join(self._processes)}>"
 
     async def start(self) -> None:
-        """Start every process. They serve from now on. After an error some may run; `kill` ends them."""
-        await asyncio.gather(self._devices.start(), self._dispatcher.start(), self._http.start())
+        """Start every process. They serve from now on. After an error, or once it was cancelled, `kill` ends those that run."""
+        await all_or_none((self._devices.start(), self._dispatcher.start(), self._http.start()))
         self._watching.start(self._dispatcher.keep())
         self._watching.start(self._check_heartbeats())
         self._http.keep()

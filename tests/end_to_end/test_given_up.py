@@ -1,0 +1,81 @@
+"""SIGTERM and SIGINT while a server starts, whatever that waits for: it ends as one that serves, and leaves nothing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from .processes import Running, configure, running_apart
+from .wire import until
+
+SHARES = """
+[device]
+backend = "cpu"
+cores = "0-1"
+mps = "on"
+[tenants.acme]
+granules = 1
+models = ["identity"]
+http_processes = 2
+[tenants.globex]
+granules = 1
+models = ["identity"]
+"""
+DAEMON = "nvidia-cuda-mps"
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for the server's temporary files, with a short path, as sockets need it."""
+    with TemporaryDirectory(prefix="start-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def left(temporary: Path) -> list[str]:
+    """What there is of the server that has this folder: files, and processes by their commands."""
+    found = os.listdir(temporary)
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # It has ended, or is another user's.
+            if f"TMPDIR={temporary}".encode() in Path("/proc", process, "environ").read_bytes().split(b"\0"):
+                found.append(Path("/proc", process, "cmdline").read_text())
+    return found
+
+
+def handles_signals(server: Running) -> bool:
+    """Whether SIGTERM does not just end it."""
+    status = Path(f"/proc/{server.popen.pid}/status").read_text()
+    caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
+    return bool(caught & 1 << signal.SIGTERM - 1)
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "number"),
+    [("forkserver", signal.SIGTERM), ("look", signal.SIGINT), ("daemon", signal.SIGTERM), ("device", signal.SIGTERM)],
+)
+def test_a_start_is_given_up_and_nothing_is_left(
+    waits_for: str, number: signal.Signals, standard: Path, tmp_path: Path, temporary: Path
+) -> None:
+    config = configure(tmp_path / "c.toml", standard, SHARES, drain_grace='"60s"')
+    os.mkfifo(gate := tmp_path / "gate")
+    environment = {"TMPDIR": str(temporary)}
+    environment |= {{"look": "HANG_OFF", "device": "HANG_ON"}.get(waits_for, "OPEN"): str(gate)}
+    behaviour = {"start": "silent"} if waits_for == "daemon" else {}
+    with running_apart(config, environment=environment, signs=(), **behaviour) as server:
+        until(lambda: handles_signals(server))
+        if waits_for == "daemon":
+            until(lambda: DAEMON in [one.name for one in server.family()])
+        with ExitStack() as stack:
+            if waits_for in ("look", "device"):
+                stack.callback(os.close, os.open(gate, os.O_WRONLY))  # Which returns once the other end is open.
+            server.signal(number)
+            assert server.wait() == 0
+            until(lambda: not left(temporary))
+    log = "".join(server.log)
+    assert "draining: not ready, new requests are refused in 0 s" in log
+    assert "drained: every request was answered" in log
+    assert "Traceback" not in log
+    assert "Error" not in log
