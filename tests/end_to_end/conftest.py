@@ -17,13 +17,13 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository.standard(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="package", params=["asgi", "direct", "fronts"])
+@pytest.fixture(scope="package", params=["asgi", "direct", "processes"])
 def served(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every way in which requests reach the server; the answers must be the same.
 
     The last is a process of its own, so tests cannot look inside.
     """
-    if request.param == "fronts":
+    if request.param == "processes":
         tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
         config = configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants, default_tenant='"acme"')
         with running(config) as served:

@@ -16,12 +16,12 @@ from .wire import FOREVER, SMALL, Connection, infer, lane, post, posted, spin, u
 UNLOAD_SPIN, UNLOAD = (post(f"/v2/repository/models/{name}/unload") for name in ("spin", "identity"))
 
 
-@pytest.fixture(params=["asgi", "direct", "fronts"])
+@pytest.fixture(params=["asgi", "direct", "processes"])
 def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served | Running]:
     root = tmp_path / "models"
     repository.write(root, "identity", repository.IDENTITY)
     repository.write(root, "spin", repository.SPIN)
-    if request.param == "fronts":
+    if request.param == "processes":
         tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
         with running(configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"')) as server:
             yield server

@@ -83,7 +83,7 @@ def own_port() -> int:
 
 @pytest.fixture(scope="module")
 def config(standard: Path, own_port: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("fronts") / "greenlane.toml"
+    path = tmp_path_factory.mktemp("served") / "greenlane.toml"
     return configure(path, standard, TENANTS.format(key=digest("secret"), port=own_port, core=cores()[0]))
 
 

@@ -15,13 +15,13 @@ WHY = "not every model could be loaded, and server.strict_readiness asks for all
 WHY += "POST /v2/repository/index says which of a tenant's, the log which of all"
 
 
-@pytest.fixture(params=["asgi", "direct", "fronts"])
+@pytest.fixture(params=["asgi", "direct", "processes"])
 def http(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A strict server with a model that is whole and one that is not."""
     root = tmp_path / "models"
     repository.write(root, "identity", repository.IDENTITY)
     repository.write(root, "broken", repository.IDENTITY, config="max_batch_size: many")
-    if request.param == "fronts":
+    if request.param == "processes":
         tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
         config = configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"', strict_readiness="true")
         with running(config) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
