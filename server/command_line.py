@@ -21,7 +21,7 @@ examples:
   {program} --port 0                   on a free port, which the log names
 
 exit status: 0 stopped by a signal after draining; 1 not started, such as for a port in use; 2 the command line or the
-configuration is wrong; 70 the GPU failed, and only a new process can open it again
+configuration is wrong; 70 it hung, as the stacks in its log show, and has to be started again
 """
 
 
