@@ -53,6 +53,8 @@ _NAME = COMMAND[:15]
 """What the kernel keeps of the name of a daemon's process, and of a server's."""
 _PAUSE = 0.01
 """Seconds between two questions."""
+_NEWS = 1.0
+"""Seconds after a command failed in which a daemon that has ended, for which it did, is seen to have."""
 _KEPT_LINES = 5
 _READ = 1 << 16
 _NO_CLIENT = "201"
@@ -180,13 +182,17 @@ class MpsDaemon:
     async def wait_until_active(self, limit: float = RECOVERY_LIMIT) -> None:
         """Wait until the server takes clients, after a fault until every client of before has ended. Then that is forgotten.
 
-        Raises MpsError if that takes longer than `limit` seconds, with the clients that are left, and if the server has ended.
+        Raises MpsError if that takes longer than `limit` seconds, with the clients that are left, if there is no answer, and if
+        the server has ended.
         """
+        answer = ""
         try:
             async with asyncio.timeout(limit):
-                while await self.status() != "ACTIVE":
+                while (answer := await self.status()) != "ACTIVE":
                     await asyncio.sleep(_PAUSE)
         except TimeoutError as error:
+            if not answer:
+                raise MpsError(f"the MPS daemon of {self.uuid} does not say within {limit:g} s how its server is") from error
             left = ", ".join(map(str, await self.clients())) or "none"
             raise MpsError(
                 f"the MPS server of {self.uuid} takes no clients after {limit:g} s; processes that have not ended: {left}"
@@ -328,6 +334,8 @@ class MpsDaemon:
         starting, ended = asyncio.ensure_future(self._start_server()), asyncio.ensure_future(self._trouble.wait())
         try:
             await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception():
+                await asyncio.wait({ended}, timeout=_NEWS)
             if self._ended:
                 raise MpsError(self._ended)
             self.server = await starting

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -367,10 +367,11 @@ async def test_what_it_lets_its_clients_have_of_our_environment(fake: FakeMps, m
             r"server of GPU-5ea1 ended during its start; it printed: .* the GPU cannot be used \(as scripted\)",
         ),
         ({"server": "dies"}, 10, r"server of GPU-5ea1 ended during its start; it printed: .* the GPU is lost \(as scripted\)"),
+        ({"start": "dies"}, 10, r"daemon of GPU-5ea1 ended with signal 9; it printed: .* / Assertion failed \(as scripted\)$"),
         ({"server": "initializes"}, 0.5, "was not ready after 0.5 s"),
         ({"hang": ["get_server_list"]}, 0.5, "was not ready after 0.5 s"),
     ],
-    ids=["silent", "refuses", "no server", "server dies", "never active", "hangs"],
+    ids=["silent", "refuses", "no server", "server dies", "dies", "never active", "hangs"],
 )
 async def test_a_daemon_that_does_not_start_is_reported_with_what_it_printed(
     fake: FakeMps, behaviour: dict[str, Any], limit: float, said: str, parent: Path
@@ -415,6 +416,38 @@ async def test_a_daemon_that_answers_no_more_is_ended(fake: FakeMps, parent: Pat
     await daemon.close(limit=0.2)
     await ended(*processes)
     assert os.listdir(parent) == []
+
+
+async def test_a_daemon_refuses_clients_beyond_the_most_and_takes_another_once_one_has_ended(
+    fake: FakeMps, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.behave(most=1)
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    with ExitStack() as stack:
+        stack.callback((first := Client("tests.simulation.mps_client", daemon.environment)).kill)
+        assert (await first.next())["client"]
+        stack.callback((second := Client("tests.simulation.mps_client", daemon.environment)).kill)
+        assert "CUDA_MPS_PIPE_DIRECTORY names takes no clients now: it has too many" in (await second.next())["error"]
+        await until_logged(caplog, f"Failed to accept client {{PID: {second.pid}, Context ID: 0}} with status 808")
+        assert await daemon.clients() == [first.pid]
+        assert no_trouble(daemon)
+        first.kill()
+        await until(partial(has_clients, daemon))
+        stack.callback((third := Client("tests.simulation.mps_client", daemon.environment)).kill)
+        assert (await third.next())["client"]
+    await daemon.close()
+
+
+async def test_a_status_that_is_not_answered_is_an_error_in_time(fake: FakeMps) -> None:
+    daemon = MpsDaemon("GPU-5ea1")
+    await daemon.start()
+    fake.behave(hang=["get_server_status"])
+    with pytest.raises(MpsError, match=r"^the MPS daemon of GPU-5ea1 does not say within 0.2 s how its server is$"):
+        await daemon.wait_until_active(limit=0.2)
+    fake.behave()
+    await daemon.wait_until_active()
+    await daemon.close()
 
 
 async def test_its_lines_are_logged_and_only_notable_ones_shown(fake: FakeMps, caplog: pytest.LogCaptureFixture) -> None:

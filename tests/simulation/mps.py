@@ -14,7 +14,7 @@ from . import mps_daemon
 from .errors import CUDAError
 from .mps_daemon import NAME, PIPES, Lines, server_address
 
-ERRORS = {807: "CUDA_ERROR_MPS_SERVER_NOT_READY"}
+ERRORS = {807: "CUDA_ERROR_MPS_SERVER_NOT_READY", 808: "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"}
 DIED, ENDED, FAULT = "CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_MPS_CLIENT_TERMINATED", "CUDA_ERROR_ILLEGAL_ADDRESS"
 """What calls of clients raise when the server died (806), when they were terminated (810), and what they did when another
 client's kernel failed (700).

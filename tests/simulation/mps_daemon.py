@@ -1,11 +1,17 @@
 """A fake of NVIDIA's command `nvidia-cuda-mps-control`, as the real one answered on an H100 with driver 580.159 (2026-11-26).
 
 `mps.FakeMps` puts it on PATH. With `-f` it is the daemon, which forks servers; without, it asks the daemon one command. Its
-clients are simulated GPUs (`mps.Client`). Standard library alone, as each command is a process. What it does wrongly is in a
-JSON file, which is read again for each command:
-- `start`: "silent" (it is never ready), or what it prints before it ends with status 1
-- `server`: "ends" before it is listed, "dies" while it initializes, or "initializes" for ever
-- `hang`: commands that are never answered
+clients are simulated GPUs (`mps.Client`). Standard library alone, as each command is a process.
+
+The ways in which a daemon can fail, each of which tests/partitions/test_mps.py has. Those with a name are in a JSON file, which
+is read again for each command:
+- it does not start: `start` is what it prints before it ends with status 1; or there is no command
+- it is never ready: `start` is "silent"; or its server is not: `server` "initializes" for ever
+- it dies: `start` is "dies", which it does when a server is to be started; or it is killed, later
+- its server dies: `server` "ends" before it is listed, or "dies" while it initializes; or it is killed, later
+- commands are never answered: `hang` has their names; `terminate_client` is not where the client does not answer
+- it refuses clients: after `most` of them, by default 48 (808; what is printed was not seen), and while a fault lasts (807)
+- a kernel of a client fails: the fault lasts until all clients have ended
 """
 
 import json
@@ -115,7 +121,7 @@ class Daemon:
         start = self.behaviour().get("start", "")
         if start == "silent":
             signal.pause()
-        if start or self._is_running():
+        if (start and start != "dies") or self._is_running():
             print(start or "An instance of this daemon is already running", flush=True)
             return 1
         log("Control", f"Starting control daemon using socket {self._pipes}/control")
@@ -184,6 +190,9 @@ class Daemon:
         name, *arguments = command.split()
         log("Control", "NEW UI")
         log("Control", f"Cmd:{command}")
+        if name == "start_server" and self.behaviour().get("start") == "dies":
+            log("Control", "Assertion failed (as scripted)")
+            os.kill(os.getpid(), signal.SIGKILL)
         if name in self.behaviour().get("hang", ()):
             self._waiting.append(ui)
             return
@@ -228,7 +237,8 @@ class Daemon:
                 if int(name) > 2 and int(name) not in (theirs.fileno(), started):
                     with suppress(OSError):
                         os.close(int(name))
-            Server(str(self._pipes), Lines(theirs), self.behaviour().get("server", "")).run(started)
+            behaviour = self.behaviour()
+            Server(str(self._pipes), Lines(theirs), behaviour.get("server", ""), behaviour.get("most", 48)).run(started)
         theirs.close()
         os.close(started)
         is_ready = os.read(ready, 1)
@@ -249,10 +259,11 @@ class Daemon:
 class Server:
     """A server: one thread, in a process that goes on without its daemon."""
 
-    def __init__(self, pipes: str, daemon: Lines, behaviour: str) -> None:
+    def __init__(self, pipes: str, daemon: Lines, behaviour: str, most: int) -> None:
         self._pipes = pipes
         self._daemon: Lines | None = daemon
         self._behaviour = behaviour
+        self._most = most
         self._clients: dict[int, Lines] = {}
         self._fault = False
 
@@ -283,8 +294,9 @@ class Server:
         pid = int(client.next() or 0)
         if self._fault:
             log("Server", f"Server teardown in progress. Refusing to accept new client {{PID: {pid}, Context ID: 0}}")
-            log("Server", f"Failed to accept client {{PID: {pid}, Context ID: 0}} with status 807")
-            client.send("807")
+        if error := 807 if self._fault else 808 if len(self._clients) >= self._most else 0:
+            log("Server", f"Failed to accept client {{PID: {pid}, Context ID: 0}} with status {error}")
+            client.send(str(error))
             client.end.close()
             return
         log("Server", f"Client {{PID: {pid}, Context ID: 0}} connected")
