@@ -79,3 +79,15 @@ def test_a_start_is_given_up_and_nothing_is_left(
     assert "drained: every request was answered" in log
     assert "Traceback" not in log
     assert "Error" not in log
+
+
+def test_a_server_that_is_killed_while_it_looks_at_a_gpu_that_hangs_leaves_no_process(
+    standard: Path, tmp_path: Path, temporary: Path
+) -> None:
+    config = configure(tmp_path / "c.toml", standard, SHARES)
+    os.mkfifo(gate := tmp_path / "gate")
+    environment = {"TMPDIR": str(temporary), "HANG_OFF": str(gate)}
+    with running_apart(config, environment=environment, signs=()) as server, open(gate, "wb"):  # Once it is open there.
+        server.signal(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        until(lambda: not left(temporary))

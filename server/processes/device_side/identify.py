@@ -5,9 +5,11 @@ Under MPS the driver numbers the SMs of each partition again, so that it can be 
 
 import asyncio
 import json
+import os
 import socket
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 from partitions import Device, DeviceUnavailable, PartitionError, probe
 
@@ -48,14 +50,22 @@ async def identify(name: str, server: ServerConfig, config: DeviceConfig, opener
 def main(
     name: str, server: ServerConfig, config: DeviceConfig, opener: Callable[[DeviceConfig], Device], answer: socket.socket
 ) -> None:
-    """The process: answers with one line of JSON. The supervisor ends it."""
+    """The process: answers with one line of JSON. The supervisor ends it; it ends with the supervisor if that is killed."""
     enter({})
     set_up(f"gpu {name}", server.log_format, server.log_level, device=True)
+    threading.Thread(target=_end_with_supervisor, args=(answer,), daemon=True).start()
     try:
         found = look(config, opener)
     except PartitionError as error:
         found = {"error": str(error)}
     answer.sendall(json.dumps(found).encode())
+
+
+def _end_with_supervisor(answer: socket.socket) -> None:
+    """End this process, which may hang, with the other end of the socket, over which nothing comes. A thread of its own."""
+    with suppress(ConnectionError):  # An answer that was not read.
+        answer.recv(1)
+    os._exit(1)
 
 
 def look(config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> dict[str, str]:
