@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .harness import cores
+from .harness import PATIENCE, cores
 from .processes import Load, Running, client, configure, running_device
 from .wire import FOREVER, SMALL, answered, as_before, infer, spin, until
 
@@ -88,7 +88,7 @@ def test_an_inference_in_flight_is_answered_503_when_the_device_process_is_kille
     asking.start()
     until(lambda: tenant(server, "acme")["in_flight"] == 1)
     server.kill(DEVICE)
-    asking.join(5)
+    asking.join(PATIENCE)
     assert [answer.status_code for answer in answers] == [503]
     assert ENDED in answers[0].text
     until(lambda: infer(acme, "identity", SMALL).status_code == 200)

@@ -77,7 +77,7 @@ def test_a_second_signal_ends_the_server_at_once(keyed: Path) -> None:
         server.signal()
         server.wait_for_log("draining")
         server.signal()
-        assert server.wait(5) == GAVE_UP
+        assert server.wait() == GAVE_UP
         assert connection.ended()
         server.wait_for_log("second signal: exiting with 1 accepted request(s) unanswered")
 

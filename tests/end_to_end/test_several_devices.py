@@ -88,17 +88,20 @@ def test_the_admin_api_has_both_devices(server: Running, acme: httpx.Client) -> 
 
 def test_the_end_of_one_device_process_is_not_noticed_by_tenants_of_the_other(server: Running, acme: httpx.Client) -> None:
     other = server.pid(PROCESSES["1"])
+    away = []
     with Load(server, **{"X-Tenant": "acme"}) as load, Timed(server, **{"X-Tenant": "globex"}) as quiet:
         for _ in range(2):
+            killed = time.monotonic()
             server.kill(PROCESSES["0"])
             until(lambda: infer(acme, "identity", SMALL).status_code == 503)
             assert acme.get("/admin/device").json()["devices"][1]["state"] == "serving"
             assert acme.get("/v2/health/ready", headers={"X-Tenant": "globex"}).status_code == 200
             quiet.more()
             until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+            away.append(time.monotonic() - killed)
             load.more()
     assert quiet.wrong == []
-    assert quiet.slowest < LIMIT
+    assert quiet.slowest < min(away), "it did not wait for a device process to be replaced"
     assert all(isinstance(each, tuple) and each[0] == 503 for each in load.wrong), load.wrong[:3]
     assert any("the process of device 0 has ended" in str(each) for each in load.wrong)
     assert server.pid(PROCESSES["1"]) == other

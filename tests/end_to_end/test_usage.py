@@ -83,7 +83,8 @@ def test_it_adds_up_and_is_what_the_kernel_saw(server: Running, http: httpx.Clie
     assert device["granted"] == pytest.approx(device["used"] + device["idle"] + device["lent"], rel=1e-9)
     acme, globex = tenant(after, "acme"), tenant(after, "globex")
     assert acme["used"] == pytest.approx(sum(each["used"] for each in acme["models"]), rel=1e-9)
-    assert (globex["used"], globex["share"], acme["age_seconds"] < 1) == (0, 1, True)
+    assert (globex["used"], globex["share"]) == (0, 1)
+    until(lambda: tenant(usage(http), "acme")["age_seconds"] < 1)  # The next report may be late on a busy machine.
     assert model(after, "acme", "spin")["works"] == model(before, "acme", "spin")["works"] + WORKS
 
 

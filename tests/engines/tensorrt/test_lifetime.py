@@ -144,7 +144,7 @@ def test_f15_collecting_an_executor_does_not_wait_for_shapes_being_prepared(benc
 
     def hold() -> None:
         began.set()
-        go_on.wait(5)
+        go_on.wait(30)
 
     bench.gpu.meanwhile("cuStreamBeginCapture", hold)
     future = executor.preparing([(5, 3)])
