@@ -4,11 +4,14 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
 
+from partitions.c_library import compile_library
 from partitions.cpu import CpuDevice, CpuPartition, open_cpu
+from server.launch_loop.library import SOURCES
 
 from .workers import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
@@ -22,6 +25,12 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 settings.register_profile("unhurried", deadline=None)  # A busy machine is no reason to fail.
 settings.load_profile("unhurried")
+
+
+def pytest_configure() -> None:
+    """Compile the launch loop of these sources, unless that was done: after a change of them workers would serve without it."""
+    with suppress(RuntimeError):  # There is no compiler, or the tests of the loop say what is wrong.
+        compile_library(SOURCES)
 
 
 def pytest_collection_finish() -> None:
