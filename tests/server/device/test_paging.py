@@ -380,7 +380,8 @@ async def test_a_request_that_comes_during_a_repartition_is_answered_after_it(tm
 
 async def test_an_engine_that_another_tenant_uses_stays(tmp_path: Path) -> None:
     async with budgeted(tmp_path, limit=10) as site:
-        (shared,) = [engine for engine in site.engines if not engine.closed and len(engine.executors) == 2]
+        await site.infer("acme", "b")  # While both loaded, each may have read a file that the other had freed or not read yet.
+        (shared,) = [engine for engine in site.engines if not engine.closed and len(engine.executors) >= 2]
         await asyncio.gather(site.infer("acme", "a"), site.infer("globex"))
         assert not shared.closed
         reads = len(site.engines)
