@@ -250,7 +250,9 @@ class Runtime:
         return {name: await self._look(name, look, seconds) for name, look in looks.items()}
 
     async def _look(self, tenant: str, look: Callable[[], Placement], seconds: float) -> Placement:
-        """The next look begins when the last has ended: one that waits for an inference without an end keeps its thread."""
+        """Run `look` in a thread, after an earlier look has ended: one that an inference blocks is not given up, and keeps its
+        thread until then. Raises Conflict after `max_pause`.
+        """
         limit = self._max_pause + seconds
         try:
             async with asyncio.timeout(limit):

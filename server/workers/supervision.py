@@ -37,8 +37,8 @@ class OldestWork:
 class Supervision:
     """Supervises the current workers from `start` to `close`. Every method belongs to the event loop.
 
-    `on_stuck` is called with the reason when the only tenant has an inference that cannot be stopped: it is served again only
-    by another process, whose start costs no other tenant anything.
+    `on_stuck` is called with the reason when the process has one tenant, and that has an inference that cannot be stopped. Only
+    another process can serve the tenant then, and no other tenant is in this one.
     """
 
     def __init__(
