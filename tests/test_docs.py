@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE_CODE = [ROOT / "tests/EDGES.md", ROOT / "tests/gpu/RUNS.md", *sorted((ROOT / "server").rglob("DESIGN.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *BESIDE_CODE]
 HOME = re.compile(r"https://github\.com/greenlane-server/greenlane/(?:blob|tree)/main/(.*)")
 """README.md is the package's description elsewhere too, so its links are absolute."""
 FOLDERS = "benchmarks|deploy|docs|engines|examples|greenlane|partitions|scripts|server|tests"
@@ -50,7 +51,7 @@ def test_pages_that_are_read_first_stay_short(page: str, most: int) -> None:
 @current_page
 def test_paths_in_code_exist(page: Path) -> None:
     named = re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./@-]*\w", page.read_text())
-    folders = ROOT, ROOT / "tests"  # docs/edges.md leaves out the latter.
+    folders = ROOT, ROOT / "tests"  # tests/EDGES.md leaves out the latter.
     found = [path for path in named if _is_module(path) or any((folder / path).exists() for folder in folders)]
     assert sorted({*named} - {*found}) == []
 

@@ -27,7 +27,7 @@ def log(
     (folder / f"{date}-h100-3bb871e-{part}.log").write_text(text, encoding="utf-8")
 
 
-def test_docs_gpu_has_the_table_of_the_logs_that_there_are() -> None:
+def test_the_page_has_the_table_of_the_logs_that_there_are() -> None:
     page = truth.PAGE.read_text(encoding="utf-8")
     assert truth.written(page, truth.runs()) == page, "run python -m tests.gpu.truth --write"
 
@@ -84,9 +84,7 @@ def test_the_last_run_is_shown_with_the_last_that_passed(tmp_path: Path) -> None
     log(tmp_path, "two", "1 failed, 7 passed in 90.00s", 1, date="2026-11-25", gpu=f"2 x {H100}")
     rows = [line for line in truth.table(truth.runs(tmp_path)).splitlines() if line.startswith("| `two`")]
     (row,) = rows
-    assert (
-        "2026-11-25 05:11 UTC at [3bb871e](../tests/gpu/results/2026-11-25-h100-3bb871e-two.log), 2 x H100 80GB HBM3, " in row
-    )
+    assert "2026-11-25 05:11 UTC at [3bb871e](results/2026-11-25-h100-3bb871e-two.log), 2 x H100 80GB HBM3, " in row
     assert row.index("7 passed, 1 failed") < row.index("2026-11-24") < row.index("8 passed")
     assert "| in no log |  | in no log |" in truth.table(truth.runs(tmp_path))
 

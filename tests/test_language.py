@@ -10,7 +10,7 @@ PACKAGES = "benchmarks", "engines", "examples", "greenlane", "partitions", "serv
 TESTS = "tests/engines", "tests/gpu", "tests/partitions"
 CODE = [path for package in (*PACKAGES, *TESTS) for path in (ROOT / package).rglob("*.py")]
 DOCS = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "lab"]  # Notes of the laboratory are not edited.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tests/EDGES.md", *DOCS, *(ROOT / "server").rglob("DESIGN.md")]
 OTHERS = [path for folder in ("scripts", "deploy") for path in (ROOT / folder).iterdir() if path.is_file()]
 FILES = sorted([*CODE, *PAGES, *OTHERS])
 

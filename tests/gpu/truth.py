@@ -1,8 +1,8 @@
 """`python -m tests.gpu.truth`: when each part of tests/gpu was last run and last seen to pass, and what has changed since.
 
 It reads the logs of `tests/gpu/all.sh` in tests/gpu/results, DATE-GPU-REVISION-PART.log, and asks git for the folders of the
-code that a part runs and that differ from that revision now. `--write` brings the table in docs/gpu.md up to date, which has no
-changes in it, so it is out of date only when there is another log.
+code that a part runs and that differ from that revision now. `--write` brings the table in tests/gpu/RUNS.md up to date, which
+has no changes in it, so it is out of date only when there is another log.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests/gpu/results"
-PAGE = ROOT / "docs/gpu.md"
+PAGE = ROOT / "tests/gpu/RUNS.md"
 BEGIN = "<!-- Written by `python -m tests.gpu.truth --write` from the logs in tests/gpu/results. -->"
 END = "<!-- The end of what is written. -->"
 
@@ -122,7 +122,7 @@ def latest(found: Sequence[Run]) -> Iterator[tuple[str, Run | None, Run | None]]
 
 
 def table(found: Sequence[Run]) -> str:
-    """Markdown, with links for a page of docs/."""
+    """Markdown, with links for a page of tests/gpu."""
     lines = ["| part | last run | what it gave | last seen to pass whole |", "|---|---|---|---|"]
     for part, last, good in latest(found):
         ran = f"{_linked(last)} | {last.result}" if last else "in no log | "
@@ -132,7 +132,7 @@ def table(found: Sequence[Run]) -> str:
 
 
 def _linked(run: Run) -> str:
-    return f"{run.date} at [{run.revision}](../tests/gpu/results/{run.log}), {run.gpu}"
+    return f"{run.date} at [{run.revision}](results/{run.log}), {run.gpu}"
 
 
 def written(page: str, found: Sequence[Run]) -> str:
@@ -175,7 +175,7 @@ def report(found: Sequence[Run], root: Path = ROOT) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.truth", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--write", action="store_true", help="write the table into docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help="write the table into tests/gpu/RUNS.md")
     found = runs()
     if parser.parse_args(arguments).write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
