@@ -23,7 +23,6 @@ from partitions.installing import install_command
 from ..datatypes import DATATYPES, DataType
 from ..errors import ModelRefused
 from .shared_lock import SharedLock
-from .turn_lock import TurnLock
 
 log = logging.getLogger("greenlane.tensorrt")
 
@@ -66,14 +65,6 @@ Problem: some calls release the GIL and hold the mutex (loading, creating contex
 for the mutex. A thread that holds the mutex and logs needs the GIL for that, so two such threads wait for each other forever.
 
 Solution: the first kind shares this lock, and the second kind takes it exclusively.
-"""
-
-EXECUTION_LOCK = TurnLock()
-"""Held while an execution compiles or is captured, until its graph is instantiated: one at a time in the process.
-
-Two tenants of one engine that captured graphs at the same time crashed TensorRT-RTX 1.6.1 in `execute_async_v3`, in 3 of 3
-runs on an H100 (2026-11-22), and in none of 3 runs one after the other. Launching graphs, and executing shapes that are
-compiled, does not take it.
 """
 
 _MESSAGES: ContextVar[list[Message] | None] = ContextVar("greenlane_tensorrt_messages", default=None)

@@ -23,10 +23,11 @@ from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..errors import ExecutionFailed, ModelRefused
 from ..signature import Shape
-from .api import EXECUTION_LOCK, LIBRARY_LOCK, collect_messages, first_error
+from .api import LIBRARY_LOCK, collect_messages, first_error
 from .kernel_cache import RuntimeCache
 from .outputs import DataDependentOutputs, make_allocator
 from .plan import LoadedPlan
+from .turn_lock import EXECUTION_LOCK
 
 
 class Context:

@@ -120,7 +120,7 @@ class RuntimeCache:
 
     @property
     def lock(self) -> TurnLock:
-        """Hold it to make, run or free what uses the cache. Taken after `api.EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
+        """Hold it to make, run or free what uses the cache. Taken after `EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
         return self._state.lock
 
     @contextmanager

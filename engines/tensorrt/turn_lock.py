@@ -21,3 +21,12 @@ class TurnLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+EXECUTION_LOCK = TurnLock()
+"""Held while an execution compiles or is captured, until its graph is instantiated: one at a time in the process.
+
+Two tenants of one engine that captured graphs at the same time crashed TensorRT-RTX 1.6.1 in `execute_async_v3`, in 3 of 3
+runs on an H100 (2026-11-22), and in none of 3 runs one after the other. Launching graphs, and executing shapes that are
+compiled, does not take it.
+"""

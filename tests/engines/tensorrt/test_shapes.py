@@ -1,7 +1,6 @@
 """Shapes that are ready, padded, or prepared while others are served, on a simulated GPU."""
 
 import gc
-import importlib
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from threading import Event
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from engines import EngineError, ExecutionFailed, Tensor, TensorMismatch
+from engines.tensorrt.turn_lock import EXECUTION_LOCK
 from tests.contract import in_a_thread
 from tests.engines.simulated import AFFINE, SEVERAL, TWO, Bench, affine, assert_right, never_captured, rows
 from tests.engines.tensors import UNTOUCHED, array, run
@@ -254,8 +254,7 @@ def test_prepared_shapes_and_background_compilation_use_separate_memory(bench: B
 
 
 def test_a_preparation_does_not_keep_its_executor_waiting_for_what_another_compiles(bench: Bench, executor: Any) -> None:
-    api: Any = importlib.import_module("engines.tensorrt.api")
-    with api.EXECUTION_LOCK:
+    with EXECUTION_LOCK:
         future = begun(executor, FIVE)
         assert_right(executor, rows(2))
         assert not future.done()
