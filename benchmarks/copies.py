@@ -1,7 +1,7 @@
 """`python -m benchmarks.copies`: what an input costs to bring to the GPU, by a partition's own SMs and by the copy engines.
 
 Both alone, and while a neighbour on other SMs brings in 38 MB again and again, by its SMs or by the engines. It is what
-`copies = "auto"` decides by (`engines/tensorrt/copies.py`). Times are microseconds from the call until the input has arrived.
+`copies = "auto"` decides by (`engines/cuda/copies.py`). Times are microseconds from the call until the input has arrived.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Carrier:
 @contextmanager
 def carrier(device: Any, granules: Sequence[int], nbytes: int) -> Iterator[tuple[Any, Carrier]]:
     """A partition and its carrier of so many bytes. Blocks."""
-    from engines.tensorrt.copies import EngineCopies, open_sm_copies
+    from engines.cuda.copies import EngineCopies, open_sm_copies
 
     with ExitStack() as made:
         partition = made.enter_context(closing(device.carve(granules)))

@@ -170,7 +170,7 @@ def awaited(partition: Partition, ask: Ask, seconds: float) -> list[float]:
 
 def alone(executor: Any, partition: Any, ask: Ask, seconds: float) -> float | None:
     """Seconds of the engine without copies. On an attached thread, nothing in flight; None where it has no graphs."""
-    from engines.tensorrt.capture import capture
+    from engines.cuda.capture import capture
 
     ask().wait()
     prepared = next(

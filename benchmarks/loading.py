@@ -23,7 +23,7 @@ from typing import Any
 
 from engines import Builds, CacheFolder, Engine, RuntimeSettings, load_engine
 from engines.tensorrt.building.kernels import KernelsRequest
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 from greenlane.load.figures import percentile
 from greenlane.options import count
 from partitions import open_device

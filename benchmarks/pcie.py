@@ -2,7 +2,7 @@
 
 Tenants on other SMs copy without a pause: by one or more blocks of their SMs, with or without a turn that all tenants' blocks
 take for each piece, or by the copy engines, whole or in pieces. Meanwhile a victim runs graphs of small kernels that touch no
-host memory. It is what the constants in `engines/tensorrt/copies.py` were chosen by. Prints JSON; takes less than a minute.
+host memory. It is what the constants in `engines/cuda/copies.py` were chosen by. Prints JSON; takes less than a minute.
 
 A row has the rate of all copies together (GB/s), for each tenant, and by victim the p50 and p99 beside, over those alone.
 `latency` has the microseconds that one copy takes by itself, `beside` what a further tenant's copy takes beside others.
@@ -179,7 +179,7 @@ class Bench:
 
     def product(self, tenant: int, nbytes: int, out: bool) -> Runs:
         """Copies as the server makes them by SMs: both kernels, and nothing to copy the other way."""
-        from engines.tensorrt.copies import open_sm_copies
+        from engines.cuda.copies import open_sm_copies
 
         stream = self.tenants[tenant].stream
         copier = self._opened.enter_context(closing(open_sm_copies(self.device, stream, 1, 2)))
@@ -212,7 +212,7 @@ class Bench:
     def _graph(self, kernels: int, nbytes: int, times: int) -> Runs:
         import numpy as np
 
-        from engines.tensorrt.capture import capture
+        from engines.cuda.capture import capture
 
         config = self._config(grid=4 * self.victim.size, block=256)
         arguments = (self._data, np.uint64(nbytes), self._data, np.uint32(times))

@@ -22,7 +22,7 @@ from time import perf_counter, process_time, sleep, thread_time
 from typing import NamedTuple
 
 from engines import Builds, CacheFolder, Engine, Executor, load_engine
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 from greenlane.load import machine
 from greenlane.load.figures import percentile
 from greenlane.options import count

@@ -24,7 +24,7 @@ from engines.tensorrt.engine import TensorRTEngine
 from engines.tensorrt.instance import contexts_of, zeroed_buffers
 from engines.tensorrt.kernel_cache import RuntimeCache
 from engines.tensorrt.plan import LoadedPlan
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 from greenlane.load.figures import percentile
 from partitions import Device, Partition, open_device
 from partitions.cuda.device import CudaPartition

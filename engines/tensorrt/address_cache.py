@@ -10,8 +10,8 @@ from typing import NamedTuple
 from partitions.cuda.device import CudaDevice
 
 from ..base import Room, Tensor
+from ..cuda.copies import Table
 from ..memo import Memo
-from .copies import Table
 from .shapes import Prepared
 
 MAX_ENTRIES = 1024

@@ -4,12 +4,12 @@ from contextlib import ExitStack
 
 from partitions.cuda.device import CudaPartition
 
+from ..cuda.resources import open_resources
 from ..errors import ModelRefused
 from .executor import BoundEngine, TensorRTExecutor
 from .graph_mode import GraphMode, decide
 from .instance import Instance
 from .plan import LoadedPlan
-from .resources import open_resources
 
 
 def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExecutor:

@@ -28,6 +28,13 @@ from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
+from ..cuda.clock import closer
+from ..cuda.copies import RING_LENGTH, Span, Table
+from ..cuda.recipes import Recipes
+from ..cuda.resources import ExecutorResources
+from ..cuda.sharing import Sharer
+from ..cuda.staging import Staging
+from ..cuda.work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
 from ..datatypes import DataType
 from ..errors import EngineError, ExecutionFailed, ModelRefused
 from ..memory import added
@@ -35,20 +42,13 @@ from ..settings import overridden
 from ..signature import Shape, align
 from ..streams import selected
 from .address_cache import AddressCache, ResolvedAddresses
-from .clock import closer
-from .copies import RING_LENGTH, Span, Table
 from .driver_parts import described, graph_memory, kernel_memory
 from .graph_mode import Override, captures_under_override
 from .instance import Instance, Opener, zeroed_buffers
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
-from .recipes import Recipes
-from .resources import ExecutorResources
 from .shapes import Fit, Prepared, ReadyShapes
-from .sharing import Sharer
-from .staging import Staging
 from .verifying import WrongAnswer
-from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -19,18 +19,18 @@ from cuda.core import Buffer, Device, Stream
 from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver import handle_return
 
+from ..cuda.capture import capture
+from ..cuda.copies import Copies, EngineCopies, open_sm_copies, uses_sms
+from ..cuda.sharing import Sharers
+from ..cuda.work import failing
 from ..errors import EngineError, ExecutionFailed, ModelRefused
 from ..signature import Shape
 from ..verification.steady import Repeat
-from .capture import capture
 from .context import Context, Contexts
-from .copies import Copies, EngineCopies, open_sm_copies, uses_sms
 from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
 from .outputs import DataDependentOutputs
 from .plan import LoadedPlan
-from .sharing import Sharers
-from .work import failing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, Protocol
 from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
+from ..cuda.turn_lock import TurnLock
 from ..model_files.atomic import replace_file
 from ..model_files.frame import Frame, FrameError
-from .turn_lock import TurnLock
 
 log = logging.getLogger("greenlane.engines")
 

@@ -17,10 +17,10 @@ from partitions.cuda.device import CudaPartition
 from partitions.cuda.driver import handle_return
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
-from .capture import is_capturing
+from ..cuda.capture import is_capturing
+from ..cuda.work import failing
 from .instance import Instance
 from .shapes import ReadyShapes
-from .work import failing
 
 log = logging.getLogger("greenlane.engines")
 

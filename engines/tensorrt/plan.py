@@ -13,6 +13,7 @@ from partitions.cuda.device import CudaDevice, CudaPartition
 from partitions.cuda.driver_memory import Taken
 
 from ..errors import ExecutionFailed, TensorMismatch
+from ..log_once import LogOnce
 from ..model_files.profiles import Profile, best_profile, choose, usual
 from ..settings import RuntimeSettings
 from ..signature import Shape, Signature, TensorSpec
@@ -22,7 +23,6 @@ from .building.builds import Builds
 from .building.kernels import KernelsRequest
 from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
-from .log_once import LogOnce
 from .shared_kernels import KernelCaches, SharedKernels
 from .verifying import Verifier
 

@@ -21,23 +21,23 @@ from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
+from ..cuda.capture import Graph, capture, joining_capture
+from ..cuda.copies import Copies, Span, uses_sms
+from ..cuda.recipes import Recipes
+from ..cuda.work import failing
 from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import best_profile, padded
 from ..signature import Shape
+from ..thread_priority import lower_priority
 from ..verification.order import Answered
 from ..verification.rule import other_rows
 from ..verification.steady import Repeat
 from ..verification.verdicts import shapes_text
-from .capture import Graph, capture, joining_capture
 from .context import Context
-from .copies import Copies, Span, uses_sms
 from .graph_mode import Override, refusal
 from .instance import Array, Instance, answers
 from .plan import LoadedPlan
-from .recipes import Recipes
-from .thread_priority import lower_priority
 from .verifying import WrongAnswer
-from .work import failing
 
 log = logging.getLogger("greenlane.engines")
 

@@ -11,7 +11,7 @@ PIECE = 1 << 20
 PIN_PIECE = 4 << 20
 """Bytes of host memory that are page-locked in one call. The driver holds a lock meanwhile that every launch takes: for 0.4 ms
 at most (64 MiB in such pieces), and a neighbour's slowest copy took 0.5. By 512 MiB in one call it was held up for 17 ms
-(H100, 2026-11-26, tests/gpu/test_pinning.py). A copy engine takes no copy across two pieces: see `engines.tensorrt.copies`."""
+(H100, 2026-11-26, tests/gpu/test_pinning.py). A copy engine takes no copy across two pieces: see `engines.cuda.copies`."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later (include/uapi/asm-generic/mman-common.h)
 _libc = ctypes.CDLL(None, use_errno=True)  # Its functions are called without the GIL.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from engines import Builds, RuntimeSettings, make_ahead
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
 from partitions.health import memory_left
 

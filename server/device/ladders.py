@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engines import EngineError, Executor
 from engines.memory import added
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
 from partitions.plan import Granules
 

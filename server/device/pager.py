@@ -18,7 +18,7 @@ from threading import Lock
 
 from engines import Engine, EngineError, Executor
 from engines.memory import added
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 from partitions import PartitionError
 
 from ..config.tenant import TenantConfig

@@ -11,7 +11,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engines.tensorrt.thread_priority import lower_priority
+from engines.thread_priority import lower_priority
 
 from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig

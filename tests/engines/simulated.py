@@ -37,7 +37,7 @@ class Bench:
         self.partition = self.device.carve([0])
         self.partition.attach()
         self.tensorrt = importlib.import_module("engines.tensorrt.load")
-        self.copies = importlib.import_module("engines.tensorrt.copies")
+        self.copies = importlib.import_module("engines.cuda.copies")
         self.address_cache = importlib.import_module("engines.tensorrt.address_cache")
         self.engines: list[Any] = []
         """The engines that were loaded."""

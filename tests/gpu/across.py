@@ -60,7 +60,7 @@ def registered(memory: TensorMemory, *sizes: int) -> Iterator[None]:
 
 def across(device: Any, *sizes: int) -> dict[str, str]:
     """The result of copying the middle MiB of two that are registered as pieces of these sizes."""
-    from engines.tensorrt.copies import open_sm_copies
+    from engines.cuda.copies import open_sm_copies
 
     current = device.make_current()
     memory, back, data = fresh(2 * MIB), fresh(MIB), np.random.default_rng(1).bytes(MIB)

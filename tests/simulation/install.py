@@ -1,4 +1,4 @@
-"""Installs the simulation for imports, and imports the real partitions.cuda and engines.tensorrt on top of it."""
+"""Installs the simulation for imports, and imports the real partitions.cuda, engines.cuda and engines.tensorrt on top of it."""
 
 import importlib
 import sys
@@ -14,29 +14,26 @@ from .errors import CUDAError
 from .gpu import Gpu
 
 OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "free_memory", "green_contexts", "kernels", "sm_probe"))
-OURS += ("engines.tensorrt.copies", "engines.tensorrt.stream_order")
+OURS += tuple(
+    f"engines.cuda.{module}"
+    for module in ("capture", "copies", "recipes", "resources", "sharing", "staging", "stream_order", "work")
+)
 OURS += tuple(
     f"engines.tensorrt.{module}"
     for module in (
         "load",
         "bind",
-        "capture",
         "chain",
         "context",
         "engine",
         "instance",
-        "recipes",
         "lifetime",
         "outputs",
         "plan",
         "address_cache",
-        "resources",
-        "sharing",
         "driver_parts",
         "executor",
         "shapes",
-        "staging",
-        "work",
     )
 )
 TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings")

@@ -6,7 +6,7 @@ NVRTC needs no GPU.
 import pytest
 from cuda.bindings import nvrtc
 
-from engines.tensorrt.copies import SOURCE as COPIES
+from engines.cuda.copies import SOURCE as COPIES
 from partitions.cuda.sm_probe import SOURCE as PROBE
 
 SOURCES = {"copies": (COPIES, [b"copy_in", b"copy_out"]), "sm_probe": (PROBE, [b"where_am_i"])}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engines.tensorrt.copies import CLOCKS
+from engines.cuda.copies import CLOCKS
 from tests.engines.tensors import run
 
 from ..simulated import Bench, rows

@@ -34,7 +34,7 @@ def launcher() -> Launcher:
 @pytest.fixture(autouse=True)
 def recipes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, with functions for a driver that has none; handles of the simulated GPU are objects and become numbers."""
-    module = importlib.import_module("engines.tensorrt.recipes")
+    module = importlib.import_module("engines.cuda.recipes")
     monkeypatch.setattr(module, "driver_functions", lambda: (11, 12, 13))
     monkeypatch.setattr(module, "number", id)
     return module

@@ -6,8 +6,8 @@ from threading import Barrier, Event
 
 import pytest
 
+from engines.cuda.shared_lock import SharedLock
 from engines.tensorrt.api import LIBRARY_LOCK
-from engines.tensorrt.shared_lock import SharedLock
 from tests.contract import in_a_thread
 from tests.engines.simulated import AFFINE, ROWS, Bench
 

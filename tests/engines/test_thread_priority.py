@@ -4,7 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
-from engines.tensorrt.thread_priority import NICE, lower_priority
+from engines.thread_priority import NICE, lower_priority
 
 
 def niceness() -> int:

@@ -119,7 +119,7 @@ def test_over_all_tenants_one_block_writes_to_the_host_and_four_read(bench: Benc
 def test_the_kernels_compile_for_every_generation_that_is_served(architecture: str) -> None:
     """By the real compiler, which needs no GPU."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    source = importlib.import_module("engines.tensorrt.copies").SOURCE
+    source = importlib.import_module("engines.cuda.copies").SOURCE
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"copies.cu", 0, [], [])
     (result,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
