@@ -32,6 +32,7 @@ from server.link.messages import Done
 from server.link.slots import Slot
 from server.tenants.local_frontend import open_local
 from server.workers.gil_priority import GilPriorities
+from server.workers.placement import Placement
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
 
@@ -65,7 +66,7 @@ class Clients:
         self._executor = engine.bind(partition)
         memory = self._frontend.link.arena.memory
         self._pinned = device.pin(memory.address, memory.nbytes)
-        self._worker = Worker(partition, {KEY: self._executor}, self._lost, GilPriorities())
+        self._worker = Worker(Placement(partition, {KEY: self._executor}), self._lost, GilPriorities())
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Called when a client disconnects: none does here."""

@@ -13,6 +13,7 @@ from server.link import ring
 from server.link.blocks import block_size
 from server.link.encoding import encode_request
 from server.workers.gil_priority import GilPriorities
+from server.workers.placement import Placement
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
 
@@ -77,7 +78,8 @@ class Tenant:
         for slot in range(slots):
             self._bytes[slot, : self._input] = model.draw(slot % INPUTS)
         self._workers = {
-            loop: Worker(model.partition, {KEY: model.executor}, _raise, priorities, launch_loop=loop) for loop in (False, True)
+            loop: Worker(Placement(model.partition, {KEY: model.executor}), _raise, priorities, launch_loop=loop)
+            for loop in (False, True)
         }
         self.driver = Driver(self._descriptors)
 

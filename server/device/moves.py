@@ -5,23 +5,22 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 
-from engines import Executor
 from partitions import Move, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
 
 from ..control.descriptions import Pause
 from ..control.device_runtime import halt_all
-from ..link.messages import ModelKey
 from ..workers.closing import close_all
 from ..workers.halting import Halting, hold
+from ..workers.placement import Placement
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
-from .ladders import Ladders, Rung
+from .placements import Placements
 from .tenant_locks import TenantLocks
 
-MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
-"""Makes a tenant's worker on a partition, with these executors. Any thread."""
+MakeWorker = Callable[[str, Placement], Worker]
+"""Makes a tenant's worker, whose home is this placement."""
 
 
 class PartitionMoves:
@@ -39,7 +38,7 @@ class PartitionMoves:
         locks: TenantLocks,
         max_pause: float,
         make_worker: MakeWorker,
-        ladders: Ladders,
+        placements: Placements,
     ) -> None:
         self._manager = manager
         self._workers = workers
@@ -47,12 +46,9 @@ class PartitionMoves:
         self._tenant_locks = locks
         self._max_pause = max_pause
         self._make_worker = make_worker
-        self._ladders = ladders
-        self._taken: dict[str, Rung] = {}
-        """The rungs of the move's tenants that have one of these granules."""
-        self._units: dict[str, frozenset[int]] = {}
-        """The units that a probe of each tenant's partition ran on; `_placed` are those of the new ones."""
-        self._placed: dict[str, frozenset[int]] = {}
+        self._placements = placements
+        self._taken: frozenset[str] = frozenset()
+        """The tenants that move to a placement that was ready."""
         self._move = Move({}, {})
         self._prepared: dict[str, Worker] = {}
         self._locks = AsyncExitStack()
@@ -79,29 +75,20 @@ class PartitionMoves:
                     with self._manager.device.loads.hurrying():
                         await hold(lock, name, self._max_pause)
                     locks.callback(lock.release)
-            taken = {name: rung for name in move.movers if (rung := self._ladders.take(name, move.after[name]))}
+            taken = {name: each for name in move.movers if (each := self._placements.take(name, move.after[name]))}
             rest = Move(before, {**before, **{name: move.after[name] for name in move.movers if name not in taken}})
-            prepared, placements = await self._prepare_or_put_back(rest, taken)
-            for name, rung in taken.items():
-                prepared[name] = self._make_worker(name, rung.partition, rung.executors)
-                placements[name] = rung.units
+            try:
+                placed = {**(await asyncio.to_thread(self._place, rest) if rest.movers else {}), **taken}
+            except BaseException:
+                for name, placement in taken.items():
+                    self._placements.put(name, placement)
+                raise
+            prepared = {name: self._make_worker(name, placement) for name, placement in placed.items()}
             with suppress(RuntimeError):  # There can be no more threads; when it is to serve, a worker tries again.
                 await asyncio.to_thread(self._worker_control.prepare, prepared)
-            self._prepared, self._taken = prepared, taken
-            self._placed = placements
+            self._prepared, self._taken = prepared, frozenset(taken)
             self._move, self._locks = move, locks.pop_all()
-        return placements
-
-    async def _prepare_or_put_back(
-        self, move: Move, taken: Mapping[str, Rung]
-    ) -> tuple[dict[str, Worker], dict[str, frozenset[int]]]:
-        """As `_prepare`, for the tenants without a rung; after an error the rungs are where they were."""
-        try:
-            return await asyncio.to_thread(self._prepare, move) if move.movers else ({}, {})
-        except BaseException:
-            for name, rung in taken.items():
-                self._ladders.put(name, rung)
-            raise
+        return {name: placement.units for name, placement in placed.items()}
 
     async def settle(self) -> None:
         """Wait until none of the tenants that move, and are served already, has a long inference. Raises Conflict."""
@@ -115,12 +102,12 @@ class PartitionMoves:
         return self._halting is not None and await self._halting.halt()
 
     async def commit(self) -> dict[str, Pause]:
-        """Serve them from their new partitions, and close the old ones or make them rungs. Returns how long each was paused."""
+        """Serve them from their new partitions, and close the old ones, or keep them ready; how long each was paused."""
         prepared, taken = self._prepared, self._taken
         self._manager.commit(self._move, {name: worker.partition for name, worker in prepared.items()})
         before = {name: self._workers[name] for name in prepared if name in self._workers}
         self._workers.update(prepared)
-        self._prepared, self._taken = {}, {}
+        self._prepared, self._taken = {}, frozenset()
         try:
             self._resume()
             pauses = {name: Pause(self._worker_control.paused(name), name in taken) for name in before}
@@ -129,9 +116,7 @@ class PartitionMoves:
             for name in taken:
                 old = before.pop(name)
                 await asyncio.to_thread(old.retire)
-                left = Rung(old.partition, self._units.get(name, frozenset()), dict(old.executors))
-                self._ladders.switched(name, left, prepared[name].partition.granules)
-            self._units |= self._placed
+                self._placements.switched(name, old.home, prepared[name].partition.granules)
         finally:
             await self._end(before.values())
         return pauses
@@ -144,11 +129,12 @@ class PartitionMoves:
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones. Does nothing without a move."""
         prepared, self._prepared = self._prepared, {}
-        taken, self._taken = self._taken, {}
+        taken, self._taken = self._taken, frozenset()
         self._resume()
-        for name, rung in taken.items():
-            await asyncio.to_thread(prepared.pop(name).retire)
-            self._ladders.put(name, rung)
+        for name in taken:
+            worker = prepared.pop(name)
+            await asyncio.to_thread(worker.retire)
+            self._placements.put(name, worker.home)
         await self._end(prepared.values())
 
     def _resume(self) -> None:
@@ -162,39 +148,28 @@ class PartitionMoves:
         finally:
             await self._locks.aclose()
 
-    def _prepare(self, move: Move) -> tuple[dict[str, Worker], dict[str, frozenset[int]]]:
-        """Workers on the new partitions, with all models ready and the partitions probed; all or none. Blocks.
+    def _place(self, move: Move) -> dict[str, Placement]:
+        """New placements, with all models ready and the partitions probed; all or none. Blocks.
 
         The models of each tenant are set up on a separate thread.
         """
         carved = self._manager.carve(move)
-        workers: dict[str, Worker] = {}
+        placed = {name: Placement(partition, {}) for name, partition in carved.items()}
         try:
-            placements = probes.locate(carved)
-            probes.check(carved, placements)
+            units = probes.locate(carved)
+            probes.check(carved, units)
             with ThreadPoolExecutor(max(1, len(carved)), "rebinding") as threads:
-                begun = {name: threads.submit(self._worker, name, partition) for name, partition in carved.items()}
-            workers = {name: future.result() for name, future in begun.items() if not future.exception()}
-            for future in begun.values():
+                begun = [threads.submit(self._rebind, name, placement) for name, placement in placed.items()]
+            for name, future in zip(placed, begun, strict=True):
                 future.result()
+                placed[name].units = units[name]
         except BaseException:
-            close_all(workers.values())
-            self._manager.discard(carved)
+            close_all(placed.values())
             raise
-        return workers, placements
+        return placed
 
-    def _worker(self, name: str, partition: Partition) -> Worker:
+    def _rebind(self, name: str, placement: Placement) -> None:
+        """Blocks."""
         before = self._workers.get(name)
-        return self._make_worker(name, partition, _rebind(before.executors if before else {}, partition))
-
-
-def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dict[ModelKey, Executor]:
-    bound: dict[ModelKey, Executor] = {}
-    try:
-        for key, executor in executors.items():
-            bound[key] = executor.rebind(partition)
-    except BaseException:
-        for executor in bound.values():
-            executor.close()
-        raise
-    return bound
+        for key, executor in before.executors.items() if before else ():
+            placement.executors[key] = executor.rebind(placement.partition)

@@ -10,6 +10,7 @@ from engines.base import NO_ROOM
 from engines.signature import Shape
 from partitions import Partition
 
+from ..link.messages import ModelKey
 from .loaded_model import Source
 
 
@@ -74,3 +75,8 @@ class PagedExecutor:
         if self.resident is None:
             raise ExecutionFailed(f"{self!r}: the model is paged out")
         return self.resident
+
+
+def bound(executors: Mapping[ModelKey, Executor]) -> dict[ModelKey, Executor]:
+    """Those that are on a partition: all but those that stand for models that are paged out."""
+    return {key: executor for key, executor in executors.items() if not isinstance(executor, PagedExecutor)}

@@ -30,13 +30,13 @@ from ..tenants.lifecycle import Lifecycle
 from ..workers.closing import close_all
 from ..workers.worker import Worker
 from .budget import Claim, missing, refusal, sized
-from .ladders import Ladders
 from .loaded_model import Source
 from .loaded_models import LoadedModels
 from .model_loader import ModelLoader
 from .page_choice import Resident, choose
 from .paged_executor import PagedExecutor
-from .taken_memory import bound_executors, label, model_memory, shared_in, taken, taken_more, taken_wide
+from .placements import Placements
+from .taken_memory import bound_executors, label, model_memory, shared_in, taken, taken_more
 
 log = logging.getLogger("greenlane.models")
 
@@ -101,7 +101,7 @@ class Pager:
         locks: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
         loading: Callable[[str, str], AbstractContextManager[None]],
-        ladders: Ladders,
+        placements: Placements,
     ) -> None:
         self._tenants = tenants
         self._served = served
@@ -111,7 +111,7 @@ class Pager:
         self.locks = locks
         self._lifecycle = lifecycle
         self._loading = loading
-        self._ladders = ladders
+        self._placements = placements
         self._pages = {name: Pages() for name in tenants}
         self._requested: dict[tuple[str, ModelKey], Future[None]] = {}
         self._requesting = Lock()
@@ -150,7 +150,7 @@ class Pager:
                     TenantMemory(
                         name,
                         self._tenants[name].device_memory,
-                        model_memory(worker, partial(self._ladders.adds, name)),
+                        model_memory(worker, partial(self._placements.adds, name)),
                         *counts,
                     )
                 )
@@ -307,14 +307,14 @@ class Pager:
             reservation.claim = claim
 
     async def _make_room(self, tenant: str, needed: Claim) -> None:
-        """Give up rungs, then page out models, until this one fits.
+        """Have models not ready for a move, then page out models, until this one fits.
 
         Raises OverBudget, also if all others have requests for `PATIENCE`; BeingLoaded if what a load has reserved would do.
         """
         config, until = self._tenants[tenant], time.monotonic() + PATIENCE
         busy: set[ModelKey] = set()
         while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
-            if await self._ladders.give_way(tenant, over):
+            if await self._placements.give_way(tenant, over):
                 continue
             residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
@@ -353,9 +353,8 @@ class Pager:
         if await asyncio.to_thread(worker.exchange, model, stand_in) is None:  # A request came.
             frontend.page_in(model)
             return False
-        if worker.borrowing and (wide := worker.borrowing.executors.pop(model, None)):
-            await asyncio.to_thread(close_all, [wide])  # Nothing is in flight there: the model has no request.
-        await asyncio.to_thread(close_all, self._ladders.leave_models(tenant, [model]))
+        # Nothing is in flight there: the model has no request.
+        await asyncio.to_thread(close_all, self._placements.leave(tenant, [model]))
         await self._close(executor)
         pages = self._pages[tenant]
         pages.outs += 1
@@ -388,7 +387,7 @@ class Pager:
 
     def _claims(self, tenant: str) -> list[Claim]:
         """What the tenant's models have, and what is reserved for models that are being loaded."""
-        models = model_memory(self._workers[tenant], partial(self._ladders.adds, tenant))
+        models = model_memory(self._workers[tenant], partial(self._placements.adds, tenant))
         held = [Claim(f"{each.name} {each.version}", each.memory) for each in models if not each.paged]
         return held + [each.claim for each in self._pages[tenant].reservations]
 
@@ -405,8 +404,7 @@ class Pager:
                 for served in loaded.served:
                     executor = executors.get(served.key)
                     if executor is not None and not isinstance(executor, PagedExecutor):
-                        more = taken_wide(self._workers[tenant], served.key), self._ladders.adds(tenant, served.key)
-                        memory = added([taken(executor), *more])
+                        memory = added([taken(executor), self._placements.adds(tenant, served.key)])
                         found[served.key] = sum(memory.values())
         return found
 

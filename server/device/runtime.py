@@ -8,10 +8,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from types import MappingProxyType
 
-from engines import Executor
-from partitions import Device, DeviceLost, DeviceUnavailable, Partition, PartitionManager
+from partitions import Device, DeviceLost, DeviceUnavailable, PartitionManager
+from partitions import probe as probes
 from partitions.plan import Granules
-from partitions.probe import Placement
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
@@ -24,21 +23,20 @@ from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
 from ..workers.closing import close_all
 from ..workers.gil_priority import GilPriorities
+from ..workers.placement import Placement
 from ..workers.supervision import Supervision
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
-from .ladders import Ladders
 from .model_lists import ModelLists
 from .model_loader import Read, open_model_loader
 from .models import Models
 from .moves import PartitionMoves
+from .placements import Placements
 from .reclaim import free_engines
 from .refresh import ModelRefresh
-from .stretches import Stretches
 from .tenant_locks import TenantLocks
 from .tenant_models import AS_CONFIGURED, AtStart, OnLoading, TenantModels
-from .widths import TenantWidths
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -86,7 +84,8 @@ class Runtime:
         """By tenant, those that have gone included: what they used still has to be reported."""
         self._locks = TenantLocks(frontends)
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
-        self.ladders = Ladders(device, self._workers, self._locks)
+        numbers = {name: number for number, name in enumerate(config.tenants)}
+        self.widths = Placements(device, self._workers, self._locks, pages, numbers, max_pause)
         self.moves = PartitionMoves(
             self.manager,
             self._workers,
@@ -94,11 +93,9 @@ class Runtime:
             self._locks,
             max_pause,
             self._make_worker,
-            self.ladders,
+            self.widths,
         )
         limits = {name: config.execution_limit(name) for name in frontends}
-        numbers = {name: number for number, name in enumerate(config.tenants)}
-        self._stretches = Stretches(device, self._workers, self._locks, pages, numbers, max_pause)
         self._supervision = Supervision(
             max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle, on_stuck
         )
@@ -112,15 +109,13 @@ class Runtime:
             self._locks,
             self._lifecycle,
             on_loading,
-            self._stretches,
-            self.ladders,
+            self.widths,
         )
         self._lists = ModelLists(self._tenant_models, self.model_loader)
         refresh = ModelRefresh(self._tenant_models, frontends, self.model_loader)
         self.models = Models(self._tenant_models, self._lists, refresh)
-        self.widths = TenantWidths(self._stretches, self.ladders)
         self._freeing: asyncio.Task[None] | None = None
-        self._looking: asyncio.Future[Placement] | None = None
+        self._looking: asyncio.Future[probes.Placement] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -186,13 +181,12 @@ class Runtime:
         if name not in self._locks.changing:
             return
         async with self._tenant_models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
-            await self.ladders.remove(name)
+            await self.widths.remove(name)
             if worker := self._workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
                 await asyncio.to_thread(worker.close)
             self.manager.remove(name)
         self._supervision.remove(name)
-        self._stretches.remove(name)
         self._tenant_models.remove(name)
         self._locks.remove(name)
         await self._worker_control.remove(name)
@@ -241,15 +235,15 @@ class Runtime:
         used = [TenantUsages(name, meter.usages()) for name, meter in self._meters.items()]
         return Report(self._epoch, used, energy)
 
-    async def probe(self, seconds: float) -> dict[str, Placement]:
+    async def probe(self, seconds: float) -> dict[str, probes.Placement]:
         # A shared device has one tenant in each process: it holds one partition at a time, so several would never be together.
         partitions = {**self.manager.held, **self.moves.prepared}
-        looks: dict[str, Callable[[], Placement]] = {
+        looks: dict[str, Callable[[], probes.Placement]] = {
             name: partial(each.hold, seconds) if self.device.shared else each.locate for name, each in partitions.items()
         }
         return {name: await self._look(name, look, seconds) for name, look in looks.items()}
 
-    async def _look(self, tenant: str, look: Callable[[], Placement], seconds: float) -> Placement:
+    async def _look(self, tenant: str, look: Callable[[], probes.Placement], seconds: float) -> probes.Placement:
         """Run `look` in a thread, after an earlier look has ended: one that an inference blocks is not given up, and keeps its
         thread until then. Raises Conflict after `max_pause`.
         """
@@ -290,7 +284,7 @@ class Runtime:
             if self._freeing:
                 self._freeing.cancel()
             self._supervision.close()
-            await self.ladders.close()
+            await self.widths.close()
             workers = list(self._workers.values())
             self._workers.clear()
             await asyncio.to_thread(close_all, workers)
@@ -301,7 +295,6 @@ class Runtime:
             self.manager.close()
             self.device.close()
             self._tenant_models.close()
-            self._stretches.close()
 
     def on_device_lost(self, error: DeviceLost) -> None:
         """The device is lost for all tenants; only a new process can use it again. Any thread."""
@@ -318,7 +311,7 @@ class Runtime:
         if self._loop:
             self._loop.call_soon_threadsafe(self._supervision.restart_worker, name, error)
 
-    def _make_worker(self, name: str, partition: Partition, executors: Mapping[ModelKey, Executor]) -> Worker:
+    def _make_worker(self, name: str, home: Placement) -> Worker:
         on_error = partial(self._on_worker_error, name)
         meter = self._meters.setdefault(name, Meter())
-        return Worker(partition, executors, self.on_device_lost, self._priorities, on_error, meter=meter)
+        return Worker(home, self.on_device_lost, self._priorities, on_error, meter=meter)

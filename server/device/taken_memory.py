@@ -8,7 +8,7 @@ from engines.memory import added, shared_by, shared_memory
 from ..control.descriptions import ModelMemory
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
-from .paged_executor import PagedExecutor
+from .paged_executor import PagedExecutor, bound
 
 ENGINES_OWN = ("weights", "file")
 """The kinds of an engine's memory that count for every tenant: what it keeps for its next executors does not."""
@@ -16,14 +16,13 @@ ENGINES_OWN = ("weights", "file")
 
 def bound_executors(workers: Mapping[str, Worker]) -> list[Executor]:
     """The executors of all workers but those that stand for models that are paged out. Any thread."""
-    executors = [executor for worker in list(workers.values()) for executor in list(worker.executors.values())]
-    return [executor for executor in executors if not isinstance(executor, PagedExecutor)]
+    return [executor for worker in list(workers.values()) for executor in bound(dict(worker.executors)).values()]
 
 
-def model_memory(worker: Worker, on_rungs: Callable[[ModelKey], Mapping[str, int]]) -> list[ModelMemory]:
+def model_memory(worker: Worker, elsewhere: Callable[[ModelKey], Mapping[str, int]]) -> list[ModelMemory]:
     """What each model in a worker takes, and what those took that are paged out. Any thread.
 
-    `on_rungs` says what one takes because it is ready on the tenant's ladder.
+    `elsewhere` says what one takes because it is ready on other placements than the tenant's home.
     """
     found, engines, shared = [], set[int](), set[Hashable]()
     for model, executor in {id(executor): (model, executor) for model, executor in list(worker.executors.items())}.values():
@@ -32,7 +31,7 @@ def model_memory(worker: Worker, on_rungs: Callable[[ModelKey], Mapping[str, int
             found.append(ModelMemory(name, version, executor.taken, paged=True))
         else:
             own = taken(executor, id(executor.engine) in engines, shared)
-            found.append(ModelMemory(name, version, added([own, taken_wide(worker, model), on_rungs(model)])))
+            found.append(ModelMemory(name, version, added([own, elsewhere(model)])))
             engines.add(id(executor.engine))
             shared.update(shared_memory(executor))
     return found
@@ -60,13 +59,6 @@ def taken_more(executors: Iterable[Executor], counted: Iterable[Hashable] = ()) 
 def shared_in(worker: Worker, without: Executor | None = None) -> set[Hashable]:
     """What a worker's models share with others, or could; without one of them."""
     return set(shared_by(executor for executor in list(worker.executors.values()) if executor is not without))
-
-
-def taken_wide(worker: Worker, model: ModelKey) -> dict[str, int]:
-    """What a model takes more because it may also run on the tenant's wide partition."""
-    wide = worker.borrowing.executors.get(model) if worker.borrowing else None
-    adds = wide.describe().get("adds") if wide else None
-    return dict(adds) if isinstance(adds, dict) else {}
 
 
 def label(model: ModelKey) -> str:

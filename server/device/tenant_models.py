@@ -25,13 +25,12 @@ from ..workers.closing import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead
-from .ladders import Ladders
 from .loaded_model import LoadedModel, PreparedModel, expected, learnt_shapes
 from .loaded_models import LoadedModels, versions
 from .memory_needs import close_oversized
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
-from .stretches import Stretches
+from .placements import Placements
 from .taken_memory import shared_in, taken_more
 from .tenant_locks import TenantLocks
 
@@ -77,8 +76,7 @@ class TenantModels:
         locks: TenantLocks,
         lifecycle: Lifecycle,
         on_loading: OnLoading,
-        stretches: Stretches,
-        ladders: Ladders,
+        placements: Placements,
     ) -> None:
         self.tenants = dict(tenants)
         self._frontends = frontends
@@ -88,14 +86,13 @@ class TenantModels:
         self._locks = locks
         self._lifecycle = lifecycle
         self._on_loading = on_loading
-        self._stretches = stretches
-        self._ladders = ladders
+        self._placements = placements
         self.served = LoadedModels(tenants, strict_readiness)
         self.pager = Pager(
-            self.tenants, self.served, frontends, model_loader, workers, locks.paging, lifecycle, self._loads, ladders
+            self.tenants, self.served, frontends, model_loader, workers, locks.paging, lifecycle, self._loads, placements
         )
-        self.pager.on_back = self._follow_paging
-        stretches.refuse = ladders.refuse = self.pager.refuse_more
+        self.pager.on_back = placements.follow_paging
+        placements.refuse = self.pager.refuse_more
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)
@@ -133,11 +130,6 @@ class TenantModels:
         """Shut down the threads that read models."""
         self._loaders.shutdown(wait=False)
         self.pager.close()
-
-    async def _follow_paging(self, tenant: str) -> None:
-        """A model was brought back, with the lock in `paging` held: make it ready on the tenant's other partitions, too."""
-        await self._stretches.follow_paging(tenant)
-        self._ladders.follow()
 
     async def loaded(self) -> None:
         """Wait until every configured model was tried."""
@@ -469,8 +461,7 @@ class TenantModels:
     async def _left(self, tenant: str, before: LoadedModel | None, settled: bool) -> None:
         """Close what was served before, and have all else follow the tenant's models, which have changed."""
         await self._free(tenant, [served.key for served in before.served] if before else [], settled)
-        await self._stretches.follow_models(tenant)
-        self._ladders.follow()
+        await self._placements.follow(tenant)
         if self._lifecycle.state in ("serving", "incomplete") and self.served.state() != self._lifecycle.state:
             self._lifecycle.set_state(self.served.state())
 
@@ -479,12 +470,12 @@ class TenantModels:
         executors = self._workers[tenant].executors
         async with self._locks.paging[tenant]:  # One of them may be on its way back.
             left = [executors.pop(key) for key in keys]
-        wide = [*self._stretches.leave_models(tenant, keys), *self._ladders.leave_models(tenant, keys)]
+        closing = [*self._placements.leave(tenant, keys), *left]
         if settled:
-            await asyncio.to_thread(close_all, [*wide, *left])
+            await asyncio.to_thread(close_all, closing)
         elif left:  # Its HTTP process died: its requests may still be running.
             async with self._worker_control.stopped(tenant):
-                await asyncio.to_thread(close_all, [*wide, *left])
+                await asyncio.to_thread(close_all, closing)
         self._workers[tenant].metering.forget(keys)
         await self.pager.free(tenant, [executor.engine for executor in left])
 

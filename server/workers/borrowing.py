@@ -14,7 +14,7 @@ from ..launch_loop.structures import Borrowing as Shared
 from ..launch_loop.structures import view_lenders
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
-from .closing import close_all
+from .placement import Placement
 from .session import InFlight, Session
 from .stretching import BUSY, IN_FLIGHT, NOT_MEASURED, STOPPED, WHY_HOME, WIDE, Measured, Times, decide
 
@@ -57,7 +57,7 @@ class BorrowingStatistics:
 class Borrowing:
     """Belongs to one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
 
-    `executors` are those on the wide partition, by model; a model that has none stays at home. `limit` is the nanoseconds that
+    `executors` are those of the wide placement; a model that has none stays at home. `limit` is the nanoseconds that
     the lenders allow a work, `pages` are theirs, and `lent` has the units of each. While `suspended`, which it is at first,
     everything stays at home.
     """
@@ -65,15 +65,14 @@ class Borrowing:
     def __init__(
         self,
         home: Partition,
-        partition: Partition,
-        executors: dict[ModelKey, Executor],
+        placement: Placement,
         pages: Sequence[LenderPage],
         limit: int,
         statistics: BorrowingStatistics,
         lent: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        self.partition = partition
-        self.executors = executors
+        self.placement = placement
+        self.executors = placement.executors
         self.pages = tuple(pages)
         self.words = tuple([words for page in pages for words in page.processes])
         self.limit = limit
@@ -83,7 +82,7 @@ class Borrowing:
         """Whether a work is in flight on the wide partition."""
         self.held = False
         """Whether a ticket waits until the works in flight at home have ended."""
-        self.sizes = home.size, partition.size
+        self.sizes = home.size, placement.partition.size
         self.place = Place(home.size, lent)
         self.shared = view_lenders(limit, *self.sizes, [each for page in pages for each in page.addresses])
         """The same for the launch loop."""
@@ -95,7 +94,7 @@ class Borrowing:
 
     def __repr__(self) -> str:
         state = "suspended" if self.suspended else "a work in flight" if self.wide else "ready"
-        return f"<Borrowing on {self.partition!r}, {len(self.executors)} models, {state}>"
+        return f"<Borrowing on {self.placement!r}, {state}>"
 
     def enqueue(self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight]) -> InFlight:
         """Put the work of a ticket on the stream of the one partition or the other. Raises what the executor raises."""
@@ -171,8 +170,8 @@ class Borrowing:
     def close(self) -> None:
         """Close the executors and the partition; nothing is in flight there. Blocks. Failures are logged."""
         self.suspended = True
-        executors, self.executors = list(self.executors.values()), {}
-        close_all([*executors, self.partition])
+        self.executors = {}
+        self.placement.close()
 
     def too_long(self, others: Sequence[Measured] = ()) -> list[Measured]:
         """Of each model whose works all take longer than the lenders allow, the shortest. `others` are what a launch loop has

@@ -3,13 +3,13 @@
 What the threads do is `TicketRunner`'s; what happens to them and to the models, partitions and requests meanwhile is here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from threading import Semaphore, Thread
 
 from engines import Executor
-from partitions import DeviceLost, Partition
+from partitions import DeviceLost
 
 from ..accounts.meter import Meter, Place
 from ..launch_loop.loop import LaunchLoop, open_loop
@@ -17,9 +17,9 @@ from ..link.messages import Failure, ModelKey
 from .borrowing import Borrowing
 from .bundling import BUNDLE
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations
-from .closing import close_all
 from .gil_priority import GilPriorities
 from .metering import Metering
+from .placement import Placement
 from .session import Endpoint, Session
 from .stretching import Measured
 from .ticket_runner import TicketRunner
@@ -30,7 +30,7 @@ def _ignore(_: Exception) -> None:
 
 
 class Worker:
-    """Runs tickets on a partition, in order, from `serve` to `halt`; the next worker on the link continues where it stopped.
+    """Runs tickets on its `home`, in order, from `serve` to `halt`; the next worker on the link continues where it stopped.
 
     Both callbacks run on a thread of the worker: `on_lost` when the device is lost, `on_error` when a thread ends with another
     error; then the worker stops, and may `serve` again. `priorities` are shared by all workers of the process, and
@@ -39,16 +39,16 @@ class Worker:
 
     def __init__(
         self,
-        partition: Partition,
-        executors: Mapping[ModelKey, Executor],
+        home: Placement,
         on_lost: Callable[[DeviceLost], None],
         priorities: GilPriorities,
         on_error: Callable[[Exception], None] = _ignore,
         launch_loop: bool = True,
         meter: Meter | None = None,
     ) -> None:
-        self.partition = partition
-        self.executors = dict(executors)
+        self.home = home
+        self.partition = partition = home.partition
+        self.executors = home.executors
         self._borrowing: Borrowing | None = None
         self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
@@ -81,19 +81,14 @@ class Worker:
     @borrowing.setter
     def borrowing(self, borrowing: Borrowing | None) -> None:
         self._borrowing = borrowing
+        if borrowing is not None:
+            self.metering.wide = borrowing.place
         if runner := self._runner:
             runner.borrowing = borrowing
             runner.session.link.tickets.wake()  # A ticket may wait for the wide partition that it had before.
 
-    def stretch(self, borrowing: Borrowing | None) -> None:
-        """Use this wide partition too, once `widen` was called, in place of one on which nothing is in flight. Blocks."""
-        if borrowing is not None:
-            self.metering.wide = borrowing.place
-        self.borrowing = borrowing
-        self.revoke()
-
     def widen(self) -> None:
-        """Let works go to the wide partition from now on."""
+        """Let works go to the wide partition from now on; `revoke` first if a model has come to be ready there."""
         if borrowing := self.borrowing:
             borrowing.widen()
             if (runner := self._runner) and (loop := runner.session.loop):
@@ -285,7 +280,7 @@ class Worker:
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks. Failures are logged."""
         self.retire()
-        close_all([*self.executors.values(), self.partition])
+        self.home.close()
 
     def trim(self, after: float) -> None:
         """Have executors free memory unused for `after` seconds. Blocks; not while an executor is being closed."""

@@ -20,6 +20,7 @@ from server.launch_loop.library import open_library
 from server.link import ring
 from server.link.messages import Done, Ticket
 from server.workers.gil_priority import GilPriorities
+from server.workers.placement import Placement
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
 
@@ -46,7 +47,7 @@ class Tenant:
         self.http, link = ring.attach(descriptors), ring.attach(descriptors)
         memory = link.arena.memory
         self._pinned = stack.enter_context(closing(device.pin(memory.address, memory.nbytes)))
-        self.worker = Worker(partition, {"mlp": self.executor}, print, GilPriorities())
+        self.worker = Worker(Placement(partition, {"mlp": self.executor}), print, GilPriorities())
         self._bytes = np.frombuffer(self.http.arena.memory.view, np.uint8).reshape(SLOTS, CAPACITY)
         self._serials = count(1)
         self._endpoint = Endpoint(link, self._pinned)

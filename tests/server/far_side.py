@@ -6,6 +6,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.link import ring as links
 from server.link.ring import Descriptors
 from server.workers.gil_priority import GilPriorities
+from server.workers.placement import Placement
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
 from tests.fakes import FakeDevice, FakeEngine
@@ -19,7 +20,7 @@ def serve(descriptors: Descriptors) -> None:
     device = FakeDevice()
     partition = device.carve([0])
     executors = {KEY: FakeEngine(SIGNATURE, compute=lambda given: [given[0][::-1]]).bind(partition)}
-    worker = Worker(partition, executors, on_lost=print, priorities=GilPriorities())
+    worker = Worker(Placement(partition, executors), on_lost=print, priorities=GilPriorities())
     link = links.attach(descriptors)
     worker.serve(Endpoint(link, device.pin(link.arena.memory.address, link.arena.memory.nbytes)))
     sys.stdin.read()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from partitions import PartitionError
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
 from server.control.moves import MoveRecord
+from server.workers.placement import Placement
 from tests.server.device.test_runtime import Site, add_model, serving
 
 LADDERS = (
@@ -43,15 +44,16 @@ async def settled(site: Site) -> None:
     work = site.controller.ladders._work
     assert work
     await asyncio.wait({work})
-    await site.runtime.ladders.settled()
+    await site.runtime.widths.settled()
+
+
+def ready(site: Site) -> dict[str, Mapping[Granules, Placement]]:
+    return {name: site.runtime.widths.ready(name) for name in site.granules}
 
 
 def rungs(site: Site) -> dict[str, dict[Granules, int]]:
     """How many models are ready on each tenant's rungs."""
-    return {
-        name: {granules: len(rung.executors) for granules, rung in held.items()}
-        for name, held in site.runtime.ladders._rungs.items()
-    }
+    return {name: {granules: len(rung.executors) for granules, rung in held.items()} for name, held in ready(site).items()}
 
 
 async def move(site: Site, **counts: int) -> MoveRecord:
@@ -136,11 +138,11 @@ async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(roo
 
 async def test_a_ladder_that_ends_while_a_rung_cannot_be_made_leaves_nothing(root: Path) -> None:
     async with serving(root, tenants=LADDERS) as site:
-        carve = site.device.carve
+        carve, loop = site.device.carve, asyncio.get_running_loop()
 
         def refuse(granules: Any, lent: Any = ()) -> Any:
             if tuple(granules) == (2, 3, 4, 5):
-                site.runtime.ladders.hold({})
+                asyncio.run_coroutine_threadsafe(site.runtime.widths.hold({}), loop)
                 raise PartitionError("no more contexts")
             return carve(granules, lent)
 
@@ -152,12 +154,12 @@ async def test_a_ladder_that_ends_while_a_rung_cannot_be_made_leaves_nothing(roo
 async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
-    await site.runtime.ladders.settled()
+    await site.runtime.widths.settled()
     assert rungs(site)["acme"] == {WIDE: 3}
     await site.controller.unload("acme", "a")
     assert rungs(site)["acme"] == {WIDE: 2}
     await site.controller.load("acme", "b")
-    await site.runtime.ladders.settled()
+    await site.runtime.widths.settled()
     assert rungs(site)["acme"] == {WIDE: 2}
     moved = await move(site, acme=4, globex=4)
     assert moved.pauses["acme"].ladder
@@ -167,7 +169,7 @@ async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path
 async def test_a_move_before_the_rung_is_ready_is_as_without_a_ladder(root: Path) -> None:
     async with serving(root, tenants=LADDERS) as site:
         await settled(site)
-        rung = site.runtime.ladders._rungs["acme"][WIDE]
+        rung = ready(site)["acme"][WIDE]
         rung.executors.popitem()[1].close()
         moved = await move(site, acme=4, globex=4)
         assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": False, "globex": True}
@@ -177,7 +179,7 @@ async def test_a_move_before_the_rung_is_ready_is_as_without_a_ladder(root: Path
 
 
 async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> None:
-    site.runtime.ladders._rungs["acme"][WIDE].executors.popitem()[1].close()
+    ready(site)["acme"][WIDE].executors.popitem()[1].close()
     before = site.granules
     site.script.fail("carve", 1)
     with pytest.raises(PartitionError):
@@ -267,7 +269,7 @@ async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
         assert [pause.ladder for pause in moved.pauses.values()] == [False, True], "not all models were ready there"
         await answered(site)
         await site.controller.unload("acme", "a")
-        await site.runtime.ladders.settled()
+        await site.runtime.widths.settled()
         assert rungs(site)["acme"] == {NARROW: 1}, "it was tried again once there was room"
         assert await used(site) == 13
 
@@ -277,7 +279,7 @@ async def test_rungs_give_way_to_a_model_that_is_loaded(root: Path) -> None:
         assert await used(site) == 26
         add_model(root, "c")
         await site.controller.load("acme", "c")
-        await site.runtime.ladders.settled()
+        await site.runtime.widths.settled()
         assert rungs(site)["acme"] == {WIDE: 0}
         assert await used(site) == 30
         moved = await move(site, acme=4, globex=4)
@@ -296,10 +298,10 @@ async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(roo
             moved = await move(site, acme=count, globex=8 - count)
             assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
             await settled(site)
-            assert site.runtime.ladders._rungs["acme"][granules].executors.keys() == {other}
+            assert ready(site)["acme"][granules].executors.keys() == {other}
             await site.infer("acme")
         await site.infer("acme", "a")
-        await site.runtime.ladders.settled()
+        await site.runtime.widths.settled()
         assert rungs(site)["acme"] == {WIDE: 2}
         assert await used(site) == 26
         moved = await move(site, acme=4, globex=4)

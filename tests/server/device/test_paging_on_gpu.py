@@ -171,7 +171,7 @@ async def settled(site: OnGpu) -> None:
     work = site.controller.ladders._work
     assert work
     await asyncio.wait({work})
-    await site.runtime.ladders.settled()
+    await site.runtime.widths.settled()
 
 
 def by_kind(memory: TenantMemory) -> dict[str, dict[str, int]]:

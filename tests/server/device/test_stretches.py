@@ -52,7 +52,7 @@ def borrowing(site: Site, name: str = "acme") -> Borrowing:
 
 
 def wide(site: Site) -> FakePartition:
-    partition = borrowing(site).partition
+    partition = borrowing(site).placement.partition
     assert isinstance(partition, FakePartition)
     return partition
 
@@ -279,7 +279,7 @@ async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenant
     (state,) = await site.controller.wide.states()
     (problem,) = state.problems
     assert problem.startswith(
-        "b/1: on its wide partition it needs 6 bytes of device memory (contexts 6 bytes), but acme has 20"
+        "b/1: on its wide partition it needs 3 bytes of device memory (contexts 3 bytes), but acme has 23"
     )
     await site.infer("acme", "b")
     await go_wide(site, "a")
@@ -305,17 +305,17 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
         "its batches (`max_batch`)"
     )
     for looks in range(1, 4):
-        site.runtime._stretches.look()
+        site.runtime.widths.look()
         assert caplog.text.count(f"tenant acme: model {why}") == (looks > 1), "once, and only if it still is when looked again"
         (state,) = await site.controller.wide.states()
         assert state.too_long == (why,)
     times.wide = 10**9
-    site.runtime._stretches.look()
+    site.runtime.widths.look()
     (state,) = await site.controller.wide.states()
     assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
     assert "lend for more than 1000 ms" in state.too_long[0]
     times.wide = 10**8
-    site.runtime._stretches.look()
+    site.runtime.widths.look()
     (state,) = await site.controller.wide.states()
     assert state.too_long == ()
 

@@ -85,9 +85,8 @@ class Looping(Borrower):
 @pytest.fixture
 def bench() -> Iterator[Looping]:
     with benched(kind=Looping, launchable=True) as bench:
-        borrowing = bench.stretch()
+        bench.stretch()
         bench.worker.serve(bench.endpoint)
-        bench.worker.stretch(borrowing)
         bench.worker.widen()
         bench.learn()
         yield bench

@@ -16,6 +16,7 @@ from server.link import activity
 from server.link.activity import Activity, LenderPage
 from server.link.messages import Failure
 from server.workers.borrowing import Borrowing, BorrowingStatistics
+from server.workers.placement import Placement
 from server.workers.session import InFlight, Session
 from server.workers.stretching import TOO_LONG
 from tests.server.workers.test_worker import FP32, NEVER, PATIENCE, Bench, benched
@@ -43,7 +44,7 @@ class Borrower(Bench):
         self.wide = self.device.carve([0, 1])
         executors = {"m/1#1": self.engine.bind(self.wide)}
         pages = [lender.page for lender in self.lenders]
-        made = Borrowing(self.partition, self.wide, executors, pages, limit, BorrowingStatistics())
+        made = Borrowing(self.partition, Placement(self.wide, executors), pages, limit, BorrowingStatistics())
         self.worker.borrowing = made
         made.widen()
         return made

@@ -20,6 +20,7 @@ from server.link.slots import SMALLEST
 from server.workers.bundling import BUNDLE
 from server.workers.deferred import MAX_RESUMED
 from server.workers.gil_priority import GilPriorities
+from server.workers.placement import Placement
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
@@ -78,7 +79,8 @@ class Bench:
     def another(self, granule: int) -> Worker:
         """One more worker, on a partition of its own."""
         partition = self.device.carve([granule])
-        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.priorities, self._on_error)
+        home = Placement(partition, {"m/1#1": self.engine.bind(partition)})
+        return Worker(home, self.lost.append, self.priorities, self._on_error)
 
     def _on_error(self, error: Exception) -> None:
         self.errors.append(error)

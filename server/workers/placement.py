@@ -1,0 +1,37 @@
+"""A tenant's models bound to some granules."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from engines import Executor
+from partitions import Partition
+
+from ..link.messages import ModelKey
+from .closing import close_all
+
+
+class Refusal(NamedTuple):
+    """Why a model is not ready on a placement; if it is for lack of memory, what it would take there."""
+
+    why: str
+    adds: Mapping[str, int] = {}
+
+
+class Placement:
+    """A partition, the units that a probe ran on, the executors that are ready there by model, and why others are not.
+
+    Its role is whose it is: a worker's `home`, the wide one of its `Borrowing`, or in neither use, ready for a move to it.
+    """
+
+    def __init__(self, partition: Partition, executors: dict[ModelKey, Executor], units: frozenset[int] = frozenset()) -> None:
+        self.partition = partition
+        self.executors = executors
+        self.units = units
+        self.refused: dict[ModelKey, Refusal] = {}
+
+    def __repr__(self) -> str:
+        return f"<Placement of {len(self.executors)} models on {self.partition!r}>"
+
+    def close(self) -> None:
+        """Close executors and partition. Blocks. Failures are logged."""
+        close_all([*self.executors.values(), self.partition])
