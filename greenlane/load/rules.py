@@ -32,7 +32,7 @@ Word = Literal["isolated", "leaks", "not exercised", "too noisy"]
 WORDS: tuple[Word, ...] = ("leaks", "not exercised", "too noisy", "isolated")
 """The worst first: the verdict of several together is the first that any of them has."""
 BOUND = 1.3
-"""Times by which latency may grow: the target of docs/isolation."""
+"""Times by which latency may grow: the target of docs/performance.md."""
 ENOUGH = 150
 """Requests in a phase's total from which a p99 is taken: with fewer it is one of the two slowest."""
 SOME = 40
