@@ -19,15 +19,22 @@ def locate(partitions: Mapping[str, Partition]) -> dict[str, frozenset[int]]:
     return {name: partition.locate() for name, partition in partitions.items()}
 
 
-def overlaps(placements: Placements) -> list[tuple[str, str, frozenset[int]]]:
-    """Every pair of names that share units, with the units they share.
+Overlap = tuple[str, str, frozenset[int]]
+"""Two partitions by their names, and the units that they share."""
 
-    Of two that were held none are named, and to be held at the same time shows that they share none. A pair that was not may
-    only have begun too late for each other: so hold all for longer, and look again.
+
+def overlaps(*looks: Placements) -> list[Overlap]:
+    """Every pair of names that shared units in each of some looks at the same partitions, with the units of the last look.
+
+    Of two that were held none are named, and to be held at the same time once shows that they share none. A pair that was not
+    may only have begun too late for each other: so hold the two again.
     """
-    pairs = combinations(sorted(placements), 2)
-    found = [(a, b, _shared(placements[a], placements[b])) for a, b in pairs]
-    return [(a, b, units) for a, b, units in found if units is not None]
+    found = []
+    for a, b in combinations(sorted({name for look in looks for name in look}), 2):
+        shared = [_shared(look[a], look[b]) for look in looks if a in look and b in look]
+        if shared and None not in shared:
+            found.append((a, b, shared[-1] or NONE))
+    return found
 
 
 def check(partitions: Mapping[str, Partition], placements: Placements) -> None:
@@ -41,7 +48,7 @@ def check(partitions: Mapping[str, Partition], placements: Placements) -> None:
         raise Misplaced("; ".join(problems))
 
 
-def explained(overlap: tuple[str, str, frozenset[int]]) -> str:
+def explained(overlap: Overlap) -> str:
     """One of `overlaps` in words."""
     a, b, units = overlap
     if units:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
@@ -80,6 +81,11 @@ class CudaPartition:
         return False
 
     @property
+    def holding(self) -> Stream | None:
+        """The stream for `hold`; None where one is made for each."""
+        return Stream.from_handle(self._green.holding) if self._green.holding else None
+
+    @property
     def handle(self) -> int:
         """The stream as the integer (CUstream) that other libraries take."""
         return int(self.stream.handle)
@@ -116,6 +122,8 @@ class CudaPartition:
 
     def hold(self, seconds: float) -> Held:
         """See `Partition.hold`. The work has a stream of its own, so it does not wait for what is queued in the partition's.
+
+        Under MPS the stream and the kernel are there since `carve`, as making a stream waits while a load is measured.
 
         Raises PartitionError, DeviceLost.
         """
@@ -274,11 +282,14 @@ class CudaDevice:
 
     def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> CudaPartition:
         """See `Device.carve`. Unless these granules were a partition before, it blocks for a millisecond and takes some MiB of
-        device memory.
+        device memory. The first one under MPS may block for a good part of a second, until the kernel of `hold` is compiled.
         """
         wanted = choose(granules, len(self.granules))
         borrowed = choose_lent(lent, wanted)
         with translated(f"carving granules {wanted} from {self!r}"):
+            if self.shared:
+                with self.current():
+                    self._opened_probe()
             green = self._green_context(tuple(wanted), self._lowest if borrowed else self._highest)
             if green.sms != (granted := sum(self.granules[granule] for granule in wanted)):
                 with self.current():
@@ -328,7 +339,8 @@ class CudaDevice:
             if idle := self._idle.get((granules, priority)):
                 return idle.pop()
         with self.current() as device, self.driver_memory.changing():
-            return self._groups.create(device, granules, priority)
+            green = self._groups.create(device, granules, priority)
+            return _with_holding(green) if self.shared and priority == self._highest else green
 
     def locate(self, partition: CudaPartition) -> frozenset[int]:
         """The SMs that a kernel on the partition's stream runs on; none under MPS, which numbers them again in each context.
@@ -345,8 +357,9 @@ class CudaDevice:
 
     def hold(self, partition: CudaPartition, seconds: float) -> Held:
         """Fill the partition's SMs for so long. Call it on a thread attached to the partition. Blocks."""
-        with translated(f"filling {partition!r}"), closing(partition.make_stream()) as side:
-            blocks = self._opened_probe().fill(side.stream, partition.size, seconds)
+        with translated(f"filling {partition!r}"), ExitStack() as left:
+            stream = partition.holding or left.enter_context(closing(partition.make_stream())).stream
+            blocks = self._opened_probe().fill(stream, partition.size, seconds)
         units = len({block.sm for block in blocks})
         return Held(units, max(block.began for block in blocks), min(block.ended for block in blocks))
 
@@ -480,6 +493,16 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
 def _registrations(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
     """The pieces in which memory is pinned: what is no larger than one is one."""
     return pieces(address, nbytes, PIN_PIECE if nbytes > PIN_PIECE else address + nbytes)
+
+
+def _with_holding(green: Green) -> Green:
+    """The same with a stream for `Partition.hold`. Releases it if the stream cannot be made. Raises CUDAError."""
+    with ExitStack() as made:
+        made.callback(green.release)
+        context = handle_return(driver.cuStreamGetGreenCtx(int(green.stream.handle)))
+        stream = int(handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, green.priority)))
+        made.callback(lambda: handle_return(driver.cuStreamDestroy(stream)))
+        return replace(green, holding=stream, release=made.pop_all().close)
 
 
 def _unregister(address: int) -> None:

@@ -62,6 +62,8 @@ class Green:
     """Destroys the stream, then the context. Call it once, with nothing in flight."""
     priority: int = 0
     """The stream's; a lower number comes first."""
+    holding: int = 0
+    """Another stream, made with the context, for `Partition.hold`: its CUstream as an integer; 0 if there is none."""
 
 
 class Split(Protocol):

@@ -6,8 +6,6 @@ from typing import Annotated
 
 from fastapi import BackgroundTasks, Path, Query, Request, Response
 
-from partitions.probe import overlaps
-
 from ..api.body import read_object
 from ..api.dependencies import ServiceDep
 from ..api.framework import json_response
@@ -48,13 +46,13 @@ async def probe(controller: ControllerDep) -> Response:
     """Run a small amount of work in every partition and report on which units (cores or SMs) it ran."""
     found, shared = await _partitions(controller), []
     for each in controller.devices:  # Units of different devices have the same numbers.
-        placements = await controller.probe(each)
+        placements, overlaps = await controller.probe(each)
         for name, placement in placements.items():
             partition = found["partitions"][name]
             for share in [*([partition] if partition["device"] == each.name else []), *partition.get("devices", ())]:
                 if share["device"] == each.name:
                     share["located"] = sorted(placement) if isinstance(placement, frozenset) else None
-        shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+        shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps]
     found["overlaps"] = shared
     return json_response(found)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from partitions import Misplaced, Move
 from partitions.plan import Granules
-from partitions.probe import Placement, explained, overlaps
+from partitions.probe import Overlap, Placement, explained, overlaps
 
 from ..config.schema import Config, ModelsConfig
 from ..config.tenant import TenantConfig
@@ -44,9 +44,10 @@ Transfer = Callable[[str, DeviceRuntime, str, Granules], Awaitable[DeviceRuntime
 """
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
-_HOLDS = 0.002, 0.02, 0.1, 0.5
-"""Seconds for which partitions of a shared device are held to see that they are apart: the next if they were not all at once.
-On an H100 2 ms were enough for 15 processes on idle cores, and 20 on busy ones (2026-11-26)."""
+_HOLDS = 0.002, *(0.02,) * 20, *(0.1,) * 10
+"""Seconds for which partitions of a shared device are held to see that they are apart: the next for those that were not held
+together yet. On an H100 2 ms were enough for 15 processes on idle cores (2026-11-26). A process that loads a model begins when
+the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less."""
 _MOST_ASKED = 10
 """How often all processes are asked what is served, before the log says that the server is ready."""
 DeviceState = State | Literal["restarting"]
@@ -423,23 +424,29 @@ class Controller:
         """The same by device and tenant."""
         return await readings.memory_on(self.devices)
 
-    async def probe(self, device: ControlledDevice) -> dict[str, Placement]:
-        """Run a small amount of work in each partition of a device; the units on which it ran, by tenant.
+    async def probe(self, device: ControlledDevice) -> tuple[dict[str, Placement], list[Overlap]]:
+        """Run a small amount of work in each partition of a device; the units on which it ran, by tenant, and who shares some.
 
-        Where these have no numbers, the work takes all units at the same time, for longer and longer until all partitions have
-        theirs together, and every tenant stands still for so long.
+        Where units have no numbers, the work takes all of them, again and again until each two partitions have had theirs at
+        the same time. A tenant stands still for 2 ms, and for 20 to 100 ms with each further try that it takes part in.
         """
         async with self._repartitioning:
             return await self._probe(device, device.distinct())
 
-    async def _probe(self, device: ControlledDevice, runtimes: Iterable[DeviceRuntime]) -> dict[str, Placement]:
-        runtimes, found = list(runtimes), dict[str, Placement]()
+    async def _probe(
+        self, device: ControlledDevice, runtimes: Iterable[DeviceRuntime]
+    ) -> tuple[dict[str, Placement], list[Overlap]]:
+        runtimes, looks = list(runtimes), list[dict[str, Placement]]()
         for seconds in _HOLDS:
-            for placements in await together(runtime.probe(seconds) for runtime in runtimes):
-                found |= placements
-            if not device.info.shared or not overlaps(found):
+            found = await together(runtime.probe(seconds) for runtime in runtimes)
+            looks.append({name: each for placements in found for name, each in placements.items()})
+            shared = overlaps(*looks)
+            if not device.info.shared or not shared:
                 break
-        return {name: found[name] for name in device.runtimes if name in found}
+            late = {name for pair in shared for name in pair[:2]}
+            runtimes = [runtime for runtime, placements in zip(runtimes, found, strict=True) if late & placements.keys()]
+        placed = {name: each for look in looks for name, each in look.items()}
+        return {name: placed[name] for name in device.runtimes if name in placed}, shared
 
     async def _look_held(self, device: ControlledDevice) -> None:
         """Log it if partitions that are in use already are not apart, since there is no way back."""
@@ -454,8 +461,8 @@ class Controller:
         Raises Conflict, naming a tenant whose work keeps its partition from being looked at for longer than `max_pause`.
         """
         if device.info.shared:
-            placements = await self._probe(device, [runtime for runtime in device.distinct() if not runtime.away])
-            if shared := overlaps(placements):
+            _, shared = await self._probe(device, [runtime for runtime in device.distinct() if not runtime.away])
+            if shared:
                 raise Misplaced(f"device {device.name}: " + "; ".join(map(explained, shared)))
 
     def partition(self, tenant: str) -> PartitionInfo | None:

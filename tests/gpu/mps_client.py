@@ -1,14 +1,14 @@
 """A process with the GPU that it sees as device 0, for tests of MPS.
 
 A line of JSON says whether it is a client of an MPS server, or the error. Then it does what lines on its standard input ask
-for, and answers each with a line; after "hold" it does nothing else until it is killed.
+for, and answers each with a line: "hold" once the next line has come, as a client that is killed in work is a fault of all.
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable
-from itertools import count
+from select import select
 from typing import Any
 
 from partitions import open_device
@@ -23,6 +23,8 @@ extern "C" __global__ void spin(long long nanoseconds) {
 }
 """
 NOWHERE, LONG = 16, 10_000_000_000
+HOLD = 0.25
+"""Seconds: far longer than partitions are held to see that they are apart."""
 
 
 def say(**what: object) -> None:
@@ -39,7 +41,7 @@ def main() -> None:
         "fault": lambda: (launch(device, partition, "bad", NOWHERE), partition.stream.sync()),
         "busy": lambda: launch(device, partition, "spin", LONG),
         "wait": partition.stream.sync,
-        "hold": lambda: [partition.hold(1.0) for _ in count()],
+        "hold": lambda: [partition.hold(HOLD) for _ in iter(lambda: select([sys.stdin], [], [], 0)[0], [sys.stdin])],
     }
     for line in sys.stdin:
         work[line.strip()]()

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from partitions import probe
+from partitions.cuda.driver_memory import Taken
 from partitions.errors import MpsError, PartitionError
 from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client
 from tests.simulation import Gpu, installed
@@ -561,6 +562,10 @@ async def test_a_client_s_partitions_have_no_numbers_of_their_sms_but_no_more_of
             assert gpu.limits == {0: 256}
             held = a.hold(0.01)
             assert (held.units, held.until - held.since) == (8, 10_000_000)
+            with device.current(), Taken(device.driver_memory, "graphs").measuring("one that takes long"):
+                calls = len(gpu.log)
+                assert a.hold(0.01).units == 8
+            assert "cuGreenCtxStreamCreate" not in gpu.log[calls:], "which would wait for the end of the measurement"
             gpu.confines = False
             with pytest.raises(cuda.Misplaced, match=r"<CudaPartition granules \[0\], 8 SMs> ran on 32 SMs"):
                 a.locate()

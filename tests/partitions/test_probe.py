@@ -68,6 +68,13 @@ def test_a_partition_that_had_its_units_at_another_time_may_share_some(late: Hel
         probe.check(dict.fromkeys(held, FakeDevice((8,)).carve([0])), held)
 
 
+def test_partitions_are_apart_that_had_all_their_units_at_the_same_time_in_one_of_some_looks() -> None:
+    first = {"a": Held(8, 100, 300), "b": Held(8, 300, 500), "c": Held(8, 300, 500), "d": Held(8, 900, 990)}
+    second = {"a": Held(8, 2100, 2300), "b": Held(8, 2200, 2400)}
+    assert probe.overlaps(first, second) == [(a, b, frozenset()) for a, b in ("ac", "ad", "bd", "cd")]
+    assert probe.overlaps() == []
+
+
 def test_units_and_times_are_not_compared() -> None:
     with pytest.raises(TypeError, match="locate all, or hold all"):
         probe.overlaps({"a": Held(8, 100, 300), "b": frozenset({1})})

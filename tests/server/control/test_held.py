@@ -21,11 +21,12 @@ MILLISECOND = 1_000_000
 
 
 class Process:
-    """The runtime of one tenant, which begins `late` nanoseconds after the others when it is held."""
+    """The runtime of one tenant, which begins `late` nanoseconds after the others when it is held; first those of `delays`."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.late = 0
+        self.delays: list[int] = []
         self.away = False
         self.asked: list[float] = []
         self.steps: list[str] = []
@@ -40,7 +41,8 @@ class Process:
     async def probe(self, seconds: float) -> dict[str, Placement]:
         assert not self.away
         self.asked.append(seconds)
-        return {self.tenant: Held(1, self.late, self.late + round(seconds * 1e9))}
+        late = self.delays.pop(0) if self.delays else self.late
+        return {self.tenant: Held(1, late, late + round(seconds * 1e9))}
 
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         return dict.fromkeys(granules, frozenset())
@@ -101,12 +103,22 @@ async def test_all_partitions_are_held_at_the_start_and_before_a_move_is_committ
     assert site.shares == [2, 1, 1]
 
 
-@pytest.mark.parametrize(("late", "asked"), [(1, [0.002]), (3, [0.002, 0.02]), (99, [0.002, 0.02, 0.1])])
+@pytest.mark.parametrize(("late", "asked"), [(1, [0.002]), (3, [0.002, 0.02]), (99, [0.002, *[0.02] * 20, 0.1])])
 async def test_partitions_are_held_for_longer_where_one_began_too_late(late: int, asked: list[float]) -> None:
     site = await Site().start()
     site.processes["globex"].late = late * MILLISECOND
     await site.controller.repartition({"acme": 2})
     assert site.processes["initech"].asked == asked
+    assert site.shares == [2, 1, 1]
+
+
+async def test_only_partitions_that_were_not_held_together_yet_are_held_again() -> None:
+    site = await Site().start()
+    site.processes["acme"].delays = [900 * MILLISECOND, 0, 0]
+    site.processes["globex"].delays = [0, 900 * MILLISECOND, 900 * MILLISECOND]
+    await site.controller.repartition({"acme": 2})
+    asked = {name: len(process.asked) for name, process in site.processes.items()}
+    assert asked == {"acme": 4, "globex": 4, "initech": 2}, "acme and globex are the last to be together"
     assert site.shares == [2, 1, 1]
 
 
@@ -126,8 +138,9 @@ async def test_a_move_to_partitions_that_are_not_apart_is_discarded() -> None:
         await site.controller.repartition({"acme": 2})
     assert site.processes["acme"].steps == ["discard"]
     assert site.shares == [1, 1, 1]
-    found = await site.controller.probe(site.controller.devices[0])
-    assert found["initech"] == Held(1, 600 * MILLISECOND, 1100 * MILLISECOND), "the last and longest"
+    found, shared = await site.controller.probe(site.controller.devices[0])
+    assert found["initech"] == Held(1, 600 * MILLISECOND, 700 * MILLISECOND), "the last and longest"
+    assert shared == [("acme", "initech", frozenset()), ("globex", "initech", frozenset())]
 
 
 async def test_a_process_that_is_started_again_stops_no_move_of_others() -> None:
