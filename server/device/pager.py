@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -118,8 +118,6 @@ class Pager:
         self._threads = ThreadPoolExecutor(max(1, len(tenants)), "paging", lower_priority)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.on_back: Callable[[str], Awaitable[None]] = _do_nothing
-        """Awaited with a tenant when a model of it was brought back, with its lock held."""
 
     def __repr__(self) -> str:
         return f"<Pager, {len(self._tasks)} models on their way>"
@@ -150,7 +148,7 @@ class Pager:
                     TenantMemory(
                         name,
                         self._tenants[name].device_memory,
-                        model_memory(worker, partial(self._placements.adds, name)),
+                        model_memory(worker, self._placements.of(name).adds),
                         *counts,
                     )
                 )
@@ -279,7 +277,7 @@ class Pager:
                     self._put(tenant, model, executor, stand_in)
                     self._model_loader.let_go([executor.engine])
                     reservation.end()
-            await self.on_back(tenant)
+            self._placements.of(tenant).follow()
             pages = self._pages[tenant]
             pages.since[model] = time.monotonic_ns()
             pages.ins += 1
@@ -314,7 +312,7 @@ class Pager:
         config, until = self._tenants[tenant], time.monotonic() + PATIENCE
         busy: set[ModelKey] = set()
         while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
-            if await self._placements.give_way(tenant, over):
+            if await self._placements.of(tenant).give_way(over):
                 continue
             residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
             if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
@@ -354,7 +352,7 @@ class Pager:
             frontend.page_in(model)
             return False
         # Nothing is in flight there: the model has no request.
-        await asyncio.to_thread(close_all, self._placements.leave(tenant, [model]))
+        await asyncio.to_thread(close_all, self._placements.of(tenant).leave([model]))
         await self._close(executor)
         pages = self._pages[tenant]
         pages.outs += 1
@@ -387,7 +385,7 @@ class Pager:
 
     def _claims(self, tenant: str) -> list[Claim]:
         """What the tenant's models have, and what is reserved for models that are being loaded."""
-        models = model_memory(self._workers[tenant], partial(self._placements.adds, tenant))
+        models = model_memory(self._workers[tenant], self._placements.of(tenant).adds)
         held = [Claim(f"{each.name} {each.version}", each.memory) for each in models if not each.paged]
         return held + [each.claim for each in self._pages[tenant].reservations]
 
@@ -404,13 +402,9 @@ class Pager:
                 for served in loaded.served:
                     executor = executors.get(served.key)
                     if executor is not None and not isinstance(executor, PagedExecutor):
-                        memory = added([taken(executor), self._placements.adds(tenant, served.key)])
+                        memory = added([taken(executor), self._placements.of(tenant).adds(served.key)])
                         found[served.key] = sum(memory.values())
         return found
 
     def _source(self, tenant: str, model: ModelKey) -> Source:
         return next(loaded.sources[model] for loaded in self._served.of(tenant).values() if model in loaded.sources)
-
-
-async def _do_nothing(_: str) -> None:
-    """The default of `Pager.on_back`."""

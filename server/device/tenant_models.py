@@ -91,8 +91,7 @@ class TenantModels:
         self.pager = Pager(
             self.tenants, self.served, frontends, model_loader, workers, locks.paging, lifecycle, self._loads, placements
         )
-        self.pager.on_back = placements.follow_paging
-        placements.refuse = self.pager.refuse_more
+        placements.means.refuse = self.pager.refuse_more
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)
@@ -461,7 +460,7 @@ class TenantModels:
     async def _left(self, tenant: str, before: LoadedModel | None, settled: bool) -> None:
         """Close what was served before, and have all else follow the tenant's models, which have changed."""
         await self._free(tenant, [served.key for served in before.served] if before else [], settled)
-        await self._placements.follow(tenant)
+        self._placements.of(tenant).follow()
         if self._lifecycle.state in ("serving", "incomplete") and self.served.state() != self._lifecycle.state:
             self._lifecycle.set_state(self.served.state())
 
@@ -470,7 +469,7 @@ class TenantModels:
         executors = self._workers[tenant].executors
         async with self._locks.paging[tenant]:  # One of them may be on its way back.
             left = [executors.pop(key) for key in keys]
-        closing = [*self._placements.leave(tenant, keys), *left]
+        closing = [*self._placements.of(tenant).leave(keys), *left]
         if settled:
             await asyncio.to_thread(close_all, closing)
         elif left:  # Its HTTP process died: its requests may still be running.

@@ -48,7 +48,7 @@ async def settled(site: Site) -> None:
 
 
 def ready(site: Site) -> dict[str, Mapping[Granules, Placement]]:
-    return {name: site.runtime.widths.ready(name) for name in site.granules}
+    return {name: site.runtime.widths.of(name).ready for name in site.granules}
 
 
 def rungs(site: Site) -> dict[str, dict[Granules, int]]:

@@ -43,6 +43,7 @@ async def settled(site: Site) -> None:
     """Wait until the plan is carried out."""
     while site.controller.wide._work and not site.controller.wide._work.done():
         await asyncio.wait({site.controller.wide._work})
+    await site.runtime.widths.settled()
 
 
 def borrowing(site: Site, name: str = "acme") -> Borrowing:
@@ -95,10 +96,12 @@ async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(sit
 async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_leave(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
+    await settled(site)
     await go_wide(site, "c")
     before = dict(borrowing(site).executors)
     await site.controller.load("acme", "b")
     await site.controller.unload("acme", "a")
+    await settled(site)
     assert sorted(key.partition("/")[0] for key in borrowing(site).executors) == ["b", "c"]
     gone = [executor for key, executor in before.items() if key not in borrowing(site).executors]
     assert len(gone) == 2
@@ -124,6 +127,7 @@ async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_it
     await site.runtime.widths.narrow(["acme"])
     narrowed.set()
     await loading
+    await settled(site)
     before = wide(site).stream.ran
     await site.infer("acme")
     assert wide(site).stream.ran == before, "the granules change hands"
@@ -205,7 +209,8 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await asyncio.wait_for(site.runtime.widths.stretch({}), 30)
+        await site.runtime.widths.stretch({})
+        await asyncio.wait_for(settled(site), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
         (state,) = await site.runtime.widths.stretches()
@@ -216,6 +221,7 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         await site.infer("acme")
         assert before.stream.ran == 2, "nothing more goes there"
         await site.runtime.widths.stretch({})
+        await settled(site)
         assert before.closed
 
 
@@ -366,5 +372,7 @@ async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_bac
     assert key not in borrowing(site).executors
     await site.infer("acme")
     async with pager.locks["acme"]:
-        assert key in borrowing(site).executors
+        pass
+    await settled(site)
+    assert key in borrowing(site).executors
     await go_wide(site)

@@ -1,0 +1,418 @@
+"""Where one tenant's models are ready beside its home partition: made as planned, in the background."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from engines import EngineError, Executor
+from engines.memory import added
+from partitions import Device, PartitionError
+from partitions.plan import Granules
+
+from ..control.descriptions import RungState
+from ..control.stretch import Wide, WideState
+from ..link.activity import LenderPage
+from ..link.messages import ModelKey
+from ..workers.borrowing import Borrowing, BorrowingStatistics
+from ..workers.closing import close_all
+from ..workers.placement import Placement, Refusal
+from ..workers.stretching import Measured
+from ..workers.worker import Worker
+from .paged_executor import bound
+from .tenant_locks import TenantLocks
+
+lending_log = logging.getLogger("greenlane.lending")
+ladder_log = logging.getLogger("greenlane.ladder")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Means:
+    """What placements of all tenants are made with.
+
+    `workers` has each tenant's current worker, with its home placement. `pages` has, by lender, the descriptor of its page of
+    shared memory, and `numbers` the number that each tenant has on these pages. `refuse` says why a tenant's model may not take
+    as much of the device's memory beside what the tenant has; "" if it may.
+    """
+
+    device: Device
+    workers: Mapping[str, Worker]
+    locks: TenantLocks
+    pages: Mapping[str, int]
+    numbers: Mapping[str, int]
+    max_pause: float
+    threads: ThreadPoolExecutor
+    refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
+
+    @property
+    def too_late(self) -> str:
+        return f"an inference on granules of others has been running for {self.max_pause:g} s (server.max_pause)"
+
+
+class TenantPlacements:
+    """Belongs to the event loop. The wide placement closes with the worker that has it; the `ready` ones are kept.
+
+    Executors are made one at a time, each with the tenant's locks, so a move or a load waits for one at most. Those of ready
+    placements give way to models that are loaded. A model that is paged out is on no placement.
+    """
+
+    def __init__(self, name: str, means: Means) -> None:
+        self.ready: dict[Granules, Placement] = {}
+        """To these a move only has to switch, once they have all models."""
+        self._name = name
+        self._means = means
+        self._wanted: tuple[Granules, ...] = ()
+        self._plan: Wide | None = None
+        self._wide: Wide | None = None
+        """The plan of `_borrowing`, or one that could not be carried out, for which there is a `_problem`."""
+        self._borrowing: Borrowing | None = None
+        self._told: set[ModelKey] | None = None
+        """The models on the wide placement that the launch loop may know of; None before works go there."""
+        self._changed = self._narrowed = False
+        self._problem = ""
+        self._too_long: dict[ModelKey, str] = {}
+        self._logged: set[ModelKey] = set()
+        self._statistics = BorrowingStatistics()
+        self._making: asyncio.Task[None] | None = None
+        self._again = False
+
+    def __repr__(self) -> str:
+        return f"<TenantPlacements of {self._name}: {self._others}>"
+
+    @property
+    def worker(self) -> Worker | None:
+        """The tenant's current one. Any thread."""
+        return self._means.workers.get(self._name)
+
+    def stretch(self, plan: Wide | None) -> None:
+        """Have a wide placement by this plan, or none, and use it from now on. Does not wait."""
+        self._plan, self._narrowed = plan, False
+        if (worker := self.worker) and self._has(worker, plan) and self._told is not None:
+            worker.widen()
+            self._problem = ""
+            return
+        self._changed = True
+        self.follow()
+
+    def hold(self, wanted: Iterable[Granules]) -> None:
+        """Be ready on each of these granules; what else is ready is closed. Does not wait."""
+        self._wanted = tuple(map(tuple, wanted))
+        self.follow()
+
+    def follow(self) -> None:
+        """The tenant's models have changed: make those ready that are not. Does not wait."""
+        self._again = True
+        if self._making is None and (self._wanted or self.ready or self._plan or self._wide):
+            self._making = asyncio.create_task(self._make())
+            self._making.add_done_callback(self._made)
+
+    async def settled(self) -> None:
+        """Wait until all is made, or cannot be."""
+        while self._making:
+            await asyncio.wait({self._making})
+
+    async def narrow(self) -> None:
+        """Keep works from the wide placement until `stretch`, and return when nothing is in flight there."""
+        self._narrowed = True
+        await _narrow(self.worker)
+
+    def leave(self, keys: Iterable[ModelKey]) -> list[Executor]:
+        """These models leave: their executors, for the caller to close. With either of the tenant's locks held."""
+        others = self._others
+        return [each.executors.pop(key) for key in keys for each in others if key in each.executors]
+
+    def adds(self, key: ModelKey) -> dict[str, int]:
+        """The memory that a model takes because it is ready elsewhere, too. Any thread."""
+        return added(self._adds(each, key) for each in self._others)
+
+    async def give_way(self, needed: int) -> bool:
+        """Have models not ready for a move until so many bytes are free; whether any were. With the lock in `paging`."""
+        freed = 0
+        for each in sorted(self.ready.values(), key=lambda each: -len(each.partition.granules)):
+            if freed < needed and (nbytes := self._nbytes(each)):
+                freed += nbytes
+                executors, each.executors = list(each.executors.values()), {}
+                text = "%s is not ready to switch to granules %s: a model needs the memory"
+                ladder_log.info(text, self._name, list(each.partition.granules))
+                await asyncio.to_thread(close_all, executors)
+        return bool(freed)
+
+    def take(self, granules: Granules) -> Placement | None:
+        """The placement of these granules, for the caller to make it the home, if all of the tenant's models are ready there,
+        or are paged out. With its locks held.
+        """
+        placement, worker = self.ready.get(granules), self.worker
+        if placement and worker:
+            resident = bound(worker.executors)
+            if placement.executors.keys() == resident.keys():
+                placement.executors |= {key: each for key, each in worker.executors.items() if key not in resident}
+                return self.ready.pop(granules)
+        return None
+
+    def put(self, placement: Placement) -> None:
+        """The tenant does not use this placement after all, or no more. With its locks held."""
+        placement.executors = bound(placement.executors)
+        self.ready[tuple(placement.partition.granules)] = placement
+
+    def switched(self, left: Placement, granules: Granules) -> None:
+        """The tenant's home is another placement now, which was ready; the one that it left is, at least until `hold`."""
+        self._wanted = *(each for each in self._wanted if each != granules), tuple(left.partition.granules)
+        self.put(left)
+
+    async def close(self) -> None:
+        """Close what is ready; the worker closes the rest. With the tenant's locks held, and nothing in flight."""
+        self._wanted, self._plan = (), None
+        if self._making:
+            self._making.cancel()
+        ready, self.ready = list(self.ready.values()), {}
+        await asyncio.to_thread(close_all, ready)
+
+    def states(self) -> list[RungState]:
+        """What is ready now."""
+        return [RungState(self._name, key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
+
+    def wide_state(self) -> WideState | None:
+        """The wide placement, made or planned; None for none."""
+        worker = self.worker
+        if worker is None or self._wide is None:
+            return None
+        is_made = self._borrowing and self._told is not None and worker.borrowing is self._borrowing
+        made = self._borrowing.placement if self._borrowing and is_made else None
+        refused = [f"{_label(key)}: {each.why}" for key, each in made.refused.items()] if made else []
+        return WideState(
+            self._name,
+            tuple(made.partition.granules) if made else (),
+            self._wide.lent if made else {},
+            *self._statistics.totals(),
+            self._statistics.why_home(),
+            tuple(self._too_long.values()),
+            (self._problem,) if self._problem else tuple(refused),
+        )
+
+    def look(self) -> None:
+        """Find the models that take too long to run on lent granules. One that was among them the last time too is logged."""
+        before, self._too_long = self._too_long, {}
+        if (worker := self.worker) and (made := worker.borrowing):
+            for each in worker.too_long():
+                self._too_long[each.model] = text = _too_long(each, *made.sizes, made.limit)
+                if each.model in before and each.model not in self._logged:
+                    self._logged.add(each.model)
+                    lending_log.warning("tenant %s: model %s", self._name, text)
+
+    def _made(self, task: "asyncio.Task[None]") -> None:
+        self._making = None
+        if not task.cancelled() and (error := task.exception()):
+            text = "what %s has beside its share is not made any further: %s"
+            ladder_log.error(text, self._name, error, exc_info=error)
+
+    async def _make(self) -> None:
+        """Make the wide placement first, also if another is planned meanwhile, and close what is not wanted before the rest."""
+        while self._again:
+            self._again = False
+            while await self._step(self._next_wide):
+                pass
+            for granules in sorted({*self.ready, *self._wanted}, key=self._wanted.__contains__):
+                while not self._again and await self._step(partial(self._next_ready, granules)):
+                    pass
+
+    async def _step(self, make: Callable[[Worker], Awaitable[bool]]) -> bool:
+        """Make one thing, with the tenant's locks; whether there was one to make."""
+        async with self._means.locks.both(self._name):
+            return (worker := self.worker) is not None and await make(worker)
+
+    async def _next_wide(self, worker: Worker) -> bool:
+        changed, self._changed = self._changed, False
+        if not self._has(worker, self._plan):
+            return changed and await self._replace(worker, self._plan)
+        if self._borrowing is None:
+            return False
+        if await self._add(worker, self._borrowing.placement):
+            return True
+        if self._told is None or not self._borrowing.executors.keys() <= self._told:
+            await asyncio.to_thread(worker.revoke)
+            self._told = {*self._borrowing.executors}
+            if not self._narrowed:
+                worker.widen()
+        return False
+
+    def _has(self, worker: Worker, plan: Wide | None) -> bool:
+        """Whether the worker has the wide partition of this plan, or none without one."""
+        return plan == self._wide and worker.borrowing is self._borrowing and (plan is None) == (worker.borrowing is None)
+
+    async def _replace(self, worker: Worker, plan: Wide | None) -> bool:
+        """Have the wide partition of this plan in place of another one; whether there is one."""
+        if before := worker.borrowing:
+            try:
+                async with asyncio.timeout(self._means.max_pause):
+                    await _narrow(worker)
+            except TimeoutError:  # Its granules did not change hands: `narrow` would have refused that.
+                self._problem = self._means.too_late
+                text = "tenant %s keeps its wide partition for now, and does not use it: %s"
+                lending_log.warning(text, self._name, self._problem)
+                return False
+            worker.borrowing = None
+            await asyncio.to_thread(before.close)
+        self._wide, self._borrowing, self._told, self._problem = plan, None, None, ""
+        if plan is None:
+            return False
+        try:
+            worker.borrowing = self._borrowing = await self._run(self._borrow, worker, plan)
+        except PartitionError as error:
+            self._problem = f"granules {list(plan.granules)}: {error}"
+            text = "tenant %s has no wide partition, and keeps its share as it is: %s"
+            lending_log.warning(text, self._name, self._problem)
+            return False
+        lent = "; ".join(f"{list(granules)} of {lender}" for lender, granules in plan.lent.items())
+        lending_log.info("tenant %s may borrow granules %s for up to %g ms a work", self._name, lent, plan.limit * 1e3)
+        return True
+
+    def _borrow(self, worker: Worker, plan: Wide) -> Borrowing:
+        """Blocks. Raises PartitionError."""
+        means = self._means
+        lent = [granule for granules in plan.lent.values() for granule in granules]
+        wide, sizes = Placement(means.device.carve(plan.granules, sorted(lent)), {}), means.device.granules
+        try:
+            pages = [LenderPage(means.pages[lender], means.numbers[self._name]) for lender in plan.lent]
+            units = tuple((lender, sum(sizes[each] for each in granules)) for lender, granules in plan.lent.items())
+            return Borrowing(worker.partition, wide, pages, int(plan.limit * 1e9), self._statistics, units)
+        except BaseException:
+            wide.close()
+            raise
+
+    async def _next_ready(self, granules: Granules, worker: Worker) -> bool:
+        if granules not in self._wanted:
+            if placement := self.ready.pop(granules, None):
+                await asyncio.to_thread(placement.close)
+            return False
+        if granules == tuple(worker.partition.granules):
+            return False
+        if placement := self.ready.get(granules):
+            return await self._add(worker, placement)
+        try:
+            self.ready[granules] = await self._run(self._carve, granules)
+        except PartitionError as error:
+            ladder_log.warning("tenant %s cannot switch to granules %s: %s", self._name, list(granules), error)
+            self._wanted = tuple(each for each in self._wanted if each != granules)
+            return False
+        return True
+
+    def _carve(self, granules: Granules) -> Placement:
+        """Blocks. Raises PartitionError."""
+        partition = self._means.device.carve(granules)
+        try:
+            return Placement(partition, {}, partition.locate())
+        except BaseException:
+            partition.close()
+            raise
+
+    async def _add(self, worker: Worker, placement: Placement) -> bool:
+        """Close what models have left on a placement, and make the next one ready there, or find why it is not; whether there
+        was one.
+        """
+        if gone := [key for key in placement.executors if key not in worker.executors]:
+            await asyncio.to_thread(close_all, [placement.executors.pop(key) for key in gone])
+        placement.refused = {key: each for key, each in placement.refused.items() if key in worker.executors}
+        if (key := self._lacking(worker, placement)) is None:
+            return False
+        try:
+            made = await self._run(worker.executors[key].alternate, placement.partition)
+            if (adds := _added(made)) and (why := self._means.refuse(self._name, key, adds)):
+                await self._run(made.close)
+                self._leave_out(worker, placement, key, Refusal(why, adds))
+            else:
+                placement.executors[key] = made
+        except EngineError as error:
+            self._leave_out(worker, placement, key, Refusal(str(error)))
+        return True
+
+    def _lacking(self, worker: Worker, placement: Placement) -> ModelKey | None:
+        """A model that is to be made ready on a placement. On a wide one answers in parts are not, and what had no room there
+        has none until the next plan, as it would not give way.
+        """
+        wide = _is_wide(worker, placement)
+        known = {id(worker.executors.get(key)) for key in placement.executors}
+        for key, executor in bound(worker.executors).items():
+            if id(executor) not in known and not (wide and executor.engine.signature.in_parts):
+                refusal = placement.refused.get(key)
+                if refusal is None or (not wide and refusal.adds and not self._means.refuse(self._name, key, refusal.adds)):
+                    return key
+            known.add(id(executor))  # Others of its keys are for a moment only.
+        return None
+
+    def _leave_out(self, worker: Worker, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
+        if _is_wide(worker, placement):
+            refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
+            lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, _label(key), refusal.why)
+        elif not (refusal.adds and key in placement.refused):
+            text = "tenant %s %s to granules %s: model %s: %s"
+            cannot = "is not ready to switch" if refusal.adds else "cannot switch"
+            ladder_log.warning(text, self._name, cannot, list(placement.partition.granules), _label(key), refusal.why)
+        placement.refused[key] = refusal
+
+    def _adds(self, placement: Placement, key: ModelKey) -> dict[str, int]:
+        """What a model adds there. On the tenant's first partition it adds what it would on the present one if that were ready
+        for a move, and its own graphs.
+        """
+        worker, executor = self.worker, placement.executors.get(key)
+        if executor is None:
+            return {}
+        if (adds := _added(executor)) is not None:
+            return adds
+        present = (_added(worker.executors.get(key)) if worker else None) or {}
+        kept = {kind: nbytes for kind, nbytes in present.items() if kind != "graphs"}
+        return {**kept, **{kind: nbytes for kind, nbytes in executor.memory.items() if kind == "graphs"}}
+
+    def _nbytes(self, placement: Placement) -> int:
+        """The memory that a placement adds."""
+        return sum(sum(self._adds(placement, key).values()) for key in placement.executors)
+
+    @property
+    def _others(self) -> list[Placement]:
+        """All placements but the home. Any thread."""
+        borrowing = worker.borrowing if (worker := self.worker) else None
+        return [*([borrowing.placement] if borrowing else ()), *list(self.ready.values())]
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._means.threads, function, *arguments)
+
+
+def _is_wide(worker: Worker, placement: Placement) -> bool:
+    return worker.borrowing is not None and worker.borrowing.placement is placement
+
+
+def _label(key: ModelKey) -> str:
+    """A model and its version, as problems and the log name it."""
+    return key.rpartition("#")[0]
+
+
+def _added(executor: Executor | None) -> dict[str, int] | None:
+    """What an alternate takes; None for another executor."""
+    adds = executor.describe().get("adds") if executor else None
+    return dict(adds) if isinstance(adds, dict) else None
+
+
+def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
+    """A text with the model, how long it takes and for how long granules are lent, and what to do."""
+    least = measured.least(home, wide)
+    took = f"takes {_ms(measured.wide)} ms there" if measured.wide else ""
+    took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(least)} ms there at best"
+    return (
+        f"{_label(measured.model)} does not run on granules of others: the shortest inference seen {took}, and "
+        f"they are lent for {_ms(limit)} ms. Have the lenders lend for more than {_ms(least)} ms (`lend`), or limit its "
+        "batches (`max_batch`)"
+    )
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{round(nanoseconds / 1e6, 2 if nanoseconds < 10**8 else 0):g}"
+
+
+async def _narrow(worker: Worker | None) -> None:
+    """Keep the worker from its wide partition, and return when nothing is in flight there."""
+    if worker and (borrowing := worker.borrowing):
+        await asyncio.wrap_future(borrowing.narrow())
+        await asyncio.to_thread(worker.revoke)
