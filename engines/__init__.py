@@ -1,9 +1,9 @@
 """Models: engines that are loaded once, and executors that are bound to partitions. Knows neither tenants nor HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from partitions import Device, Partition
 from partitions.installing import install_command
@@ -54,6 +54,7 @@ __all__ = [
     "has_tensorrt",
     "load_engine",
     "make_ahead",
+    "makes_ahead",
     "on_stream",
     "parts",
     "unsupported",
@@ -79,14 +80,7 @@ def load_engine(
     have no effect, profiles for a model that is not built here, and `required` graphs where there are none.
     """
     path = Path(path)
-    if path.suffix not in (".onnx", ".plan"):
-        raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; expected .onnx or .plan")
-    if device is not None and device.kind == "cuda":
-        engine = _load_tensorrt(path, device, settings, max_batch, builds)
-    elif path.suffix == ".plan":
-        raise ModelRefused(f"{path}: a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from")
-    else:
-        engine = _load_onnx(path, settings)
+    engine = _library(path, device).load(path, device, settings or RuntimeSettings(), max_batch, builds)
     return _looped(path, engine, settings.loop) if settings and settings.loop else engine
 
 
@@ -96,26 +90,27 @@ def make_ahead(
     """Have other processes make what `load_engine` with the same arguments would wait for, and binding it to such a partition.
 
     Blocks, perhaps for minutes; loads nothing. Several threads may do this at once. Keep the result until the model is bound.
-    On a CPU there is nothing to make. Raises ModelRefused and Cancelled, as `load_engine` would.
+    Raises ModelRefused and Cancelled, as `load_engine` would.
     """
-    if device.kind != "cuda":
-        return None
-    from .tensorrt import load
-
-    cuda: Any = device, partition
-    return load.make_ahead(path, cuda[0], settings, max_batch, builds, cuda[1])
+    make = _library(path, device).make_ahead
+    return make(path, device, settings, max_batch, builds, partition) if make else None
 
 
-def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:
-    """Which of these settings, fields of RuntimeSettings, the library that serves from this device does not have, and why.
+def makes_ahead(device: Device) -> bool:
+    """Whether `make_ahead` has anything to make for models on this device."""
+    return any(library.make_ahead for library in _able(device))
 
-    What depends on the model, such as how many profiles it has, is not checked. May import TensorRT, so it may block. Raises
-    ModelRefused where that is missing.
+
+def unsupported(path: Path, device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:
+    """Which of these settings, fields of RuntimeSettings, the library of this file on this device does not have, and why.
+
+    For an ensemble's folder, or a file that the device does not serve, that is the first library of the device. What depends
+    on the model, such as how many profiles it has, is not checked. May import TensorRT, so it may block. Raises ModelRefused
+    where that is missing.
     """
-    if device is not None and device.kind == "cuda":
-        api = find_tensorrt()
-        return unsupported_by(str(api), api.features, asked)
-    return unsupported_on_cpu(asked)
+    able = _able(device)
+    found = [library for library in able if path.suffix in library.files] or able
+    return found[0].unsupported(asked) if found else {}
 
 
 def has_tensorrt() -> bool:
@@ -131,10 +126,44 @@ def _looped(path: Path, engine: Engine, loop: Loop) -> Engine:
         raise ModelRefused(f"{path}: {error}") from error
 
 
-def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
-    """The only place that imports ONNX Runtime, when a model needs it."""
+class _Library(NamedTuple):
+    """An engine library: the suffixes of its files, the kinds of devices that it serves them from, and what it is asked.
+
+    The functions import its package, and nothing else does. `make_ahead` is None where a model has nothing to wait for.
+    """
+
+    files: tuple[str, ...]
+    devices: tuple[str, ...]
+    load: Callable[[Path, Any, RuntimeSettings, int | None, Builds | None], Engine]
+    unsupported: Callable[[Mapping[str, object]], dict[str, str]]
+    make_ahead: Callable[[Path, Any, RuntimeSettings, int | None, Builds, Any], object] | None = None
+
+
+def _able(device: Device | None) -> list[_Library]:
+    """The libraries that serve from this device."""
+    return [library for library in _LIBRARIES if (device.kind if device else "cpu") in library.devices]
+
+
+def _library(path: Path, device: Device | None) -> _Library:
+    """The library that serves this file from this device. Raises ModelRefused."""
+    for library in _able(device):
+        if path.suffix in library.files:
+            return library
+    kinds = [kind for library in _LIBRARIES if path.suffix in library.files for kind in library.devices]
+    if not kinds:
+        expected = " or ".join(dict.fromkeys(suffix for library in _LIBRARIES for suffix in library.files))
+        raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; expected {expected}")
+    if device is None or device.kind == "cpu":
+        raise ModelRefused(f"{path}: a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from")
+    served = f"{path.suffix} from a device of kind {device.kind!r}"
+    raise ModelRefused(f"{path}: no engine serves {served}; expected {' or '.join(kinds)}")
+
+
+def _load_onnx(
+    path: Path, device: Device | None, settings: RuntimeSettings, max_batch: int | None, builds: Builds | None
+) -> Engine:
     try:
-        effective = (settings or RuntimeSettings()).effective("ONNX Runtime", ONNX_RUNTIMES)
+        effective = settings.effective("ONNX Runtime", ONNX_RUNTIMES)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
     if effective.graphs == "required":
@@ -145,17 +174,30 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
         from .onnxruntime.engine import load_onnx
     except ImportError as error:
         raise ModelRefused(f"{path}: ONNX Runtime is not installed; run {install_command('cpu')} ({error})") from error
-    return load_onnx(path, settings or RuntimeSettings())
+    return load_onnx(path, settings)
 
 
-def _load_tensorrt(
-    path: Path, device: Device, settings: RuntimeSettings | None, max_batch: int | None, builds: Builds | None
-) -> Engine:
-    """The only place that imports TensorRT's package, when a GPU needs it."""
+def _load_tensorrt(path: Path, device: Any, settings: RuntimeSettings, max_batch: int | None, builds: Builds | None) -> Engine:
     try:
         from .tensorrt.load import load_tensorrt
     except ImportError as error:
         needed = f"{install_command('cpu,rtx')} (or cpu,tensorrt)"
         raise ModelRefused(f"{path}: serving from a GPU needs {needed} ({error})") from error
-    cuda: Any = device  # A device of this kind is a CudaDevice.
-    return load_tensorrt(path, cuda, settings or RuntimeSettings(), max_batch, builds)
+    return load_tensorrt(path, device, settings, max_batch, builds)
+
+
+def _make_ahead_of_tensorrt(*arguments: Any) -> object:
+    from .tensorrt.load import make_ahead
+
+    return make_ahead(*arguments)
+
+
+def _unsupported_by_tensorrt(asked: Mapping[str, object]) -> dict[str, str]:
+    api = find_tensorrt()
+    return unsupported_by(str(api), api.features, asked)
+
+
+_LIBRARIES = (
+    _Library((".onnx", ".plan"), ("cuda",), _load_tensorrt, _unsupported_by_tensorrt, _make_ahead_of_tensorrt),
+    _Library((".onnx",), ("cpu",), _load_onnx, unsupported_on_cpu),
+)

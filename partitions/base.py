@@ -1,6 +1,6 @@
 """The protocols of hardware: a device is N granules, and a partition is some of them, reserved for one holder.
 
-Code above this package asks for the kind of a device to choose a library, and hardly elsewhere. One contract test
+An engine library names the kinds of devices that it serves from; hardly anything else asks for a kind. One contract test
 (tests/contract.py) runs against every implementation.
 """
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engines import Builds, RuntimeSettings, make_ahead
+from engines import Builds, RuntimeSettings, make_ahead, makes_ahead
 from engines.thread_priority import lower_priority
 from partitions import Device, Partition, PartitionError
 from partitions.health import memory_left
@@ -120,11 +120,11 @@ async def making_ahead(model_loader: "ModelLoader", wanted: Mapping[Key, Wanted]
 
 
 def making_of(device: Device, builds: Builds, part: float = 1.0, left: Callable[[], int] = memory_left) -> Making | None:
-    """How models for a GPU are made; None for cores, where a model is loaded without anything that could be made before.
+    """How models for a device are made; None where a model is loaded without anything that could be made before.
 
     `part` is this process's of what is there, as others start at the same time. `left` returns how much memory the host has.
     """
-    if device.kind != "cuda":
+    if not makes_ahead(device):
         return None
 
     def count(largest: int) -> int:

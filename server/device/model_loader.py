@@ -90,7 +90,7 @@ class ModelLoader:
         repository: Repository,
         read: Read,
         base: RuntimeSettings = DEFAULTS,
-        unsupported: Unsupported = lambda _: {},
+        unsupported: Callable[[Path, Mapping[str, object]], Mapping[str, str]] = lambda *_: {},
         max_body: int = MAX_BODY,
         loads: Loads | None = None,
         making: Making | None = None,
@@ -320,8 +320,8 @@ class ModelLoader:
     def _resolve(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
         try:
-            lacking = _of_steps(self._unsupported) if file.config.steps else self._unsupported
-            resolved = resolve_settings(file.config.settings, self._base, lacking)
+            lacking: Unsupported = partial(self._unsupported, file.path)
+            resolved = resolve_settings(file.config.settings, self._base, _of_steps(lacking) if file.config.steps else lacking)
         except EngineError as error:
             resolved = ResolvedSettings(self._base, problems=(str(error),))
         found = [IndexEntry(file.name, "", "UNAVAILABLE", problem) for problem in resolved.problems]
@@ -512,7 +512,7 @@ def open_model_loader(
         Repository(config.models.repository, config.models.options, config.source, config.models.python),
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
         base,
-        partial(unsupported, device),
+        lambda path, asked: unsupported(path, device, asked),
         config.server.max_body,
         device.loads if device else None,
         making_of(device, builds, len(here) / max(1, len(config.tenants))) if device and builds and not read else None,

@@ -5,6 +5,7 @@ import pytest
 
 from engines import ModelRefused, load_engine
 from tests import models
+from tests.fakes import FakeDevice
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,19 @@ def test_a_file_that_no_engine_reads_is_refused_with_what_is_read(name: str, wha
         load_engine(name)
     assert str(caught.value).startswith(f"{name}: no engine reads {what}")
     assert "expected .onnx or .plan" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("model.onnx", "cuda or cpu"), ("model.plan", "cuda")])
+def test_a_device_that_no_engine_serves_from_is_refused_with_those_that_are(name: str, expected: str) -> None:
+    with pytest.raises(ModelRefused) as caught:
+        load_engine(name, FakeDevice())
+    served = f"no engine serves {Path(name).suffix} from a device of kind 'fake'"
+    assert str(caught.value) == f"{name}: {served}; expected {expected}"
+
+
+def test_a_plan_is_refused_on_a_cpu_with_what_to_serve_there() -> None:
+    with pytest.raises(ModelRefused, match="a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from"):
+        load_engine("model.plan")
 
 
 @pytest.mark.parametrize("kind", [str, Path])

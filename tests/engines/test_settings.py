@@ -256,11 +256,11 @@ def test_missing_features_of_a_library_are_known_before_loading() -> None:
 
 
 def test_onnx_runtime_supports_warm_up_and_no_gpu_settings() -> None:
-    found = unsupported(None, ASKED)
+    found = unsupported(Path("m.onnx"), None, ASKED)
     assert found.keys() == {"copies", *EVERYTHING} - set(ONNX_RUNTIMES)
     assert found["allocation_strategy"] == "ONNX Runtime on a CPU allocates its memory itself"
-    assert unsupported(None, {"graphs": "off", "cuda_graph_strategy": "disabled", "warm_up": "opt"}) == {}
-    assert unsupported(None, {"graphs": "required"}) == {"graphs": "ONNX Runtime on a CPU has no CUDA graphs"}
+    assert unsupported(Path("m.onnx"), None, {"graphs": "off", "cuda_graph_strategy": "disabled", "warm_up": "opt"}) == {}
+    assert unsupported(Path("m.onnx"), None, {"graphs": "required"}) == {"graphs": "ONNX Runtime on a CPU has no CUDA graphs"}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_there_are_never_more_threads_than_cores(asked: dict[str, Any], cores: i
 
 def test_onnx_runtime_honours_its_own_settings_and_tensorrt_none_of_them() -> None:
     asked: dict[str, object] = {"intra_op_threads": 2, "execution_mode": "parallel", "memory_arena": True}
-    assert unsupported(None, asked) == {}
+    assert unsupported(Path("m.onnx"), None, asked) == {}
     assert unsupported_by("TensorRT 9", (), asked) == {
         "intra_op_threads": "TensorRT 9 has no intra_op_threads",
         "execution_mode": "TensorRT 9 has no execution_mode",

@@ -255,7 +255,7 @@ def test_settings_that_cannot_be_honoured_are_problems_and_nothing_is_loaded(
     (tmp_path / "m2" / "1").rename(tmp_path / "m" / "2")
     (tmp_path / "m" / "2" / "model.onnx").touch()
     read = Reader()
-    models = open_model_loader(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), FakeDevice(), read)
+    models = open_model_loader(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), None, read)
     loaded = load(models, "m", partitions[0])
     assert loaded.problems == [
         IndexEntry(
@@ -301,7 +301,7 @@ def test_tritons_settings_that_cannot_be_honoured_are_a_warning(tmp_path: Path, 
 
 
 def test_a_missing_library_is_a_problem_of_the_model(tmp_path: Path, partitions: list[Partition]) -> None:
-    def missing(_: object) -> dict[str, str]:
+    def missing(*_: object) -> dict[str, str]:
         raise ModelRefused("no TensorRT is installed")
 
     add(tmp_path, "m")
