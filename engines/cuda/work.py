@@ -46,7 +46,7 @@ class Completion(NamedTuple):
         self.completed.count = self.number
 
 
-class TensorRTWork:
+class CudaWork:
     """One inference on a partition's stream; see `engines.base.Work`. It cannot be cancelled."""
 
     __slots__ = ("_completion", "_outputs")
@@ -56,7 +56,7 @@ class TensorRTWork:
         self._outputs = outputs
 
     def __repr__(self) -> str:
-        return f"<TensorRTWork {'done' if self._completion.event.is_done else 'in flight'}>"
+        return f"<CudaWork {'done' if self._completion.event.is_done else 'in flight'}>"
 
     def wait(self) -> tuple[Tensor, ...]:
         try:
@@ -86,7 +86,7 @@ class JoinedWork:
         """Do nothing: the graph belongs to the caller."""
 
 
-class StagedWork(TensorRTWork):
+class StagedWork(CudaWork):
     """An inference whose outputs are in staging memory until they are collected."""
 
     __slots__ = ("__weakref__", "_collected", "_lock")

@@ -5,14 +5,13 @@ neither has to ask the driver whether the GPU reaches them nor to build a table 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from partitions.cuda.device import CudaDevice
 
 from ..base import Room, Tensor
 from ..cuda.copies import Table
 from ..memo import Memo
-from .shapes import Prepared
 
 MAX_ENTRIES = 1024
 """Entries that an executor keeps."""
@@ -20,10 +19,21 @@ MAX_ENTRIES = 1024
 _Key = tuple[object, ...]
 
 
-class ResolvedAddresses(NamedTuple):
+class Captured(Protocol):
+    """What is run for a set of shapes: it has a graph, until that is destroyed."""
+
+    @property
+    def graph(self) -> object:
+        """None without one."""
+
+
+P = TypeVar("P", bound=Captured)
+
+
+class ResolvedAddresses(NamedTuple, Generic[P]):
     """The shapes to run for some inputs and a room, and the addresses that everything is copied from and to."""
 
-    prepared: Prepared
+    prepared: P
     table: Table
     outputs: tuple[Tensor, ...]
     staged: bool
@@ -34,18 +44,18 @@ class ResolvedAddresses(NamedTuple):
     """Further runs of the same shapes, where the rows are divided: their addresses."""
 
 
-class AddressCache:
+class AddressCache(Generic[P]):
     """The cache of one executor. One thread at a time uses it; any thread may unpin memory meanwhile."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._unpin_count = device.unpin_count
-        self._entries: Memo[_Key, ResolvedAddresses] = Memo(MAX_ENTRIES)
+        self._entries: Memo[_Key, ResolvedAddresses[P]] = Memo(MAX_ENTRIES)
 
     def __repr__(self) -> str:
         return f"<AddressCache, {len(self._entries)} entries>"
 
-    def get(self, inputs: Sequence[Tensor], room: Room) -> ResolvedAddresses | None:
+    def get(self, inputs: Sequence[Tensor], room: Room) -> ResolvedAddresses[P] | None:
         """The entry for these addresses, if it is still valid: no memory was unpinned since, and its graph exists."""
         if self._unpin_count != self._device.unpin_count:
             self._unpin_count = self._device.unpin_count
@@ -56,7 +66,7 @@ class AddressCache:
             return None  # Not tensors; the caller finds that out when it resolves them.
         return found if found and found.prepared.graph else None
 
-    def put(self, inputs: Sequence[Tensor], room: Room, resolved: ResolvedAddresses) -> None:
+    def put(self, inputs: Sequence[Tensor], room: Room, resolved: ResolvedAddresses[P]) -> None:
         """Keep an entry, unless some of its memory was not pinned by `CudaDevice.pin`."""
         tensors = (*inputs, *resolved.outputs)
         if all(not each.nbytes or self._device.is_pinned(each.address, each.nbytes) for each in tensors):

@@ -34,7 +34,7 @@ from ..cuda.recipes import Recipes
 from ..cuda.resources import ExecutorResources
 from ..cuda.sharing import Sharer
 from ..cuda.staging import Staging
-from ..cuda.work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
+from ..cuda.work import CompletedCount, Completion, CudaWork, JoinedWork, failing, failure
 from ..datatypes import DataType
 from ..errors import EngineError, ExecutionFailed, ModelRefused
 from ..memory import added
@@ -108,7 +108,7 @@ class TensorRTExecutor:
         self._order = resources.order
         self._aux_streams = resources.aux_streams
         self._staging = Staging(self._loaded.log_staging, partition.device, instance.sizes, len(engine.signature.inputs))
-        self._addresses = AddressCache(partition.device)
+        self._addresses: AddressCache[Prepared] = AddressCache(partition.device)
         self._lock = RLock()
         self._recipes = Recipes(partition.stream, resources.events, instance.addresses, engine.path.name)
         self._clock = instance.copies[True].take_clock() if instance.times_itself else None
@@ -125,7 +125,7 @@ class TensorRTExecutor:
         # An inference with data-dependent outputs takes two tables of the ring.
         self._ring_size = RING_LENGTH // 2 if instance.data_dependent else RING_LENGTH
         self._runs = self._staged = self._padded = 0
-        self._overrides: list[tuple[ReadyShapes, AddressCache]] = []
+        self._overrides: list[tuple[ReadyShapes, AddressCache[Prepared]]] = []
         self._completed = CompletedCount()
         self.alternate_of: Instance | None = None
         """The instance of the executor that it was made an alternate of."""
@@ -142,7 +142,7 @@ class TensorRTExecutor:
         captures = self._shapes.statistics().captures
         return f"<TensorRTExecutor {self.engine.path.name}, {self._runs} runs, {captures} captures{state}>"
 
-    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> TensorRTWork | JoinedWork:
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> CudaWork | JoinedWork:
         with self._lock:
             self._check_open()
             try:
@@ -331,7 +331,7 @@ class TensorRTExecutor:
         finally:
             self._restore(before)
 
-    def _restore(self, before: tuple[ReadyShapes, AddressCache]) -> None:
+    def _restore(self, before: tuple[ReadyShapes, AddressCache[Prepared]]) -> None:
         """End an override: free what became ready in it, and use what was ready before it. Blocks. Does so only once."""
         self._shapes.stop_preparing()
         with self._lock:
@@ -403,7 +403,7 @@ class TensorRTExecutor:
         if self._finalizer.closed:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
 
-    def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
+    def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> CudaWork:
         slot = self._runs % self._ring_size
         event = self._events[slot]
         if self._runs - self._completed.count >= self._ring_size:  # The slot's last inference may still be running.
@@ -428,11 +428,11 @@ class TensorRTExecutor:
         self._padded += resolved.padded
         completion = Completion(event, self._runs, self._completed, self)
         if not resolved.staged:
-            return TensorRTWork(completion, resolved.outputs)
+            return CudaWork(completion, resolved.outputs)
         self._staged += 1
         return self._staging.staged_work(slot, completion, resolved.outputs)
 
-    def _enqueue_data_dependent(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
+    def _enqueue_data_dependent(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> CudaWork:
         """Copy the inputs, run the engine, and copy outputs of the sizes it has reported: two tables of the copies.
 
         The outputs are always staged, as memory for them cannot be chosen before their sizes are known.
@@ -496,7 +496,7 @@ class TensorRTExecutor:
     def _is_reachable(self, tensor: Tensor) -> bool:
         return not tensor.nbytes or self._staging.reaches(tensor.address, tensor.nbytes)
 
-    def _resolve(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> ResolvedAddresses:
+    def _resolve(self, slot: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> ResolvedAddresses[Prepared]:
         """Resolve the addresses of inputs and room, through staging memory where needed, and cache them where not."""
         check_tensors(self.engine.signature, inputs)
         fit = self._shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream)

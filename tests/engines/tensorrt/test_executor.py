@@ -103,7 +103,7 @@ def test_enqueue_waits_once_the_ring_is_full_and_never_before(bench: Bench, exec
     """F11, F23: it returns before completion."""
     (given,), room = bench.pinned(rows(2)), bench.room()
     works = [executor.enqueue([given], room) for _ in range(LENGTH)]
-    assert {repr(work) for work in works} == {"<TensorRTWork in flight>"}
+    assert {repr(work) for work in works} == {"<CudaWork in flight>"}
     executor.enqueue([given], room)
     assert sum(graph.in_flight for graph in bench.gpu.graphs) == LENGTH
 
@@ -138,9 +138,9 @@ def test_a_work_ends_when_it_is_waited_for_and_cannot_be_cancelled(bench: Bench,
     data = rows(2)
     work = executor.enqueue(bench.pinned(data), bench.room())
     work.cancel()
-    assert repr(work) == "<TensorRTWork in flight>"
+    assert repr(work) == "<CudaWork in flight>"
     assert array(work.wait()[0]).tolist() == affine(data).tolist()
-    assert repr(work) == "<TensorRTWork done>"
+    assert repr(work) == "<CudaWork done>"
 
 
 def test_every_operation_is_on_the_partition_s_stream(bench: Bench, executor: Any) -> None:

@@ -222,7 +222,7 @@ def test_preparing_does_not_overwrite_inferences_in_flight(bench: Bench, executo
 
     bench.gpu.meanwhile(made, lambda: bench.gpu.meanwhile(made, look))
     begun(executor, ((8, 3),)).result(PATIENCE)
-    assert seen == [("<TensorRTWork in flight>", True)]
+    assert seen == [("<CudaWork in flight>", True)]
     (output,) = work.wait()
     assert output.address == room.address
     assert array(output).tolist() == affine(data).tolist()
