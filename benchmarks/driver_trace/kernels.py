@@ -19,9 +19,10 @@ from time import perf_counter, process_time, sleep
 from typing import NamedTuple, NoReturn
 
 from engines import Builds, CacheFolder, load_engine
+from engines.cuda.buffers import zeroed_buffers
 from engines.settings import RuntimeSettings
 from engines.tensorrt.engine import TensorRTEngine
-from engines.tensorrt.instance import contexts_of, zeroed_buffers
+from engines.tensorrt.instance import contexts_of
 from engines.tensorrt.kernel_cache import RuntimeCache
 from engines.tensorrt.plan import LoadedPlan
 from engines.thread_priority import lower_priority

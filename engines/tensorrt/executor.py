@@ -28,6 +28,8 @@ from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
+from ..cuda.address_cache import AddressCache, ResolvedAddresses
+from ..cuda.buffers import zeroed_buffers
 from ..cuda.clock import closer
 from ..cuda.copies import RING_LENGTH, Span, Table
 from ..cuda.recipes import Recipes
@@ -41,10 +43,9 @@ from ..memory import added
 from ..settings import overridden
 from ..signature import Shape, align
 from ..streams import selected
-from .address_cache import AddressCache, ResolvedAddresses
 from .driver_parts import described, graph_memory, kernel_memory
 from .graph_mode import Override, captures_under_override
-from .instance import Instance, Opener, zeroed_buffers
+from .instance import Instance, Opener
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
 from .shapes import Fit, Prepared, ReadyShapes

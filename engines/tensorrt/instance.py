@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, Stream
+from cuda.core import Buffer, Stream
 
 from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver import handle_return
 
+from ..cuda.buffers import zeroed_buffers
 from ..cuda.capture import capture
 from ..cuda.copies import Copies, EngineCopies, open_sm_copies, uses_sms
 from ..cuda.sharing import Sharers
@@ -389,19 +390,6 @@ def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:
         return buffer
 
     return Contexts(loaded, kernels, allocate)
-
-
-def zeroed_buffers(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
-    """Device memory of these sizes, zeroed on the stream. Raises CUDAError, and then leaves no memory allocated."""
-    with ExitStack() as made:
-        current: Device = device.make_current()
-        buffers = []
-        for size in sizes:
-            buffers.append(current.allocate(size, stream=stream))
-            made.callback(buffers[-1].close)
-            buffers[-1].fill(0, stream=stream)
-        made.pop_all()
-        return buffers
 
 
 def _buffers(loaded: LoadedPlan, contexts: Mapping[int, Context], stream: Stream, made: ExitStack) -> list[Buffer]:

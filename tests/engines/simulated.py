@@ -38,7 +38,7 @@ class Bench:
         self.partition.attach()
         self.tensorrt = importlib.import_module("engines.tensorrt.load")
         self.copies = importlib.import_module("engines.cuda.copies")
-        self.address_cache = importlib.import_module("engines.tensorrt.address_cache")
+        self.address_cache = importlib.import_module("engines.cuda.address_cache")
         self.engines: list[Any] = []
         """The engines that were loaded."""
         self._pins: list[Any] = []

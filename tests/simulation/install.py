@@ -16,7 +16,18 @@ from .gpu import Gpu
 OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "free_memory", "green_contexts", "kernels", "sm_probe"))
 OURS += tuple(
     f"engines.cuda.{module}"
-    for module in ("capture", "copies", "recipes", "resources", "sharing", "staging", "stream_order", "work")
+    for module in (
+        "address_cache",
+        "buffers",
+        "capture",
+        "copies",
+        "recipes",
+        "resources",
+        "sharing",
+        "staging",
+        "stream_order",
+        "work",
+    )
 )
 OURS += tuple(
     f"engines.tensorrt.{module}"
@@ -30,7 +41,6 @@ OURS += tuple(
         "lifetime",
         "outputs",
         "plan",
-        "address_cache",
         "driver_parts",
         "executor",
         "shapes",

@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from partitions.cuda.device import CudaDevice
 
 from ..base import Room, Tensor
-from ..cuda.copies import Table
 from ..memo import Memo
+from .copies import Table
 
 MAX_ENTRIES = 1024
 """Entries that an executor keeps."""
