@@ -42,8 +42,8 @@ class DeviceConfig(Section, frozen=True):
 
     backend: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
-        description='"auto" is a GPU where there is one and TensorRT is installed, else the CPU, with a warning if TensorRT is '
-        'installed. "cuda" refuses to start without a GPU.',
+        description='"auto" is a GPU where there is one and TensorRT is installed, else the CPU. "cuda" refuses to '
+        "start without a GPU.",
     )
     index: int = Field(default=0, ge=0, description="Which GPU.")
     cores: Cores | None = Field(
@@ -51,13 +51,13 @@ class DeviceConfig(Section, frozen=True):
     )
     copies: Literal["auto", "sm", "engine"] = Field(
         default="auto",
-        description='GPU only: what moves tensors to and from the GPU, the partition\'s own SMs ("sm"), the copy engines that '
-        'all tenants share ("engine"), or the better of both for this GPU ("auto").',
+        description='GPU only: what moves tensors to and from the GPU, the partition\'s own SMs ("sm"), the copy '
+        'engines that all tenants share ("engine"), or the better of both ("auto").',
     )
     mps: Literal["off", "on"] = Field(
         default="off",
-        description='GPU only: whether each tenant has a device process of its own, under CUDA MPS ("on"), so that tenants do '
-        "not share the driver's locks, or all tenants share one. The server starts the MPS daemon itself. On trial.",
+        description='GPU only: whether each tenant has a device process of its own, under CUDA MPS ("on"), so that '
+        "tenants do not share the driver's locks, or all tenants share one. On trial.",
     )
 
 
@@ -90,17 +90,15 @@ class ModelOptions(Section, frozen=True):
     weights: Weights | None = Field(
         default=None,
         examples=[{"1": 0.9, "2": 0.1}],
-        description="How requests that name no version are shared out among the versions that are served: each gets its "
-        "weight's part of them. Versions without a weight get none, and where none with a weight is served it is the highest "
-        "version, as without this key. A reload may change it.",
+        description="How requests that name no version are shared out among the versions that are served. Versions "
+        "without a weight get none; where none with a weight is served, the highest gets all. A reload may change it.",
     )
     text: Text | None = Field(
         default=None,
         examples=[{"pooling": "mean", "normalize": True, "max_tokens": 512}],
-        description="How a model with a tokenizer.json is used for /v1/embeddings and /v1/rerank: `task` is embed, the "
-        "default, or rerank (a cross-encoder), `truncate` whether texts of more than `max_tokens` are cut, `output` which "
-        "output to use, `token_ids` whether clients may send tokens; `pooling` (mean, cls, last, max), `normalize` and "
-        "`max_tokens` go before what the files of sentence-transformers beside the tokenizer say.",
+        description="How a model with a tokenizer.json is used for /v1/embeddings and /v1/rerank: `task` (embed or "
+        "rerank), `pooling` (mean, cls, last, max), `normalize`, `max_tokens`, `truncate`, `output` and `token_ids`; "
+        "docs/text.md explains them.",
     )
     graphs: Literal["on", "off", "required"] | None = Field(
         default=None,
@@ -137,8 +135,7 @@ class ModelOptions(Section, frozen=True):
     weight_budget: Size | None = Field(
         default=None,
         examples=["1GiB"],
-        description="Weights to keep on the GPU; the rest is streamed. ONNX files are built for that; a .plan that was not is "
-        "refused.",
+        description="Weights to keep on the GPU; the rest is streamed. A .plan that was not built for that is refused.",
     )
     copies: Literal["auto", "sm", "engine"] | None = Field(
         default=None, examples=["auto"], description="Replaces `device.copies` for this model."
@@ -152,16 +149,16 @@ class ModelOptions(Section, frozen=True):
     loop: Looped | None = Field(
         default=None,
         examples=[{"feed": {"next": "token"}, "steps": 64, "until": "done", "outputs": ["next"]}],
-        description="The model is run again and again for one answer, which has a part for each run; generate_stream passes "
-        "them on. `feed` names the outputs that are inputs of the next run, `steps` is the most runs, and `until` is an output "
-        "that is not zero in the last. `outputs` are those that make a part, by default all.",
+        description="The model is run again and again for one answer, with a part for each run. `feed` names the "
+        "outputs that are inputs of the next run, `steps` is the most runs, `until` an output that is not zero in the "
+        "last; `outputs` make a part, by default all.",
     )
     verify: Literal["on", "off", "required"] | None = Field(
         default=None,
         examples=["on"],
-        description='Whether answers to random inputs are compared before clients get any. "on", the default: requests are not '
-        "joined where a row's answer is another one beside other rows, and on a GPU a shape whose answer disagrees with ONNX "
-        "Runtime's runs with other numbers of rows, or is refused. What cannot be compared is served, and said so; "
+        description='Whether answers to random inputs are compared before clients get any. "on", the default: '
+        "requests are not joined where rows depend on each other, and on a GPU a shape whose answer disagrees with "
+        "ONNX Runtime's runs with other numbers of rows, or is refused. What cannot be compared is served; "
         '"required": it is refused, and not joined. "off": nothing is compared.',
     )
 
@@ -170,43 +167,42 @@ class ModelsConfig(Section, frozen=True):
     """The model repository, and the cache of what is built of it."""
 
     repository: Location = Field(
-        description="Directory of models in Triton's layout, relative to the configuration file. Or a URL: "
-        '"s3://bucket/models", "gs://bucket/models", "hf://owner/name/models". It needs greenlane[remote], is copied into '
-        "`cache`, and is served from there."
+        description="Directory of models in Triton's layout, relative to the configuration file. Or a URL, which is "
+        'copied into `cache` and needs greenlane[remote]: "s3://bucket/models", "gs://bucket/models", '
+        '"hf://owner/name/models".'
     )
     cache: Location | None = Field(
         default=None,
         examples=["cache"],
-        description="GPU only: directory of built plans and compiled kernels, relative to the configuration file. Without it "
-        ".greenlane in the repository or, where that cannot be written, greenlane in $XDG_CACHE_HOME or ~/.cache; the log says "
-        "which. Where neither can be written, kernels are compiled at every start, and an ONNX file without a plan is refused. "
-        "Keep the driver's cache too: ~/.nv/ComputeCache or $CUDA_CACHE_PATH.",
+        description="GPU only: directory of built plans and compiled kernels, relative to the configuration file. "
+        "Without it .greenlane in the repository or, where that cannot be written, greenlane in $XDG_CACHE_HOME or "
+        "~/.cache; where neither can be written, kernels are compiled at every start, and an ONNX file without a plan "
+        "is refused. Keep the driver's cache too: ~/.nv/ComputeCache or $CUDA_CACHE_PATH.",
     )
     build_timeout: Duration = Field(
         default=900.0,
-        description='GPU only: longest build of one ONNX file, in a process at idle priority; "0s": no limit. Then the model '
-        "is refused, with how far the build was. Compiling a model's kernels has the same limit; after it the server compiles "
-        "them itself.",
+        description="GPU only: longest build of one ONNX file, after which the model is refused, and longest "
+        'compilation of a model\'s kernels in a process of its own, after which the server compiles them itself; "0s": '
+        "no limit.",
     )
     paced_loads: bool = Field(
         default=True,
-        description="GPU only: load the kernels of a network one by one and with pauses while tenants are served, as all "
-        "tenants' inferences wait for the driver while it loads one. The first load of MobileNetV2 takes 25 s then in place of "
-        "3. Whatever else needs the library ends the pauses: a repartition, a model that is paged in, an inference that is no "
-        "CUDA graph. Nothing is paced until the server is ready, and where models share kernels nothing is loaded again. Needs "
+        description="GPU only: load the kernels of a network with pauses while tenants are served, as all tenants' "
+        "inferences wait for the driver while it loads one. The first load of MobileNetV2 takes 25 s then in place of "
+        "3. A repartition, a model that is paged in, and an inference that is no CUDA graph end the pauses. Needs "
         "CUPTI, which greenlane[rtx] and greenlane[tensorrt] install.",
     )
     watch: Watched = Field(
         default=0.0,
-        description="How often the repository is looked at while it is served; true is every 5 s, false never. New models, new "
-        "versions, changed files and what was removed are followed, once two looks found the same. What is served goes on "
-        "meanwhile, and stays if what is new cannot be served: POST /v2/repository/index then has the reason.",
+        description="How often the repository is looked at while it is served; true is every 5 s, false never. New "
+        "models, new versions, changed files and what was removed are followed, once two looks found the same; what "
+        "cannot be served leaves the old in place.",
     )
     python: bool = Field(
         default=False,
-        description="Whether functions of models (`preprocess` and `postprocess` in a model.py beside a version) are run, in "
-        "the tenant's own HTTP process: it is code, which can do there what that process may, so trust who can write to the "
-        "repository. Without it a model with functions is unavailable.",
+        description="Whether functions of models (`preprocess` and `postprocess` in a model.py) are run, in the "
+        "tenant's own HTTP process: it is code, so trust who can write to the repository. Without it a model with "
+        "functions is unavailable.",
     )
     options: ByName[ModelOptions] = Field(default_factory=lambda: MappingProxyType({}), exclude=True)
     remote: str | None = Field(default=None, exclude=True)

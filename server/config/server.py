@@ -24,8 +24,7 @@ class ServerConfig(Section, frozen=True):
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 takes any that is free.")
     max_body: Size = Field(
         default=64 * 2**20,
-        description="Largest request body or gRPC message, also after gzip or deflate is unpacked. Larger ones are refused "
-        "with 413.",
+        description="Largest request body or gRPC message, compressed or not; larger ones are refused with 413.",
     )
     max_json_tensor: Size = Field(
         default=2**20,
@@ -35,13 +34,13 @@ class ServerConfig(Section, frozen=True):
     max_string_elements: int = Field(
         default=2**18,
         ge=1,
-        description="Most elements of all BYTES tensors of one request; more are refused with 413. However short, each takes a "
-        "microsecond and 100 bytes or more on a CPU, and a little of the interpreter (GIL) that all tenants' workers share.",
+        description="Most elements of all BYTES tensors of one request; more are refused with 413. Each takes a "
+        "microsecond and 100 bytes or more on a CPU.",
     )
     nonfinite_json: Literal["literal", "null"] = Field(
         default="literal",
-        description='NaN and infinity in JSON answers: "literal" writes NaN, Infinity and -Infinity as Triton does, which JSON '
-        'does not have and strict parsers refuse; "null" writes null. Binary tensors keep them as they are.',
+        description='NaN and infinity in JSON answers: "literal" writes NaN, Infinity and -Infinity as Triton does, '
+        'which strict parsers refuse; "null" writes null.',
     )
     admin_key_sha256: Digest | None = Field(
         default=None,
@@ -59,8 +58,8 @@ class ServerConfig(Section, frozen=True):
     default_tenant: Text | None = Field(
         default=None,
         examples=["acme"],
-        description="Tenant of requests that name none. Without this key it is the only tenant, where there is just one and it "
-        "has no keys; else such requests are refused with 401.",
+        description="Tenant of requests that name none. Without it a single tenant without keys; otherwise such "
+        "requests are refused with 401.",
     )
     front_cores: Literal["auto", "any"] = Field(
         default="auto",
@@ -71,9 +70,8 @@ class ServerConfig(Section, frozen=True):
     audit: Location | None = Field(
         default=None,
         examples=["audit.jsonl"],
-        description="File for audit lines in JSON, relative to the configuration file: calls that change something below "
-        "/admin, loads and unloads, refusals for lack of a key, and reloads. "
-        '"-" writes them to the log. Without it there are none.',
+        description="File for audit lines in JSON, relative to the configuration file: calls that change something "
+        'below /admin, loads and unloads, refusals for lack of a key, and reloads. "-" writes them to the log.',
     )
     keep_alive: KeepAlive = Field(
         default=75.0,
@@ -82,8 +80,8 @@ class ServerConfig(Section, frozen=True):
     )
     write_timeout: Duration = Field(
         default=60.0,
-        description="How long a client may take to read an answer, and a second more for each 16 KiB that it has read; of "
-        'parts, how long it may leave one unread. Then its connection is closed; "0s": no limit.',
+        description="How long a client may take to read an answer, plus a second for each 16 KiB that it has read, or "
+        'to read one part. Then its connection is closed; "0s": no limit.',
     )
     cors_origins: Origins = Field(
         default=(),
@@ -92,20 +90,19 @@ class ServerConfig(Section, frozen=True):
     )
     strict_readiness: bool = Field(
         default=False,
-        description="With true the server is not ready while any model of any tenant could not be loaded, as Triton's default "
-        "is. One tenant's broken model then takes the whole server out of a load balancer.",
+        description="With true the server is not ready while any model of any tenant could not be loaded, as Triton's "
+        "default is: one tenant's broken model takes the whole server out of a load balancer.",
     )
     usage_dir: Location | None = Field(
         default=None,
         examples=["usage"],
-        description="Directory for what tenants were granted and used, relative to the configuration file: a CSV file for each "
-        "day (UTC), with rows each minute. Without it only GET /admin/usage and /metrics have it.",
+        description="Directory for what tenants were granted and used, relative to the configuration file: a CSV file "
+        "for each day (UTC), with rows each minute.",
     )
     tracing_endpoint: Text | None = Field(
         default=None,
         examples=["http://localhost:4318/v1/traces"],
-        description="Address to which OpenTelemetry spans of inferences are sent (OTLP over HTTP), for which `greenlane[otel]` "
-        "has to be installed. Without it there are none, and they cost nothing.",
+        description="Address to which OpenTelemetry spans of inferences are sent (OTLP over HTTP). Needs greenlane[otel].",
     )
     tracing_ratio: float = Field(
         default=0.01,
@@ -125,27 +122,26 @@ class ServerConfig(Section, frozen=True):
     )
     autopilot: Literal["off", "dry-run", "on"] = Field(
         default="off",
-        description='"on" moves granules between tenants with `target_p99` or `min_granules` while they are served: from those '
-        'that keep their target with fewer to those that miss it. "dry-run" only says what it would move. GET /admin/moves has '
-        "every move with its reason; PUT /admin/autopilot switches it.",
+        description='"on" moves granules from tenants that keep their `target_p99` with fewer, or have a '
+        '`min_granules`, to tenants that miss theirs. "dry-run" only says what it would move. GET /admin/moves has '
+        "every move; PUT /admin/autopilot switches it.",
     )
     max_execution: Duration = Field(
         default=300.0,
-        description='Longest run of one inference on the device, for tenants that set no other; "0s": no limit. On a CPU it '
-        "is stopped with 504. What cannot be stopped, as on a GPU: five seconds later its tenant is refused with 503 until it "
-        "ends, and a process that serves no other tenant (as with `device.mps`) is ended and started again.",
+        description='Longest run of one inference on the device; "0s": no limit. On a CPU it is stopped with 504. '
+        "What cannot be stopped, as on a GPU: five seconds later its tenant is refused with 503 until it ends, and a "
+        "process that serves no other tenant (as with `device.mps`) is replaced.",
     )
     max_pause: Duration = Field(
         default=5.0,
-        description="Longest time for which a repartition may keep the tenants it moves waiting. If an inference takes longer, "
-        "the repartition is refused with 409 and the tenant's name, and nothing changes.",
+        description="Longest time for which a repartition may keep the tenants it moves waiting. If an inference "
+        "takes longer, the repartition is refused with 409, and nothing changes.",
     )
     watchdog: Duration = Field(
         default=20.0,
-        description="Longest time for which the event loop of the supervisor or of a device process may be blocked, not "
-        'counting time in which the process or the machine is stopped; "0s": no limit. Then the process logs its stacks and '
-        "exits with status 70, to be restarted; the server is not ready while the supervisor has been silent for a "
-        "quarter of it. A device process that stays stopped for so long is killed and replaced. An HTTP process that does not "
-        'answer for 3 s, even if stopped, is too, not counting waits for a core or a disk; "0s" turns this off too. The '
-        "watchdog reserves SIGUSR1.",
+        description="Longest time for which the event loop of the supervisor or of a device process may be blocked; "
+        '"0s": no limit. Then the process logs its stacks and exits with status 70, to be restarted; the server is '
+        "not ready after a quarter of it. A device process that is stopped for so long, and an HTTP process that does "
+        'not answer for 3 s, are killed and replaced, unless this is "0s". Waits for a core or a disk do not count. '
+        "Reserves SIGUSR1.",
     )

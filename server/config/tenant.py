@@ -37,10 +37,9 @@ class TenantConfig(Section, frozen=True):
     device: DeviceNames | None = Field(
         default=None,
         examples=["0"],
-        description='Which device the tenant is on, by its name in `[devices.NAME]`; the only one is called "0" in `[device]`. '
-        'Required where there are several. With a list, as in `["0", "1"]`, the tenant is on all of these GPUs, with its share '
-        "on each: every run goes to the one with the fewest runs in flight. Such a tenant cannot have `burst`, `lend`, "
-        "`ladder`, `min_granules` or `paging`, and the autopilot leaves its share alone.",
+        description="Which device the tenant is on, by its name in `[devices.NAME]`; required where there are "
+        'several. With a list, as in `["0", "1"]`, it is on all of these GPUs, with its share on each, and cannot '
+        "have `burst`, `lend`, `ladder`, `min_granules` or `paging`.",
     )
     granules: int | None = Field(
         default=None, ge=1, examples=[6], description="Share of the device in the granules of GET /admin/device."
@@ -53,8 +52,8 @@ class TenantConfig(Section, frozen=True):
         default=None,
         ge=1,
         examples=[16],
-        description="Most that the tenant may use while others that `lend` are idle, its share included, counted like it "
-        "in granules, cores or SMs. Without it the tenant never uses more than its share.",
+        description="Most that the tenant may use while others that `lend` are idle, its share included and counted "
+        "like it. Without it the tenant never uses more than its share.",
     )
     lend: Lent = Field(
         default=0.0,
@@ -65,21 +64,20 @@ class TenantConfig(Section, frozen=True):
         default=None,
         ge=1,
         examples=[2],
-        description="The fewest granules that the autopilot leaves the tenant; 1 for one with a `target_p99`. Without either "
-        "key it never changes the tenant's share. An operator may give it fewer.",
+        description="The fewest granules that the autopilot leaves the tenant; 1 with a `target_p99`. Without either "
+        "key it never changes the share.",
     )
     ladder: Widths | None = Field(
         default=None,
         examples=[[4, 8, 16]],
-        description="Shares between which the tenant can change in microseconds, counted as its share is: its models are made "
-        "ready for each of them in the background, which takes device memory on a GPU for graphs, and on a CPU for whole "
-        "sessions. The autopilot changes its share between these only.",
+        description="Shares between which the tenant can change in microseconds, counted as its share is: its models "
+        "are made ready for each of them, which takes memory. The autopilot changes its share between these only.",
     )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     weights: WeightsByModel | None = Field(
         default=None,
         examples=[{"resnet50": {"1": 0.9, "2": 0.1}}],
-        description="Weights of versions for this tenant, by model, in place of `models.NAME.weights`. A reload may change it.",
+        description="Weights of versions for this tenant, by model, in place of `models.NAME.weights`.",
     )
     queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
     requests_per_second: int | None = Field(
@@ -87,9 +85,8 @@ class TenantConfig(Section, frozen=True):
         ge=1,
         le=MOST_RATE,
         examples=[200],
-        description="Inference requests a second, all models and processes together; more are refused with 429 before their "
-        "bodies are read, and Retry-After says when the next one is admitted. Refused ones do not count. Without it there is "
-        "no limit.",
+        description="Inference requests a second, all models and processes together; more are refused with 429 before "
+        "their bodies are read.",
     )
     burst_requests: int | None = Field(
         default=None,
@@ -103,8 +100,7 @@ class TenantConfig(Section, frozen=True):
         ge=1,
         le=MOST_RATE,
         examples=["100MB"],
-        description="Bytes of inference requests' bodies a second, as they arrive (compressed ones as sent); more are refused "
-        "with 429. Without it there is no limit.",
+        description="Bytes of inference requests' bodies a second, as they arrive; more are refused with 429.",
     )
     burst_bytes: Size | None = Field(
         default=None,
@@ -118,47 +114,43 @@ class TenantConfig(Section, frozen=True):
         default=None,
         ge=1,
         examples=[256],
-        description="Connections that the tenant's clients may have open, and as many on its `grpc_port`; the first request on "
-        "any other is answered 429, and it is closed. Without it only the file descriptors of its process are a limit.",
+        description="Connections that the tenant's clients may have open, and as many on its `grpc_port`; the first "
+        "request on any other is answered 429, and it is closed.",
     )
     max_large_bodies: int | None = Field(
         default=None,
         ge=1,
         examples=[8],
-        description="Request bodies of more than 1 MiB that may arrive at a time; another is refused with 429. Without it "
-        "`memory` is the only limit.",
+        description="Request bodies of more than 1 MiB that may arrive at a time; another is refused with 429.",
     )
     in_flight: int = Field(
         default=2,
         ge=1,
-        description="Runs handed to each partition at a time: one runs, the others follow on its stream. The server hands over "
-        "more while runs take well under 0.1 ms, but then no batch ahead of another. On a CPU nothing is handed over ahead.",
+        description="Runs handed to each partition at a time: one runs, the others follow on its stream; more while "
+        "runs take well under 0.1 ms. On a CPU nothing is handed over ahead.",
     )
     max_execution: Duration | None = Field(
         default=None, examples=["5min"], description="Replaces `server.max_execution` for this tenant."
     )
     memory: Memory = Field(
         default=512 * 2**20,
-        description="Shared memory for tensors of requests and answers, from when a body is complete until its answer is "
-        "written; bodies that are still arriving may take as much again, elsewhere once a complete request needs their place. "
-        "On a GPU all of it is page-locked at the start. A request that can never fit is refused with 413, one that does not "
-        "fit now with 429; an eighth is kept for requests of up to 1 MiB.",
+        description="Shared memory for tensors of requests and answers, from when a body is complete until its answer "
+        "is written; bodies that are still arriving may take as much again. On a GPU all of it is page-locked at the "
+        "start. A request that can never fit is refused with 413, one that does not fit now with 429; an eighth is "
+        "kept for requests of up to 1 MiB.",
     )
     device_memory: Size | None = Field(
         default=None,
         ge=1,
         examples=["20GiB"],
-        description="The most of the device's memory that the tenant's models may take: weights, execution contexts, "
-        "tensors, kernels and graphs on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is "
-        "refused when it is loaded, with the arithmetic. One that other tenants use too counts in full for each. What a wide "
-        "partition and a `ladder` add counts as well, and a ladder gives way to models. Kernels and graphs count as far as "
-        "the driver is seen to take memory for them, once a model is bound. Without it there is no limit.",
+        description="The most of the device's memory that the tenant's models may take: weights, contexts, tensors, "
+        "kernels and graphs on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is "
+        "refused when it is loaded. docs/operations/limits.md says what counts.",
     )
     paging: bool = Field(
         default=False,
-        description="Whether idle models are paged out when another one needs room within `device_memory`, the least recently "
-        "used first, and brought back by their next request, which waits for that. Off by default: such a request takes as "
-        "long as a load, and a model that is not there is refused when it is loaded and not at some later time.",
+        description="Whether idle models are paged out when another one needs room within `device_memory`, the least "
+        "recently used first, and brought back by their next request, which waits for that.",
     )
     keys_sha256: Digests = Field(
         default=(),
@@ -170,36 +162,35 @@ class TenantConfig(Section, frozen=True):
         ge=1,
         le=65535,
         examples=[8001],
-        description="A second port, which leads straight to this tenant's HTTP process, for firewalls. Requests there name "
-        "the tenant by key, X-Tenant or `default_tenant`; those of other tenants are refused with 421.",
+        description="A second port, for firewalls, which leads straight to this tenant's HTTP process; requests of "
+        "other tenants are refused there with 421.",
     )
     grpc_port: int | None = Field(
         default=None,
         ge=1,
         le=65535,
         examples=[8101],
-        description="A port on which this tenant is served over gRPC, for which `greenlane[grpc]` has to be installed. Calls "
-        "name the tenant by the same rules as requests over HTTP, in metadata; those of other tenants are refused.",
+        description="A port on which this tenant is served over gRPC. Needs greenlane[grpc]. Calls of other tenants "
+        "are refused.",
     )
     http_processes: HttpProcesses = Field(
         default=1,
         examples=[4],
-        description="GPU only: how many processes handle the tenant's HTTP. They share its queue, limits and memory. Several "
-        'help a tenant whose requests are large or many. "auto" is as many as there are pairs of cores for HTTP, by the '
-        "tenant's share, 4 at most. On a CPU the tenant's one process has its models too.",
+        description="GPU only: how many processes handle the tenant's HTTP, for a tenant whose requests are large or "
+        'many. "auto" is as many as there are pairs of cores for HTTP, by the tenant\'s share, 4 at most.',
     )
     front_cores: Cores | None = Field(
         default=None,
         examples=["0-1"],
-        description="Cores of the tenant's HTTP process. Without it `server.front_cores` decides, and on a CPU it runs on the "
-        "tenant's own cores. Cores of another tenant's partition delay that tenant: `check` and the log warn of it.",
+        description="Cores of the tenant's HTTP process. Without it `server.front_cores` decides, and on a CPU it "
+        "runs on the tenant's own cores. Cores of another tenant's partition delay that tenant.",
     )
 
     target_p99: Latency | None = Field(
         default=None,
         examples=["5ms"],
-        description="The p99 latency that the tenant is to keep. `greenlane curve --all` finds the share that keeps it, and "
-        "GET /admin/advice compares it with what is measured. No request is refused for it.",
+        description="The p99 latency that the tenant is to keep, for `greenlane curve --all`, GET /admin/advice and "
+        "the autopilot. No request is refused for it.",
     )
     target_rate: int | None = Field(
         default=None,
