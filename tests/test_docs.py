@@ -48,6 +48,12 @@ def test_pages_that_are_read_first_stay_short(page: str, most: int) -> None:
     assert len((ROOT / page).read_text().split()) <= most
 
 
+def test_all_pages_that_users_read_are_short_together() -> None:
+    """Where a page says more, another one can say less, or a note of the laboratory or a DESIGN.md says it."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.parent != LAB)]
+    assert sum(len(page.read_text().split()) for page in pages) <= 40_000
+
+
 @current_page
 def test_paths_in_code_exist(page: Path) -> None:
     named = re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./@-]*\w", page.read_text())
