@@ -13,6 +13,7 @@ from partitions.c_library import compile_library
 from partitions.cpu import CpuDevice, CpuPartition, open_cpu
 from server.launch_loop.library import SOURCES
 
+from . import forked
 from .workers import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 pytest.register_assert_rewrite("tests.contract")
@@ -31,6 +32,10 @@ def pytest_configure() -> None:
     """Compile the launch loop of these sources, unless that was done: after a change of them workers would serve without it."""
     with suppress(RuntimeError):  # There is no compiler, or the tests of the loop say what is wrong.
         compile_library(SOURCES)
+
+
+def pytest_sessionfinish() -> None:
+    forked.close()
 
 
 def pytest_collection_finish() -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import httpx
 
 from greenlane.load.server_process import READY, ServerProcess, alive, terminate
+from tests.forked import Forked
 from tests.simulation.mps import FakeMps
 
 from .wire import Connection, infer, request, tensor, until
@@ -140,7 +141,7 @@ def _started(words: list[str], environment: dict[str, str] | None = None, signs:
 def _popen(
     words: list[str], environment: dict[str, str] | None, signs: Sequence[str], kind: type[R], stdin: int | None = None
 ) -> Iterator[R]:
-    with subprocess.Popen(words, env=environment, stdin=stdin, stderr=subprocess.PIPE, text=True) as popen:
+    with Forked(words, env=environment, stdin=stdin, stderr=subprocess.PIPE, text=True) as popen:
         server = kind(popen)
         try:
             server.start(signs)
