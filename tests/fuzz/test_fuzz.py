@@ -11,8 +11,10 @@ from .__main__ import fuzz, main, table
 from .models import Arrays, Oracle, repository
 from .wire import text
 
-SECONDS = 20.0
-"""For each form. By hand `python -m tests.fuzz` goes on for longer, and with other seeds."""
+MOST = 600
+"""Requests of each of two clients, in each form. At night, and by hand with `python -m tests.fuzz`, it goes on for longer."""
+SECONDS = 60.0
+budgets = pytest.mark.parametrize("most", [MOST, pytest.param(None, marks=pytest.mark.load)])
 
 
 class Liar(Oracle):
@@ -24,18 +26,20 @@ class Liar(Oracle):
         }
 
 
+@budgets
 @pytest.mark.parametrize("form", ["module", "uvicorn"])
-def test_every_request_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str) -> None:
-    found = fuzz(form, tmp_path, "every run", SECONDS)
+def test_every_request_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str, most: int | None) -> None:
+    found = fuzz(form, tmp_path, "every run", SECONDS, most=most)
 
     assert found.findings == [], table(found)
     assert found.answers["", 200] > 200, table(found)
     assert sum(count for (damage, status), count in found.answers.items() if damage and status == 400) > 100, table(found)
 
 
+@budgets
 @pytest.mark.parametrize("form", ["module", "uvicorn"])
-def test_every_message_over_grpc_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str) -> None:
-    found = fuzz(form, tmp_path, "every run", SECONDS / 2, over_grpc=True)
+def test_every_message_over_grpc_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str, most: int | None) -> None:
+    found = fuzz(form, tmp_path, "every run", SECONDS, most=most, over_grpc=True)
 
     assert found.findings == [], table(found)
     assert found.answers["", "OK"] > 200, table(found)
