@@ -4,9 +4,8 @@ A model that crashes ends this process only. The supervisor starts another one, 
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import uvloop
 
@@ -19,12 +18,13 @@ from ..link import ring as links
 from ..single_process import SWITCH_INTERVAL
 from ..tenants.local_frontend import LocalFrontend
 from ..tenants.service import Tenant, slots
-from .channels.messages import Message
+from .channels.calls import Handlers, proxy
+from .channels.device_protocols import FromRuntime
 from .channels.rpc import Channel
 from .children import spawn
 from .children.process_arguments import ProcessArguments
 from .children.process_setup import set_up
-from .device_side.runtime_server import Opener, RuntimeServer
+from .device_side.runtime_server import Opener, RuntimeServer, handlers
 from .http_side.http_process import HttpProcess
 
 
@@ -69,12 +69,12 @@ class HostedDeviceSide:
     def tenant(self) -> Tenant:
         return self._frontend.tenant
 
-    def handlers(self, channel: Callable[[], Channel]) -> dict[type[Message], Callable[[Any], Any]]:
-        frontends = {self.tenant.name: self._frontend}
-        server = RuntimeServer(
-            self._config, self._opener, frontends, lambda message: channel().notify(message), pages=self._pages
-        )
-        return server.handlers()
+    def connect(self, channel: Channel) -> None:
+        frontends, supervisor = {self.tenant.name: self._frontend}, proxy(FromRuntime, channel)
+        self._server = RuntimeServer(self._config, self._opener, frontends, supervisor, self._pages)
+
+    def handlers(self) -> Handlers:
+        return handlers(lambda: self._server)
 
 
 def main(arguments: TenantArguments) -> None:

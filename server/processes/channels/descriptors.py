@@ -10,13 +10,24 @@ import socket
 import struct
 from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
+from ...accounts.usage import Count
 from ...errors import Unavailable
+from ...link.ring import Descriptors
 
 _NUMBER = struct.Struct("<Q")
 _INT = struct.calcsize("i")
 MOST = 16
 """Descriptors that can be sent at once."""
+
+
+class SentLink(NamedTuple):
+    """A link, as a message has it: the number by which its descriptors were sent."""
+
+    number: Count
+    slots: Count
+    nbytes: Count
 
 
 class DescriptorSender:
@@ -44,6 +55,10 @@ class DescriptorSender:
         except OSError as error:
             raise Unavailable(f"the other process takes no descriptors: {error.strerror}") from error
         return number
+
+    def send_link(self, link: Descriptors, *more: int) -> SentLink:
+        """As `send`, the descriptors of a link, and these after them."""
+        return SentLink(self.send([*link[:4], *more]), link.slots, link.nbytes)
 
     def close(self) -> None:
         self._end.close()
@@ -73,6 +88,11 @@ class DescriptorReceiver:
                 os.close(descriptor)
             if found >= number:
                 raise OSError(f"{len(descriptors)} descriptors came with number {found}; expected {expected} with {number}")
+
+    def take_link(self, sent: SentLink) -> Descriptors:
+        """As `take`, the descriptors of this link."""
+        arena, memory, tickets, completions = self.take(sent.number, 4)
+        return Descriptors(arena, memory, tickets, completions, sent.slots, sent.nbytes)
 
     def close(self) -> None:
         self._end.close()

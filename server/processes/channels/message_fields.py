@@ -14,6 +14,8 @@ from msgspec.structs import asdict
 
 from engines import Signature
 
+from ...config.schema import ModelOptions
+from ...config.tenant import TenantConfig
 from ...functions.definition import Functions
 from ...protocol.classification import Labels
 from ...scheduling.batching import Batching
@@ -24,6 +26,7 @@ from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import ModelReport, Report
 from ...tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
 from ...text.folder import TextFolder
+from .config_fields import options_of, tenant_of, values_of
 
 
 class Fields(Struct, array_like=True, forbid_unknown_fields=True):
@@ -212,14 +215,22 @@ class ReportFields(Fields):
 
 
 def encode_hook(value: Any) -> Any:
-    """Encode the types that msgspec does not know: data types of numpy, in signatures, and views of dicts."""
+    """Encode the types that msgspec does not know: data types of numpy, in signatures, tables of the configuration, and views
+    of dicts.
+    """
     if isinstance(value, np.dtype):
         return value.str
+    if isinstance(value, (ModelOptions, TenantConfig)):
+        return values_of(value, list(type(value).model_fields))
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} cannot be sent to another process")
 
 
-def decode_hook(_: Any, value: Any) -> Any:
+def decode_hook(kind: Any, value: Any) -> Any:
     """Decode them again. Raises TypeError or ValueError."""
+    if kind is ModelOptions:
+        return options_of(msgspec.convert(value, dict[str, Any]))
+    if kind is TenantConfig:
+        return tenant_of(msgspec.convert(value, dict[str, Any]))
     return np.dtype(value)

@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from ...accounts.usage import Count
 from ...config.changes import LIVE_OF_SERVER, with_options, with_tables
-from ...config.schema import Config
+from ...config.schema import Config, ModelOptions
+from ...config.tenant import TenantConfig
 from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import State
-from .config_fields import fields_of, options_fields, options_of, tenant_of, tuples_of, values_of
+from .config_fields import tuples_of, values_of
 from .message_fields import Fields, ServedModelFields
 
 
@@ -107,20 +108,17 @@ class Reconfigure(Message):
     """
 
     server: dict[str, Any]
-    tenants: dict[str, dict[str, Any]]
-    options: dict[str, dict[str, Any]]
+    tenants: dict[str, TenantConfig]
+    options: dict[str, ModelOptions]
 
     @classmethod
     def of(cls, config: Config) -> "Reconfigure":
-        tenants = {name: fields_of(each) for name, each in config.tenants.items()}
-        options = options_fields(config.models.options)
-        return cls(values_of(config.server, LIVE_OF_SERVER), tenants, options)
+        return cls(values_of(config.server, LIVE_OF_SERVER), dict(config.tenants), dict(config.models.options))
 
     def config(self, before: Config) -> Config:
         """The configuration, which was this one before."""
         server = before.server.model_copy(update=tuples_of(self.server))
-        tenants = {name: tenant_of(fields) for name, fields in self.tenants.items()}
-        return with_options(with_tables(before, server, tenants), options_of(self.options))
+        return with_options(with_tables(before, server, self.tenants), self.options)
 
 
 class SetLogLevel(Message):

@@ -9,32 +9,33 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import uvloop
 
 from partitions import Device, DeviceUnavailable
 from partitions.mps import PREFIX
+from partitions.plan import Granules
 
 from ...config.schema import Config, DeviceConfig
+from ...config.tenant import TenantConfig
 from ...errors import RequestError
 from ...host import logs
 from ...host.malloc import keep_large_blocks
 from ...host.watchdog import Watchdog
 from ...link.ring import Descriptors
 from ...single_process import SWITCH_INTERVAL
-from ..channels import device_messages as messages
-from ..channels.config_fields import tenant_of
-from ..channels.descriptors import DescriptorReceiver
-from ..channels.messages import Message, SetLogLevel
+from ..channels.calls import proxy, serve
+from ..channels.descriptors import DescriptorReceiver, SentLink
+from ..channels.device_protocols import Change, FromRuntime, Publication, ToDeviceProcess
+from ..channels.messages import SetLogLevel
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.process_setup import set_up
 from .forwarding_frontend import ForwardingFrontend
-from .runtime_server import Opener, RuntimeServer
+from .runtime_server import Opener, RuntimeServer, handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,100 +57,98 @@ class DeviceArguments:
     environment: Mapping[str, str]
 
 
-class DeviceProcess:
+class DeviceProcess(RuntimeServer):
     """One device process at work. Belongs to its event loop."""
 
     def __init__(self, arguments: DeviceArguments) -> None:
         self._arguments = arguments
         self._receiver = DescriptorReceiver(arguments.descriptors)
         self._closed = asyncio.Event()
-        self._frontends: dict[str, ForwardingFrontend] = {}
-        self._server = RuntimeServer(
+        self._of_tenants: dict[str, ForwardingFrontend] = {}
+        self._channel = Channel(
+            "the supervisor",
+            {
+                **handlers(lambda: self),
+                **serve(ToDeviceProcess)(lambda: self),
+                SetLogLevel: lambda message: logs.set_level(message.level),
+            },
+        )
+        super().__init__(
             arguments.config,
             as_client(arguments.opener) if arguments.environment else arguments.opener,
-            self._frontends,
-            lambda message: self._channel.notify(message),
+            self._of_tenants,
+            proxy(FromRuntime, self._channel),
             arguments.pages,
         )
-        handlers: dict[type[Message], Callable[[Any], Any]] = {
-            **self._server.handlers(),
-            SetLogLevel: lambda message: logs.set_level(message.level),
-            messages.CancelTenantTicket: self._cancel,
-            messages.ReplaceLink: self._replace_link,
-            messages.AdoptTenant: self._adopt,
-            messages.NameModels: self._name_models,
-            messages.ForgetKeys: lambda message: self._server.opened.forget_keys(message.tenant, message.keys),
-            messages.ReleaseTenant: lambda message: self._release(message.tenant),
-            messages.SetDeviceAffinity: self._set_affinity,
-            messages.WaitUntilLoaded: self._loaded,
-            messages.CloseDevice: self._close,
-        }
-        self._channel = Channel("the supervisor", handlers)
-
-    def __repr__(self) -> str:
-        return f"<DeviceProcess {self._arguments.name}, {self._server!r}>"
 
     async def run(self) -> None:
         """Serve until the supervisor has closed the device. Ends the process if the supervisor has ended."""
         arguments = self._arguments
         async with Watchdog(arguments.config.server):
             for name, descriptors in arguments.links.items():
-                self._frontends[name] = ForwardingFrontend(name, descriptors, self._channel)
+                self._of_tenants[name] = ForwardingFrontend(name, descriptors, self._channel)
             await self._channel.open(arguments.channel)
             await self._channel.closed.wait()
             if not self._closed.is_set():
                 os._exit(1)  # The supervisor has ended. Works in flight may take for ever, so nothing is closed in order.
 
-    def _cancel(self, message: messages.CancelTenantTicket) -> None:
-        if runtime := self._server.runtime:
-            runtime.cancel(message.tenant, message.slot, message.serial)
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        if self.runtime:
+            self.runtime.cancel(tenant, slot, serial)
 
-    async def _replace_link(self, message: messages.ReplaceLink) -> None:
-        arena, memory, tickets, completions = self._receiver.take(message.number, 4)
-        new = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
-        old = self._frontends[message.tenant].use(new)
-        await self._server.opened.replace_link(message.tenant, old.close)
+    async def replace_link(self, tenant: str, link: SentLink) -> None:
+        old = self._of_tenants[tenant].use(self._receiver.take_link(link))
+        await self.opened.replace_link(tenant, old.close)
 
-    async def _adopt(self, message: messages.AdoptTenant) -> list[messages.PublishModel]:
-        arena, memory, tickets, completions = self._receiver.take(message.number, 4)
-        link = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
-        runtime, frontend = self._server.opened, ForwardingFrontend(message.tenant, link, self._channel)
+    async def adopt(
+        self,
+        tenant: str,
+        link: SentLink,
+        granules: Granules,
+        changes: Sequence[Change],
+        beyond: int,
+        models: Sequence[str] | None,
+        config: TenantConfig | None,
+    ) -> list[Publication]:
+        runtime, frontend = self.opened, ForwardingFrontend(tenant, self._receiver.take_link(link), self._channel)
         frontend.held = {}
-        self._frontends[message.tenant] = frontend
+        self._of_tenants[tenant] = frontend
         try:
-            config = message.config and tenant_of(message.config)
-            await runtime.adopt(message.tenant, message.granules, message.beyond, message.models, config or None)
-            for change in message.changes:
+            await runtime.adopt(tenant, granules, beyond, models, config)
+            for change in changes:
                 with suppress(RequestError):  # The model is not served then, which the supervisor sees.
-                    if isinstance(change, messages.LoadModel):
+                    if change.loaded:
                         await runtime.models.load(change.tenant, change.name, change.override)
                     else:
                         await runtime.models.unload(change.tenant, change.name)
         except BaseException:
-            await asyncio.shield(self._release(message.tenant))
+            await asyncio.shield(self.release(tenant))
             raise
         return list(frontend.held.values())
 
-    async def _release(self, tenant: str) -> None:
-        await self._server.opened.release(tenant)
-        self._frontends.pop(tenant, None)
+    async def release(self, tenant: str) -> None:
+        await self.opened.release(tenant)
+        self._of_tenants.pop(tenant, None)
 
-    def _name_models(self, message: messages.NameModels) -> None:
-        self._server.opened.name_models(message.tenant, message.keys)
-        self._frontends[message.tenant].held = None
+    async def name_models(self, tenant: str, keys: Mapping[str, str]) -> None:
+        self.opened.name_models(tenant, keys)
+        self._of_tenants[tenant].held = None
 
-    def _set_affinity(self, message: messages.SetDeviceAffinity) -> None:
-        spawn.set_own_affinity(message.cores)
-        self._server.opened.builds.set_affinity(message.builds, if_idle=message.starting)
+    async def forget_keys(self, tenant: str, keys: Sequence[str]) -> None:
+        self.opened.forget_keys(tenant, keys)
 
-    async def _loaded(self, _: messages.WaitUntilLoaded) -> None:
-        await self._server.opened.loaded()
+    def set_affinity(self, cores: frozenset[int], builds: frozenset[int], starting: frozenset[int]) -> None:
+        spawn.set_own_affinity(cores)
+        self.opened.builds.set_affinity(builds, if_idle=starting)
+
+    async def loaded(self) -> None:
+        await super().loaded()
         gc.collect()
         gc.freeze()  # A full collection of what is there now would stop all tenants for some 35 ms.
 
-    async def _close(self, _: messages.CloseDevice) -> None:
-        if self._server.runtime:
-            await self._server.runtime.close()
+    async def close(self) -> None:
+        if self.runtime:
+            await self.runtime.close()
         self._closed.set()
 
 

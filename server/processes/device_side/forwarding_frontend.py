@@ -1,4 +1,4 @@
-"""A tenant's HTTP side as a device process sees it: each call is a message to the supervisor, which passes it on."""
+"""A tenant's HTTP side as a device process sees it: it calls the supervisor, which passes that on."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +9,8 @@ from ...link.messages import ModelKey
 from ...link.ring import Descriptors
 from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import DeviceSide
-from ..channels import device_messages as messages
+from ..channels.calls import proxy
+from ..channels.device_protocols import FromTenants, Publication
 from ..channels.message_fields import ServedModelFields
 from ..channels.rpc import Channel
 
@@ -21,8 +22,8 @@ class ForwardingFrontend:
         self.link = links.attach(descriptors)
         self._descriptors = descriptors
         self._tenant = tenant
-        self._channel = channel
-        self.held: dict[str, messages.PublishModel] | None = None
+        self._supervisor = proxy(FromTenants, channel)
+        self.held: dict[str, Publication] | None = None
         """What is not published yet, by model, of a tenant that another device still serves; None for all others."""
 
     def __repr__(self) -> str:
@@ -40,59 +41,58 @@ class ForwardingFrontend:
 
     def announce(self, name: str) -> None:
         if self.held is None:
-            self._channel.notify(messages.AnnounceModel(self._tenant, name))
+            self._supervisor.announce(self._tenant, name)
 
     def listed(self) -> None:
         if self.held is None:
-            self._channel.notify(messages.ModelsListed(self._tenant))
+            self._supervisor.listed(self._tenant)
 
     async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
         if self.held is None:
-            message = messages.AgreeOnModel(self._tenant, name, [ServedModelFields.of(each) for each in served])
             with suppress(Unavailable):
-                return str(await self._channel.call(message, str))
+                return await self._supervisor.agree(self._tenant, name, [ServedModelFields.of(each) for each in served])
         return ""
 
     def withdraw(self, name: str) -> None:
         if self.held is None:
-            self._channel.notify(messages.WithdrawModel(self._tenant, name))
+            self._supervisor.withdraw(self._tenant, name)
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
-        message = messages.PublishModel(self._tenant, name, [ServedModelFields.of(each) for each in served], problems)
+        publication = Publication(name, [ServedModelFields.of(each) for each in served], problems)
         if self.held is not None:
-            self.held[name] = message
+            self.held[name] = publication
             return True
         with suppress(Unavailable):  # Then this process ends as well.
-            return bool(await self._channel.call(message, bool))
+            return await self._supervisor.publish(self._tenant, publication)
         return False
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         if self.held is None:
             with suppress(Unavailable):
-                return dict(await self._channel.call(messages.GetTenantUses(self._tenant), dict[str, int]))
+                return await self._supervisor.last_uses(self._tenant)
         return {}
 
     async def page_out(self, model: ModelKey) -> bool:
         if self.held is not None:  # No request has come to its models here.
             return True
         with suppress(Unavailable):
-            return bool(await self._channel.call(messages.PageOutModel(self._tenant, model), bool))
+            return await self._supervisor.page_out(self._tenant, model)
         return False
 
     def page_in(self, model: ModelKey) -> None:
         if self.held is None:
-            self._channel.notify(messages.PageInModel(self._tenant, model))
+            self._supervisor.page_in(self._tenant, model)
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         if self.held is None:
-            self._channel.notify(messages.SetTenantCores(self._tenant, cores))
+            self._supervisor.set_cores(self._tenant, cores)
 
     def suspend(self, reason: str) -> None:
         if self.held is None:
-            self._channel.notify(messages.SuspendTenant(self._tenant, reason))
+            self._supervisor.suspend(self._tenant, reason)
 
     def distrust(self, reason: str) -> None:
-        self._channel.notify(messages.DistrustTenant(self._tenant, reason))
+        self._supervisor.distrust(self._tenant, reason)
 
     def close(self) -> None:
         self._descriptors.close()

@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +30,7 @@ from ...tenants.frontend import Report
 from ...tenants.limits import limit, too_many_connections
 from ...tenants.service import Service, Tenant
 from ..channels import messages
+from ..channels.calls import Handlers
 from ..channels.message_fields import ReportFields
 from ..channels.routing import SHARED, UNAUTHENTICATED
 from ..channels.rpc import Channel
@@ -66,8 +67,11 @@ class HostedSide(Protocol):
     def tenant(self) -> Tenant:
         """The tenant, whose link is in this process."""
 
-    def handlers(self, channel: Callable[[], Channel]) -> dict[type[messages.Message], Callable[[Any], Any]]:
-        """The handlers of the supervisor's messages to a device side; `channel` returns the channel to the supervisor."""
+    def handlers(self) -> Handlers:
+        """The handlers of the supervisor's calls of a device side."""
+
+    def connect(self, channel: Channel) -> None:
+        """Call the supervisor over this channel, which is opened next."""
 
 
 class HttpProcess:
@@ -80,7 +84,7 @@ class HttpProcess:
         self._arguments = arguments
         self._hosted = hosted
         self._side = TenantSide(arguments, self._spawn)
-        handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
+        handlers: Handlers = {
             **self._side.handlers(),
             messages.SetAffinity: self._set_affinity,
             messages.SetState: self._set_state,
@@ -91,8 +95,10 @@ class HttpProcess:
             messages.Exit: self._exit,
         }
         if hosted:
-            handlers |= hosted.handlers(lambda: self._channel)
+            handlers |= hosted.handlers()
         self._channel = Channel("the supervisor", handlers)
+        if hosted:
+            hosted.connect(self._channel)
         self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening = asyncio.Event()

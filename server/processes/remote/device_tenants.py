@@ -1,18 +1,16 @@
-"""The tenants of one device process as the supervisor has them: what the process sends of a tenant goes to its HTTP side."""
+"""The tenants of one device process as the supervisor has them: what it calls of a tenant's HTTP side is passed on there."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...tenants.catalog import IndexEntry
-from ..channels import device_messages as messages
-from ..channels.messages import Message
+from ..channels.device_protocols import Publication
+from ..channels.message_fields import ServedModelFields
 from .device_frontend import DeviceFrontend
 
 
 class DeviceTenants:
-    """Belongs to the event loop. `frontends` are those of the tenants that a replacement of the process has too.
-
-    `allows` says whether a tenant may call a model now.
+    """See `FromTenants`. Belongs to the event loop. `frontends` are those of the tenants that a replacement of the process has
+    too. `allows` says whether a tenant may call a model now.
     """
 
     def __init__(self, frontends: Mapping[str, DeviceFrontend], allows: Callable[[str, str], bool] = lambda *_: True) -> None:
@@ -30,23 +28,6 @@ class DeviceTenants:
 
     def __repr__(self) -> str:
         return f"<DeviceTenants {', '.join(self.frontends) or 'none'}>"
-
-    def handlers(self) -> dict[type[Message], Callable[[Any], Any]]:
-        """The handlers of what the process sends of a tenant."""
-        return {
-            messages.ReportDeviceLost: lambda message: self._suspend_all(f"the device is lost: {message.reason}"),
-            messages.AnnounceModel: self._announce,
-            messages.ModelsListed: self._listed,
-            messages.AgreeOnModel: self._agree,
-            messages.WithdrawModel: self._withdraw,
-            messages.PublishModel: self._publish,
-            messages.GetTenantUses: self._last_uses,
-            messages.PageOutModel: self._page_out,
-            messages.PageInModel: self._page_in,
-            messages.SetTenantCores: self._set_cores,
-            messages.SuspendTenant: self._suspend,
-            messages.DistrustTenant: self._distrust,
-        }
 
     def fail(self, reason: str) -> None:
         """The process has ended: fail all requests of its tenants with this reason, and new ones, until `serve`."""
@@ -87,56 +68,57 @@ class DeviceTenants:
         self._leaving.pop(tenant, None)
         self._reasons.pop(tenant, None)
 
-    def _suspend_all(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
+        """The device is lost, for this reason."""
         for frontend in self.frontends.values():
-            frontend.suspend(reason)
+            frontend.suspend(f"the device is lost: {reason}")
 
-    def _announce(self, message: messages.AnnounceModel) -> None:
-        if frontend := self.frontends.get(message.tenant):
-            frontend.announce(message.name)
+    def announce(self, tenant: str, name: str) -> None:
+        if frontend := self.frontends.get(tenant):
+            frontend.announce(name)
 
-    def _listed(self, message: messages.ModelsListed) -> None:
-        if frontend := self.frontends.get(message.tenant):
+    def listed(self, tenant: str) -> None:
+        if frontend := self.frontends.get(tenant):
             frontend.listed()
 
-    async def _agree(self, message: messages.AgreeOnModel) -> str:
-        frontend = self.frontends.get(message.tenant)
-        return await frontend.agree(message.name, [each.served() for each in message.served]) if frontend else ""
+    async def agree(self, tenant: str, name: str, served: Sequence[ServedModelFields]) -> str:
+        frontend = self.frontends.get(tenant)
+        return await frontend.agree(name, [each.served() for each in served]) if frontend else ""
 
-    def _withdraw(self, message: messages.WithdrawModel) -> None:
-        if frontend := self.frontends.get(message.tenant):
-            frontend.withdraw(message.name)
+    def withdraw(self, tenant: str, name: str) -> None:
+        if frontend := self.frontends.get(tenant):
+            frontend.withdraw(name)
 
-    async def _publish(self, message: messages.PublishModel) -> bool:
-        if (frontend := self.frontends.get(message.tenant)) is None:  # It has moved to another device.
+    async def publish(self, tenant: str, publication: Publication) -> bool:
+        if (frontend := self.frontends.get(tenant)) is None:  # It has moved to another device.
             return False
-        if self.away and not self._allows(message.tenant, message.name):  # It is sent the new list once all is loaded.
+        name, served, problems = publication
+        if self.away and not self._allows(tenant, name):  # It is sent the new list once all is loaded.
             return True
-        served = [each.served() for each in message.served]
-        self._published.add((message.tenant, message.name))
-        return await frontend.publish(message.name, served, message.problems)
+        self._published.add((tenant, name))
+        return await frontend.publish(name, [each.served() for each in served], problems)
 
-    async def _last_uses(self, message: messages.GetTenantUses) -> dict[str, int]:
-        frontend = self.frontends.get(message.tenant)
+    async def last_uses(self, tenant: str) -> dict[str, int]:
+        frontend = self.frontends.get(tenant)
         return dict(await frontend.last_uses()) if frontend else {}
 
-    async def _page_out(self, message: messages.PageOutModel) -> bool:
-        frontend = self.frontends.get(message.tenant)
-        return frontend is not None and await frontend.page_out(message.model)
+    async def page_out(self, tenant: str, model: str) -> bool:
+        frontend = self.frontends.get(tenant)
+        return frontend is not None and await frontend.page_out(model)
 
-    def _page_in(self, message: messages.PageInModel) -> None:
-        if frontend := self.frontends.get(message.tenant):
-            frontend.page_in(message.model)
+    def page_in(self, tenant: str, model: str) -> None:
+        if frontend := self.frontends.get(tenant):
+            frontend.page_in(model)
 
-    def _set_cores(self, message: messages.SetTenantCores) -> None:
-        if frontend := self.frontends.get(message.tenant):
-            frontend.set_cores(message.cores)
+    def set_cores(self, tenant: str, cores: frozenset[int] | None) -> None:
+        if frontend := self.frontends.get(tenant):
+            frontend.set_cores(cores)
 
-    def _suspend(self, message: messages.SuspendTenant) -> None:
-        self._reasons[message.tenant] = message.reason
-        if not self._ended and (frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant)):
-            frontend.suspend(message.reason)
+    def suspend(self, tenant: str, reason: str) -> None:
+        self._reasons[tenant] = reason
+        if not self._ended and (frontend := self.frontends.get(tenant) or self._leaving.get(tenant)):
+            frontend.suspend(reason)
 
-    def _distrust(self, message: messages.DistrustTenant) -> None:
-        if frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant):
-            frontend.distrust(message.reason)
+    def distrust(self, tenant: str, reason: str) -> None:
+        if frontend := self.frontends.get(tenant) or self._leaving.get(tenant):
+            frontend.distrust(reason)

@@ -9,8 +9,8 @@ from partitions.plan import Granules
 from ...config.tenant import TenantConfig
 from ...errors import RequestError, Unavailable
 from ...link.ring import Descriptors
-from ..channels import device_messages as messages
-from ..channels.config_fields import fields_of
+from ..channels.calls import proxy
+from ..channels.device_protocols import Publication, ToDeviceProcess
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
 from .device_tenants import DeviceTenants
@@ -25,6 +25,7 @@ class TenantHandover:
 
     def __init__(self, calls: DeviceCalls, tenants: DeviceTenants, kept: KeptState) -> None:
         self._calls = calls
+        self._process = proxy(ToDeviceProcess, calls)
         self._tenants = tenants
         self._kept = kept
 
@@ -40,7 +41,7 @@ class TenantHandover:
         beyond: int,
         models: list[str] | None = None,
         config: TenantConfig | None = None,
-    ) -> list[messages.PublishModel]:
+    ) -> list[Publication]:
         """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
 
         `models` is its list of models if that was changed since the start, and `config` is set for one that the process does
@@ -49,15 +50,11 @@ class TenantHandover:
         """
         if self._calls.sender is None:
             raise self._calls.gone()
-        number, fields = self._calls.sender.send(link[:4]), fields_of(config) if config else None
-        message = messages.AdoptTenant(
-            tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond, models, fields
-        )
+        sent = self._calls.sender.send_link(link)
         try:
-            found: list[messages.PublishModel] = await self._calls.call(message, list[messages.PublishModel])
+            return await self._process.adopt(tenant, sent, granules, list(changes.values()), beyond, models, config)
         except Unavailable as error:
             raise Unavailable(f"{self._calls.label} ended while it prepared tenant {tenant}; nothing has changed") from error
-        return found
 
     def join(
         self,
@@ -76,13 +73,13 @@ class TenantHandover:
     async def serve_adopted(self, tenant: str, keys: Mapping[str, str]) -> None:
         """Serve its link; `keys` are those by which its queued requests name models, and those of the models here."""
         with suppress(Unavailable):  # The process has ended; its replacement starts with the tenant.
-            await self._calls.call(messages.NameModels(tenant, dict(keys)))
+            await self._process.name_models(tenant, keys)
             await self.replace_link(tenant)
 
     async def forget_keys(self, tenant: str, keys: Iterable[str]) -> None:
         """No request names a model by these keys any more."""
         with suppress(Unavailable):
-            await self._calls.call(messages.ForgetKeys(tenant, list(keys)))
+            await self._process.forget_keys(tenant, list(keys))
 
     def leave(self, tenant: str) -> tuple[Granules, Changes]:
         """Serve the tenant on, but not after this process was replaced. Returns its granules, and the changes of its models."""
@@ -99,7 +96,7 @@ class TenantHandover:
         self._tenants.release(tenant)
         self._kept.release(tenant)
         with suppress(Unavailable):
-            await self._calls.call(messages.ReleaseTenant(tenant))
+            await self._process.release(tenant)
 
     async def replace_link(self, tenant: str) -> None:
         """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.
@@ -110,8 +107,7 @@ class TenantHandover:
         if self._calls.sender and (channel := self._calls.channel):
             link = self._tenants.frontends[tenant].descriptors
             try:
-                number = self._calls.sender.send(link[:4])
-                await channel.call(messages.ReplaceLink(tenant, number, link.slots, link.nbytes))
+                await proxy(ToDeviceProcess, channel).replace_link(tenant, self._calls.sender.send_link(link))
             except RequestError as error:
                 if not channel.closed.is_set():
                     log.error("%s cannot change the link of %s; starting another: %s", self._calls.label, tenant, error)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from partitions.plan import Granules
 
 from ...control.stretch import Wide
-from ..channels.device_messages import LoadModel, SetDeviceAffinity, StartTenants, UnloadModel
+from ..channels.device_protocols import Change, Start
 from .crashes import LoadCrashes
 from .device_frontend import DeviceFrontend
 from .kept_lists import KeptLists
 
-Changes = dict[str, LoadModel | UnloadModel]
+Changes = dict[str, Change]
 """The models of a tenant that were loaded and unloaded on request, by name, as the last request says."""
 
 
@@ -22,11 +22,12 @@ class KeptState:
     def __init__(self) -> None:
         self.lists = KeptLists()
         self.crashes = LoadCrashes()
-        self.affinity: SetDeviceAffinity | None = None
+        self.affinity: tuple[frozenset[int], frozenset[int]] | None = None
+        """The host's cores of the process, and of its builds."""
         self.plans: Mapping[str, Wide] = {}
         self.rungs: dict[str, list[Granules]] = {}
         self._granules: dict[str, Granules] = {}
-        self._changes: dict[tuple[str, str], LoadModel | UnloadModel] = {}
+        self._changes: dict[tuple[str, str], Change] = {}
 
     def __repr__(self) -> str:
         return f"<KeptState of {', '.join(self._granules) or 'no tenant'}>"
@@ -44,9 +45,9 @@ class KeptState:
         """These tenants have no wide partition for now."""
         self.plans = {name: plan for name, plan in self.plans.items() if name not in tenants}
 
-    def on_changed(self, message: LoadModel | UnloadModel) -> None:
+    def on_changed(self, change: Change) -> None:
         """A model was loaded or unloaded on request."""
-        self._changes[message.tenant, message.name] = message
+        self._changes[change.tenant, change.name] = change
 
     def use_lists(self, lists: Mapping[str, Sequence[str]]) -> None:
         """These tenants may call these models from now on; what was loaded on request stays if they still may."""
@@ -54,13 +55,13 @@ class KeptState:
         for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
             del self._changes[tenant, name]
 
-    def start(self, frontends: Mapping[str, DeviceFrontend]) -> StartTenants:
+    def start(self, frontends: Mapping[str, DeviceFrontend]) -> Start:
         """What a replacement is started with: the models that were used last come first, and last what may end it again."""
         first = {name: _ranked(frontend.last_uses_known()) for name, frontend in frontends.items()}
         ranks = {name: found for name, found in first.items() if found}
         for tenant, model in self.crashes.suspects():
             ranks.setdefault(tenant, {})[model] = 1
-        return StartTenants(
+        return Start(
             dict(self._granules), dict(self.crashes.left_out()), self.lists.at_start(), list(self._changes.values()), ranks
         )
 

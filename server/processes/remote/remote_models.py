@@ -10,14 +10,14 @@ from partitions import PartitionError
 
 from ...config.schema import ModelOptions
 from ...control.descriptions import Execution, TenantMemory
+from ...control.device_runtime import Models
 from ...errors import RequestError, Unavailable
-from ..channels import device_messages as messages
-from ..channels.config_fields import options_fields
+from ..channels.calls import proxy
+from ..channels.device_protocols import Change
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
 from .device_reports import DeviceReports
 from .device_tenants import DeviceTenants
-from .kept_lists import Lists
 from .kept_state import KeptState
 
 log = logging.getLogger("greenlane.processes")
@@ -28,6 +28,7 @@ class RemoteModels:
 
     def __init__(self, calls: DeviceCalls, tenants: DeviceTenants, kept: KeptState, reports: DeviceReports) -> None:
         self._calls = calls
+        self._process = proxy(Models, calls)
         self._tenants = tenants
         self._kept = kept
         self._reports = reports
@@ -37,15 +38,17 @@ class RemoteModels:
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         with _loading(self._tenants.frontends[tenant], name):
-            await self._change(messages.LoadModel(tenant, name, override))
+            await self._process.load(tenant, name, override)
+            self._kept.on_changed(Change(tenant, name, True, override))
 
     async def unload(self, tenant: str, name: str) -> None:
-        await self._change(messages.UnloadModel(tenant, name))
+        await self._process.unload(tenant, name)
+        self._kept.on_changed(Change(tenant, name, False))
 
     async def refresh(self, tenant: str, name: str) -> str:
         """A process that replaces this one loads the files as they are then."""
         with suppress(_Refused), _loading(self._tenants.frontends[tenant], name):
-            reason: str = await self._calls.call(messages.RefreshModel(tenant, name), str)
+            reason = await self._process.refresh(tenant, name)
             if reason:
                 raise _Refused(reason)
         return reason
@@ -53,14 +56,13 @@ class RemoteModels:
     async def prepare(
         self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
     ) -> list[str]:
-        found: list[str] = await self._calls.call(messages.PrepareModels(_plain(lists), options_fields(options)), list[str])
-        return found
+        return await self._process.prepare(lists, options)
 
     async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})) -> None:
         """The lists are kept for a process that replaces this one, and what was loaded on request if they still have it."""
         self._kept.use_lists(lists)
         try:
-            await self._calls.call(messages.UseModels(_plain(lists), options_fields(options)))
+            await self._process.use(lists, options)
             self._kept.lists.on_used(lists)
         except Unavailable as error:
             log.warning("the next process uses the new models: %s", error)
@@ -71,17 +73,13 @@ class RemoteModels:
 
     async def discard(self) -> None:
         with suppress(Unavailable):  # What a process had that has ended is gone.
-            await self._calls.call(messages.DiscardModels())
+            await self._process.discard()
 
     async def executions(self) -> list[Execution]:
         return await self._reports.executions()
 
     async def memory(self) -> list[TenantMemory]:
         return await self._reports.memory()
-
-    async def _change(self, message: messages.LoadModel | messages.UnloadModel) -> None:
-        await self._calls.call(message)
-        self._kept.on_changed(message)
 
 
 class _Refused(Exception):
@@ -100,8 +98,3 @@ def _loading(frontend: DeviceFrontend, name: str) -> Iterator[None]:
         raise
     finally:
         frontend.end_load(name, error)
-
-
-def _plain(lists: Mapping[str, Sequence[str]]) -> Lists:
-    """As a message has them."""
-    return {tenant: list(models) for tenant, models in lists.items()}

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from partitions import PartitionError
 from partitions.plan import Granules
 
 from ...control.descriptions import Pause
+from ...control.device_runtime import Moves
 from ...errors import Conflict, RequestError, Unavailable
-from ..channels import device_messages as messages
-from ..channels.messages import Message
+from ..channels.calls import proxy
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
 from .kept_state import KeptState
@@ -21,6 +20,7 @@ class RemoteMoves:
 
     def __init__(self, calls: DeviceCalls, kept: KeptState) -> None:
         self._calls = calls
+        self._process = proxy(Moves, calls)
         self._kept = kept
         self._granules: dict[str, Granules] = {}
         self._mover: Channel | None = None
@@ -31,30 +31,25 @@ class RemoteMoves:
 
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         self._granules, self._mover = dict(granules), self._calls.channel
-        found: dict[str, frozenset[int]] = await self._calls.call(
-            messages.PrepareMove(self._granules), dict[str, frozenset[int]]
-        )
-        return found
+        return await self._process.prepare(granules)
 
     async def settle(self) -> None:
-        await self._call(messages.SettleMove())
+        await self._movers().settle()
 
     async def halt(self) -> bool:
-        halted: bool = await self._call(messages.HaltMove(), bool)
-        return halted
+        return await self._movers().halt()
 
     async def commit(self) -> dict[str, Pause]:
         self._kept.on_moved(self._granules)
         try:
-            pauses: dict[str, Pause] = await self._call(messages.CommitMove(), dict[str, Pause])
-            return pauses
+            return await self._movers().commit()
         except (RequestError, PartitionError) as error:
             self._calls.restart(f"its tenants have other granules now: {error}")  # Or it is being started with other ones.
             return {}
 
     async def switch(self) -> dict[str, Pause]:
         try:
-            pauses: dict[str, Pause] = await self._call(messages.SwitchMove(), dict[str, Pause])
+            pauses = await self._movers().switch()
         except Conflict:
             raise
         except (RequestError, PartitionError) as error:
@@ -65,10 +60,10 @@ class RemoteMoves:
 
     async def discard(self) -> None:
         with suppress(Unavailable):
-            await self._call(messages.DiscardMove())
+            await self._movers().discard()
 
-    async def _call(self, message: Message, result: Any = None) -> Any:
-        """Call the process that prepared the move. Raises Unavailable if it has ended, also if another one has replaced it."""
+    def _movers(self) -> Moves:
+        """Those of the process that prepared the move. Raises Unavailable if it has ended, also if another has replaced it."""
         if self._mover is None or self._mover is not self._calls.channel:
             raise self._calls.gone(" during a move,")
-        return await self._calls.call(message, result)
+        return self._process

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
@@ -16,12 +15,13 @@ from partitions.probe import Placement
 
 from ...accounts.usage import Report
 from ...control.descriptions import DeviceInfo, Loading, RungState
+from ...control.device_runtime import Models, Widths
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
-from ..channels import device_messages as messages
+from ..channels.calls import Handlers, proxy, serve
 from ..channels.descriptors import DescriptorSender
-from ..channels.messages import Message
+from ..channels.device_protocols import FromRuntime, FromTenants, Start, ToDeviceProcess, ToRuntime
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
@@ -35,7 +35,6 @@ from .remote_widths import RemoteWidths
 
 log = logging.getLogger("greenlane.processes")
 
-_Units = dict[str, frozenset[int]]
 _Cores = dict[str, frozenset[int] | None]
 
 
@@ -55,11 +54,14 @@ class RemoteRuntime:
         self.kept = KeptState()
         self.tenants = DeviceTenants(frontends, self.kept.lists.allows)
         self._calls = DeviceCalls(label, self.tenants)
-        self._reports = DeviceReports(self._calls.call)
+        self._reports = DeviceReports(self._calls)
         self.moves = RemoteMoves(self._calls, self.kept)
         self.widths = RemoteWidths(self._calls, self.kept, self._reports)
         self.models = RemoteModels(self._calls, self.tenants, self.kept, self._reports)
         self.handover = TenantHandover(self._calls, self.tenants, self.kept)
+        self.end: Callable[[str], None] = lambda _: None
+        """Called with the reason for which the process asks to be ended."""
+        self._process, self._device = proxy(ToRuntime, self._calls), proxy(ToDeviceProcess, self._calls)
         self._on_state = on_state
         self._on_loading = on_loading
         self._started = False
@@ -77,16 +79,20 @@ class RemoteRuntime:
         """Those of its tenants, without tenants that are leaving."""
         return self.tenants.frontends
 
-    def handlers(self) -> dict[type[Message], Callable[[Any], Any]]:
-        """The handlers of what the process may send."""
-        return {
-            **self.tenants.handlers(),
-            messages.DeviceState: lambda message: self._on_state(self.frontends, message.state),
-            messages.LoadingModel: self._loading,
-        }
+    def handlers(self) -> Handlers:
+        """The handlers of what the process may call."""
+        return {**serve(FromRuntime)(lambda: self), **serve(FromTenants)(lambda: self.tenants)}
 
-    def _loading(self, message: messages.LoadingModel) -> None:
-        loading = message.loading
+    def on_state(self, state: State) -> None:
+        self._on_state(self.frontends, state)
+
+    def on_lost(self, reason: str) -> None:
+        self.tenants.lose(reason)
+
+    def on_stuck(self, reason: str) -> None:
+        self.end(reason)
+
+    def on_loading(self, loading: Loading) -> None:
         self.kept.crashes.on_loading(loading.tenant, "" if loading.apart else loading.model)
         self._on_loading(loading)
 
@@ -95,10 +101,12 @@ class RemoteRuntime:
         self._calls.connect(channel)
         self.tenants.away = self._started
         if self.away:
-            await channel.call(messages.OpenDevice(), DeviceInfo)
+            process = proxy(ToRuntime, channel)
+            await process.open()
             if self.kept.affinity:
-                channel.notify(self.kept.affinity)
-            await channel.call(self.kept.start(self.frontends), _Cores)
+                cores, builds = self.kept.affinity
+                proxy(ToDeviceProcess, channel).set_affinity(cores, builds, cores)
+            await process.start(self.kept.start(self.frontends))
             self.tenants.serve()
             self._resuming = asyncio.create_task(self._resume(channel))
         self._calls.sender = sender  # Before its start the process has no worker that could change links.
@@ -119,14 +127,13 @@ class RemoteRuntime:
     async def open(self) -> DeviceInfo:
         await self._calls.connected.wait()
         try:
-            found: DeviceInfo = await self._calls.call(messages.OpenDevice(), DeviceInfo)
+            return await self._process.open()
         except Unavailable as error:
             raise DeviceUnavailable(f"{self.label} ended while it opened the device; the log says why") from error
-        return found
 
     async def start(self, granules: Mapping[str, Granules]) -> _Cores:
         try:
-            cores: _Cores = await self._calls.call(messages.StartTenants(dict(granules)), _Cores)
+            cores = await self._process.start(Start(granules))
         except Unavailable as error:
             raise DeviceUnavailable(f"{self.label} ended while it partitioned the device; the log says why") from error
         self.kept.on_started(granules)
@@ -135,37 +142,36 @@ class RemoteRuntime:
 
     async def loaded(self) -> None:
         with suppress(Unavailable):  # A process that has ended loads no more; its replacement resumes its tenants by itself.
-            await self._calls.call(messages.WaitUntilLoaded())
+            await self._process.loaded()
 
     async def usage(self) -> Report | None:
         return await self._reports.usage()
 
     async def probe(self, seconds: float) -> dict[str, Placement]:
-        found: dict[str, Placement] = await self._calls.call(messages.ProbePartitions(seconds), dict[str, Placement])
-        return found
+        return await self._process.probe(seconds)
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Cancel a tenant's ticket, if it can be."""
-        self._calls.notify(messages.CancelTenantTicket(tenant, slot, serial))
+        self._device.cancel(tenant, slot, serial)
 
     def stop_loading(self) -> None:
-        self._calls.notify(messages.StopLoading())
+        self._process.stop_loading()
 
     def abandon(self, reason: str) -> None:
-        self._calls.notify(messages.Abandon(reason))
+        self._process.abandon(reason)
 
     def set_affinity(self, cores: frozenset[int], builds: frozenset[int], starting: frozenset[int]) -> None:
         """Restrict the process, and the children that build models, to these of the host's cores. While the server starts these
         children run on `starting` too; a process that replaces this one starts beside tenants that are served.
         """
-        self.kept.affinity = messages.SetDeviceAffinity(cores, builds, cores)
-        self._calls.notify(messages.SetDeviceAffinity(cores, builds, starting))
+        self.kept.affinity = cores, builds
+        self._device.set_affinity(cores, builds, starting)
 
     async def close(self) -> None:
         if self._resuming:
             self._resuming.cancel()
         with suppress(Unavailable):
-            await self._calls.call(messages.CloseDevice())
+            await self._process.close()
 
     def process(self) -> object:
         """The current process: the same object as long as it is the same one. None if there is none."""
@@ -178,7 +184,7 @@ class RemoteRuntime:
     async def _resume(self, channel: Channel) -> None:
         """Follow a process that replaces another, and serves its tenants, until the same models are loaded."""
         try:
-            await channel.call(messages.WaitUntilLoaded())
+            await proxy(ToRuntime, channel).loaded()
         except (RequestError, EngineError, PartitionError) as error:
             if channel.closed.is_set():  # It is replaced as well.
                 return
@@ -186,7 +192,7 @@ class RemoteRuntime:
         await self.tenants.forget_models(self._not_found_again)
         while late := self.kept.lists.late():  # They were changed while it loaded.
             try:
-                await channel.call(messages.UseModels(late))
+                await proxy(Models, channel).use(late)
             except (RequestError, EngineError, PartitionError) as error:
                 if channel.closed.is_set():
                     return
@@ -197,7 +203,7 @@ class RemoteRuntime:
             with suppress(RequestError):
                 await self.widths.stretch(self.kept.plans)
         if self.kept.rungs:  # Not waited for: connections wait for the end of this.
-            channel.call(messages.HoldRungs(self.kept.rungs), list[RungState]).add_done_callback(_ignore)
+            asyncio.ensure_future(proxy(Widths, channel).hold(self.kept.rungs)).add_done_callback(_ignore)
 
     def _not_found_again(self, tenant: str, name: str) -> list[IndexEntry]:
         """The problem of a model that only the process before had published; none if the tenant may not call it any more."""
@@ -205,7 +211,7 @@ class RemoteRuntime:
         return [problem] if self.kept.lists.allows(tenant, name) else []
 
 
-def _ignore(answer: "asyncio.Future[Any]") -> None:
+def _ignore(answer: "asyncio.Future[list[RungState]]") -> None:
     """Nothing waits for this answer; what went wrong is in the process's log."""
     if not answer.cancelled():
         answer.exception()

@@ -6,9 +6,10 @@ from contextlib import suppress
 from partitions.plan import Granules
 
 from ...control.descriptions import RungState
+from ...control.device_runtime import Widths
 from ...control.stretch import Wide, WideState
 from ...errors import Unavailable
-from ..channels import device_messages as messages
+from ..channels.calls import proxy
 from .device_calls import DeviceCalls
 from .device_reports import DeviceReports
 from .kept_state import KeptState
@@ -19,6 +20,7 @@ class RemoteWidths:
 
     def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
         self._calls = calls
+        self._process = proxy(Widths, calls)
         self._kept = kept
         self._reports = reports
 
@@ -28,16 +30,15 @@ class RemoteWidths:
     async def narrow(self, tenants: Collection[str]) -> None:
         self._kept.on_narrowed(tenants)
         with suppress(Unavailable):  # A process that has ended uses nothing.
-            await self._calls.call(messages.NarrowTenants(list(tenants)))
+            await self._process.narrow(tenants)
 
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         self._kept.plans = dict(plans)
-        await self._calls.call(messages.StretchTenants(dict(plans)))
+        await self._process.stretch(plans)
 
     async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
         self._kept.rungs = {name: list(each) for name, each in rungs.items()}
-        found: list[RungState] = await self._calls.call(messages.HoldRungs(self._kept.rungs), list[RungState])
-        return found
+        return await self._process.hold(rungs)
 
     async def stretches(self) -> list[WideState]:
         return await self._reports.stretches()

@@ -13,7 +13,6 @@ from partitions import PartitionError
 from ...control.together import all_or_none
 from ...errors import RequestError
 from ..channels import descriptors
-from ..channels.device_messages import EndProcess
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..remote.device_frontend import DeviceFrontend
@@ -133,7 +132,8 @@ class SupervisedDevices:
         frontends = each.runtime.frontends
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
-        each.channel = Channel(each.label, {**each.runtime.handlers(), EndProcess: partial(self._end_stuck, each)})
+        each.runtime.end = partial(self._end_stuck, each)
+        each.channel = Channel(each.label, each.runtime.handlers())
         each.backoff.started(time.monotonic())
         links, config = {name: frontend.descriptors for name, frontend in frontends.items()}, self._current.config
         try:
@@ -162,8 +162,8 @@ class SupervisedDevices:
             each.kill()
         kill_if_outdated(each, config, self._current.config)
 
-    def _end_stuck(self, each: SupervisedDevice, message: EndProcess) -> None:
-        log.error("%s: %s; ending it", each.label, message.reason)
+    def _end_stuck(self, each: SupervisedDevice, reason: str) -> None:
+        log.error("%s: %s; ending it", each.label, reason)
         self._kill(each)
 
     def _keep_from_now_on(self, each: SupervisedDevice) -> None:

@@ -17,7 +17,6 @@ from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
 from ..channels import descriptors, handoff, messages
-from ..channels.device_messages import EndProcess
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
@@ -351,7 +350,7 @@ class SupervisedHttp:
             handlers |= frontend.handlers_of_helpers()
         if each.hosted:
             handlers |= each.hosted.runtime.handlers()
-            handlers[EndProcess] = partial(self._end_stuck, each)
+            each.hosted.runtime.end = partial(self._end_stuck, each)
         return handlers
 
     async def _keep(self, each: SupervisedProcess) -> None:
@@ -382,8 +381,8 @@ class SupervisedHttp:
             if (page := self._pages.get(each.tenant)) is not None:
                 activity.reset(page, each.number)
 
-    def _end_stuck(self, each: SupervisedProcess, message: EndProcess) -> None:
-        log.error("%s: %s; ending it", each.label, message.reason)
+    def _end_stuck(self, each: SupervisedProcess, reason: str) -> None:
+        log.error("%s: %s; ending it", each.label, reason)
         each.kill()
 
     async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:

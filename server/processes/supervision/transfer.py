@@ -12,7 +12,7 @@ from ...errors import Conflict, Unavailable
 from ...link import ring as links
 from ...link.messages import load_of
 from ...tenants.catalog import ServedModel
-from ..channels.device_messages import PublishModel
+from ..channels.device_protocols import Publication
 from ..remote.remote_frontend import RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
 
@@ -110,16 +110,16 @@ class TenantTransfers:
         await target.handover.serve_adopted(tenant, keys)
 
 
-def _keys(tenant: str, served: Iterable[ServedModel], models: Iterable[PublishModel]) -> dict[str, str]:
+def _keys(tenant: str, served: Iterable[ServedModel], models: Iterable[Publication]) -> dict[str, str]:
     """The keys of the models that are served, each with the key of the same version of the same model in `models`.
 
     Raises Conflict if one of them is missing or has other tensors.
     """
-    there = {(each.name, each.version): each for message in models for each in (one.served() for one in message.served)}
+    there = {(each.name, each.version): each for model in models for each in (one.served() for one in model.served)}
     keys: dict[str, str] = {}
     for each in served:
         if (found := there.get((each.name, each.version))) is None:
-            reasons = [problem.reason for message in models if message.name == each.name for problem in message.problems]
+            reasons = [problem.reason for model in models if model.name == each.name for problem in model.problems]
             why = f": {'; '.join(reasons)}" if reasons else ""
             raise Conflict(
                 f"tenant {tenant}: model {each.name} {each.version} cannot be served on that device{why}{_UNCHANGED}"

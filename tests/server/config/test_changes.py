@@ -13,6 +13,7 @@ from server.config.file import keys, load
 from server.config.schema import ModelOptions
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
+from server.processes.channels.message_fields import decode_hook, encode_hook
 from server.processes.channels.messages import Reconfigure
 
 FILE = """
@@ -148,7 +149,8 @@ def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> 
             }
         }
     )
-    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Reconfigure.of(after)), type=Reconfigure)
+    data = msgspec.msgpack.encode(Reconfigure.of(after), enc_hook=encode_hook)
+    sent = msgspec.msgpack.decode(data, type=Reconfigure, dec_hook=decode_hook)
     assert sent.config(before) == after != before
     text = sent.config(before).models.options["resnet"].text
     assert text is not None

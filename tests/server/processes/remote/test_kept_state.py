@@ -1,7 +1,7 @@
 """What is sent to the process that replaces one with a device side."""
 
 from server.control.stretch import Wide
-from server.processes.channels.device_messages import LoadModel, UnloadModel
+from server.processes.channels.device_protocols import Change
 from server.processes.remote.kept_state import KeptState
 from server.processes.remote.remote_frontend import RemoteFrontend
 
@@ -51,6 +51,6 @@ def test_what_was_used_last_is_loaded_first_and_what_may_have_ended_the_process_
 def test_models_are_loaded_as_the_last_request_for_each_said() -> None:
     kept = KeptState()
     kept.on_started({"acme": (0,)})
-    for change in (LoadModel("acme", "a", None), UnloadModel("acme", "b"), LoadModel("acme", "a", "{}")):
+    for change in (Change("acme", "a", True), Change("acme", "b", False), Change("acme", "a", True, "{}")):
         kept.on_changed(change)
-    assert kept.start({}).changes == [LoadModel("acme", "a", "{}"), UnloadModel("acme", "b")]
+    assert kept.start({}).changes == [Change("acme", "a", True, "{}"), Change("acme", "b", False)]

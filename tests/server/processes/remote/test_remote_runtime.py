@@ -11,62 +11,34 @@ from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable
 from server.config.tenant import TenantConfig
 from server.control.descriptions import DeviceInfo, Pause
+from server.control.device_runtime import Models, Moves
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
-from server.processes.channels import device_messages as messages
+from server.processes.channels.calls import proxy
+from server.processes.channels.device_protocols import Change, FromTenants, Publication, Start, ToDeviceProcess, ToRuntime
 from server.processes.channels.message_fields import ServedModelFields
-from server.processes.channels.messages import Message
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 
+from ..recorder import Recorder
+
 INFO = DeviceInfo("cpu", "cores", "core", (1, 1, 1))
-ANSWERS: dict[type[Message], Any] = {
-    messages.OpenDevice: INFO,
-    messages.StartTenants: {"acme": None},
-    messages.PrepareMove: {},
-    messages.ProbePartitions: {},
-    messages.GetExecutions: [],
-    messages.HaltMove: True,
-}
-CALLS = (
-    *ANSWERS,
-    messages.WaitUntilLoaded,
-    messages.SettleMove,
-    messages.CommitMove,
-    messages.SwitchMove,
-    messages.DiscardMove,
-    messages.LoadModel,
-    messages.UnloadModel,
-    messages.RefreshModel,
-    messages.ReplaceLink,
-    messages.StopLoading,
-    messages.CloseDevice,
-)
+ANSWERS: dict[str, Any] = {"open": INFO, "start": {"acme": None}, "prepare": {}, "probe": {}, "executions": [], "halt": True}
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 GONE = "the device process has ended and is being started again"
 
 
-class Process:
-    """A device process: keeps what it receives, and answers as `answers` says, after a gate of the message's type is open."""
+class Process(Recorder):
+    """A device process. It answers a method once its gate is open, if it has one."""
 
     def __init__(self, **gates: asyncio.Event) -> None:
-        self.heard: list[Any] = []
-        self.answers = dict(ANSWERS)
-        self.gates = gates
-        self.channel = Channel("the supervisor", dict.fromkeys(CALLS, self._answer))
+        super().__init__(ToRuntime, ToDeviceProcess, Moves, Models, answers=ANSWERS, gates=gates)
+        self.channel = Channel("the supervisor", self.handlers())
+        self.tenants = proxy(FromTenants, self.channel)
         self.supervisors: Channel
         self._ends: list[Any] = []
-
-    async def _answer(self, message: Message) -> Any:
-        self.heard.append(message)
-        if gate := self.gates.get(type(message).__name__):
-            await gate.wait()
-        answer = self.answers.get(type(message))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     async def start(self, runtime: RemoteRuntime) -> None:
         """As the supervisor does."""
@@ -89,13 +61,6 @@ class Process:
         for end in self._ends:
             end.close()
         self._ends.clear()
-
-    def types(self) -> list[str]:
-        return [type(message).__name__ for message in self.heard]
-
-    async def hears(self, name: str) -> None:
-        while name not in self.types():
-            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -140,7 +105,7 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
 ) -> None:
     """It has no runtime before it is opened, and no worker before it is started; its models are loaded after that."""
     await (await served(runtime)).end(runtime)
-    gates = {name: asyncio.Event() for name in ("OpenDevice", "StartTenants", "WaitUntilLoaded")}
+    gates = {name: asyncio.Event() for name in ("open", "start", "loaded")}
     process = Process(**gates)
     starting = asyncio.create_task(process.start(runtime))
     for name, gate in gates.items():
@@ -156,22 +121,22 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
                 await asyncio.wait_for(call, 10)
         assert await runtime.models.executions() == [], "metrics are answered"
         await runtime.loaded()
-        if name != "WaitUntilLoaded":
+        if name != "loaded":
             await runtime.handover.replace_link("acme")
         gate.set()
     await starting
     await until_resumed(runtime)
-    assert process.types() == list(gates)
+    assert process.names() == list(gates)
     await runtime.models.load("acme", "m")
     process.close()
 
 
 async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be_used(runtime: RemoteRuntime) -> None:
-    process = Process(StartTenants=asyncio.Event())
+    process = Process(start=asyncio.Event())
     await process.start(runtime)
     await runtime.open()
     starting = asyncio.create_task(runtime.start({"acme": (0,)}))
-    await process.hears("StartTenants")
+    await process.hears("start")
     await process.end(runtime)
     with pytest.raises(DeviceUnavailable, match="ended while it partitioned the device; the log says why"):
         await starting
@@ -179,23 +144,23 @@ async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be
 
 async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.gates["LoadModel"] = asyncio.Event()
+    process.gates["load"] = asyncio.Event()
     loading = asyncio.create_task(runtime.models.load("acme", "m"))
-    await process.hears("LoadModel")
+    await process.hears("load")
     await process.end(runtime)
     with pytest.raises(Unavailable, match=GONE):
         await loading
     process = Process()
     await process.start(runtime)
     await until_resumed(runtime)
-    assert process.heard[1] == messages.StartTenants({"acme": (0,)}), "it may be what ended the process"
+    assert process.heard[1] == ("start", Start({"acme": (0,)}, changes=[])), "it may be what ended the process"
     process.close()
 
 
 async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_next_process(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     for reason in ("", "no memory"):
-        process.answers[messages.RefreshModel] = reason
+        process.answers["refresh"] = reason
         assert await runtime.models.refresh("acme", "m") == reason
     await process.end(runtime)
     with pytest.raises(Unavailable, match=GONE):
@@ -203,7 +168,7 @@ async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_nex
     process = Process()
     await process.start(runtime)
     await until_resumed(runtime)
-    assert "RefreshModel" not in process.types()
+    assert "refresh" not in process.names()
     process.close()
 
 
@@ -222,7 +187,7 @@ async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRunti
         with pytest.raises(Unavailable):
             await runtime.moves.halt()
         await runtime.moves.discard()
-        assert second.types() == ["OpenDevice", "StartTenants", "WaitUntilLoaded"]
+        assert second.names() == ["open", "start", "loaded"]
         second.close()
         return
     await runtime.moves.commit()  # All others have halted as well, so the plan is carried out.
@@ -230,7 +195,7 @@ async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRunti
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
-    assert third.heard[1] == messages.StartTenants({"acme": (1, 2)})
+    assert third.heard[1] == ("start", Start({"acme": (1, 2)}, changes=[]))
     third.close()
 
 
@@ -239,22 +204,22 @@ async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forg
     await runtime.moves.prepare({"acme": (1, 2)})
     await runtime.moves.halt()
     await process.end(runtime)
-    second = Process(StartTenants=asyncio.Event())
+    second = Process(start=asyncio.Event())
     starting = asyncio.create_task(second.start(runtime))
-    await second.hears("StartTenants")
+    await second.hears("start")
     await runtime.moves.commit()
     with pytest.raises(Unavailable):
         await starting
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
-    assert third.heard[1] == messages.StartTenants({"acme": (1, 2)})
+    assert third.heard[1] == ("start", Start({"acme": (1, 2)}, changes=[]))
     third.close()
 
 
 async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.answers[messages.CommitMove] = Failed("a partition cannot be closed")
+    process.answers["commit"] = Failed("a partition cannot be closed")
     await runtime.moves.prepare({"acme": (1,)})
     await runtime.moves.halt()
     await runtime.moves.commit()
@@ -262,25 +227,25 @@ async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRu
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == messages.StartTenants({"acme": (1,)})
+    assert second.heard[1] == ("start", Start({"acme": (1,)}, changes=[]))
     second.close()
 
 
 async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.answers[messages.SwitchMove] = {"acme": Pause(0.001, True)}
+    process.answers["switch"] = {"acme": Pause(0.001, True)}
     await runtime.moves.prepare({"acme": (1,)})
     assert await runtime.moves.switch() == {"acme": Pause(0.001, True)}
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == messages.StartTenants({"acme": (1,)})
+    assert second.heard[1] == ("start", Start({"acme": (1,)}, changes=[]))
     second.close()
 
 
 async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.answers[messages.SwitchMove] = Conflict("tenant acme: an inference has been running for 5 s")
+    process.answers["switch"] = Conflict("tenant acme: an inference has been running for 5 s")
     await runtime.moves.prepare({"acme": (1,)})
     with pytest.raises(Conflict, match="tenant acme"):
         await runtime.moves.switch()
@@ -288,13 +253,13 @@ async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: Re
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == messages.StartTenants({"acme": (0,)})
+    assert second.heard[1] == ("start", Start({"acme": (0,)}, changes=[]))
     second.close()
 
 
 async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_granules(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.answers[messages.SwitchMove] = Failed("a partition cannot be closed")
+    process.answers["switch"] = Failed("a partition cannot be closed")
     await runtime.moves.prepare({"acme": (1,)})
     with pytest.raises(Failed, match="a partition cannot be closed"):
         await runtime.moves.switch()
@@ -302,27 +267,27 @@ async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_gran
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == messages.StartTenants({"acme": (0,)})
+    assert second.heard[1] == ("start", Start({"acme": (0,)}, changes=[]))
     second.close()
 
 
 async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: RemoteRuntime, frontend: RemoteFrontend) -> None:
     await (await served(runtime)).end(runtime)
-    second = Process(StartTenants=asyncio.Event(), WaitUntilLoaded=asyncio.Event())
+    second = Process(start=asyncio.Event(), loaded=asyncio.Event())
     starting = asyncio.create_task(second.start(runtime))
-    await second.hears("StartTenants")
-    second.channel.notify(messages.SuspendTenant("acme", "its worker failed"))
+    await second.hears("start")
+    second.tenants.suspend("acme", "its worker failed")
     while runtime.tenants._reasons.get("acme") != "its worker failed":
         await asyncio.sleep(0)
     assert frontend._suspended == GONE, "nothing reads the link before"
-    second.gates["StartTenants"].set()
+    second.gates["start"].set()
     await starting
     assert frontend._suspended == "its worker failed"
     for reason in ("", "its worker failed again"):
-        second.channel.notify(messages.SuspendTenant("acme", reason))
+        second.tenants.suspend("acme", reason)
         while frontend._suspended != reason:
             await asyncio.sleep(0)
-    second.gates["WaitUntilLoaded"].set()
+    second.gates["loaded"].set()
     await until_resumed(runtime)
     assert frontend._suspended == "its worker failed again"
     await second.end(runtime)
@@ -339,9 +304,9 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     process = await served(runtime)
     await process.end(runtime)
     assert frontend._suspended == GONE
-    second = Process(WaitUntilLoaded=asyncio.Event())
+    second = Process(loaded=asyncio.Event())
     await second.start(runtime)
-    await second.hears("WaitUntilLoaded")
+    await second.hears("loaded")
     second.close()
     await until_resumed(runtime)  # Before the supervisor notices: it may be waiting for something else of this process.
     assert runtime.away
@@ -360,7 +325,7 @@ async def test_tenants_are_served_again_though_not_all_is_as_before(
     process = await served(runtime)
     await process.end(runtime)
     second = Process()
-    second.answers[messages.WaitUntilLoaded] = error
+    second.answers["loaded"] = error
     await second.start(runtime)
     await until_resumed(runtime)
     assert frontend._suspended == ""
@@ -372,19 +337,19 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
 ) -> None:
     process = await served(runtime)
     for name in ("a", "b", "c"):
-        await process.channel.call(messages.PublishModel("acme", name, [model(name)], []), bool)
+        await process.tenants.publish("acme", Publication(name, [model(name)], []))
     await runtime.models.unload("acme", "c")
     await runtime.models.load("acme", "b", "{}")
     await process.end(runtime)
     with pytest.raises(Unavailable, match="model 'a' is loading"):
         frontend._catalog.find("a")
-    second = Process(WaitUntilLoaded=asyncio.Event())
+    second = Process(loaded=asyncio.Event())
     await second.start(runtime)
-    changes = [messages.UnloadModel("acme", "c"), messages.LoadModel("acme", "b", "{}")]
-    assert second.heard[1] == messages.StartTenants({"acme": (0,)}, changes=changes)
+    changes = [Change("acme", "c", False), Change("acme", "b", True, "{}")]
+    assert second.heard[1] == ("start", Start({"acme": (0,)}, changes=changes))
     await runtime.models.use({"acme": ["a"]})
     for name in ("a", "b"):
-        await second.channel.call(messages.PublishModel("acme", name, [model(name)], []), bool)
+        await second.tenants.publish("acme", Publication(name, [model(name)], []))
     assert frontend._catalog.find("a")
     with pytest.raises(Unavailable, match="model 'b' is loading"):
         frontend._catalog.find("b")
@@ -397,13 +362,13 @@ async def test_a_model_that_the_new_process_does_not_find_is_not_served(
     """Its requests would name a model of the process that has ended."""
     process = await served(runtime)
     for name in ("kept", "removed"):
-        await process.channel.call(messages.PublishModel("acme", name, [model(name)], []), bool)
+        await process.tenants.publish("acme", Publication(name, [model(name)], []))
     assert names(frontend) == {"kept", "removed"}
     await process.end(runtime)
-    second = Process(WaitUntilLoaded=asyncio.Event())
+    second = Process(loaded=asyncio.Event())
     await second.start(runtime)
-    await second.channel.call(messages.PublishModel("acme", "kept", [model("kept")], []), bool)
-    second.gates["WaitUntilLoaded"].set()
+    await second.tenants.publish("acme", Publication("kept", [model("kept")], []))
+    second.gates["loaded"].set()
     await until_resumed(runtime)
     assert names(frontend) == {"kept"}
     second.close()
@@ -411,7 +376,7 @@ async def test_a_model_that_the_new_process_does_not_find_is_not_served(
 
 async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.answers[messages.ReplaceLink] = OSError("no descriptors")
+    process.answers["replace_link"] = OSError("no descriptors")
     await runtime.handover.replace_link("acme")
     await asyncio.wait_for(process.supervisors.closed.wait(), 10)
     process.close()
@@ -420,6 +385,6 @@ async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRu
 async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.processes.remote.device_reports.REPORT_TIMEOUT", 0.01)
     process = await served(runtime)
-    process.gates["GetExecutions"] = asyncio.Event()
+    process.gates["executions"] = asyncio.Event()
     assert await asyncio.wait_for(runtime.models.executions(), 10) == []
     process.close()

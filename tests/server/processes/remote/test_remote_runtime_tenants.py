@@ -2,41 +2,34 @@
 
 import asyncio
 import socket
-from typing import Any
 
 import pytest
 
 from server.config.tenant import TenantConfig
 from server.control.descriptions import DeviceInfo, Loading
+from server.control.device_runtime import Models
 from server.errors import Unavailable
 from server.processes.channels import descriptors
-from server.processes.channels import device_messages as messages
 from server.processes.channels.descriptors import DescriptorSender
-from server.processes.channels.messages import Message
+from server.processes.channels.device_protocols import Change, Start, ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from tests.fakes import PATIENCE
 
+from ..recorder import Recorder
+
 INFO = DeviceInfo("fake", "a device", "core", (1, 1))
 
 
-class Process:
-    """The other end of a runtime's channel: keeps what it was sent."""
+class Process(Recorder):
+    """A device process, whose models are loaded once `loaded` is set."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
-        answers: dict[Any, Any] = {messages.OpenDevice: INFO, messages.StartTenants: {"acme": None}}
-        kinds = (*answers, messages.WaitUntilLoaded, messages.ReleaseTenant, messages.LoadModel, messages.UseModels)
-        called = {kind: lambda message, kind=kind: self._hear(message, answers) for kind in kinds}
-        self.channel = Channel("the supervisor", {**called, messages.SetDeviceAffinity: self.heard.append})
         self.loaded = asyncio.Event()
-
-    async def _hear(self, message: Any, answers: dict[Any, Any]) -> Any:
-        self.heard.append(message)
-        if isinstance(message, messages.WaitUntilLoaded):
-            await self.loaded.wait()
-        return answers.get(type(message))
+        answers = {"open": INFO, "start": {"acme": None}}
+        super().__init__(ToRuntime, ToDeviceProcess, Models, answers=answers, gates={"loaded": self.loaded})
+        self.channel = Channel("the supervisor", self.handlers())
 
     async def connect(self, runtime: RemoteRuntime) -> None:
         ours, theirs = socket.socketpair()
@@ -54,12 +47,6 @@ class Process:
         self._descriptors.close()
 
 
-async def until_heard(process: Process, message: Message) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while message not in process.heard:
-            await asyncio.sleep(0)
-
-
 def frontend(name: str) -> RemoteFrontend:
     return open_remote(TenantConfig(name=name, granules=1, models=("*",), memory=1 << 20), linked=False)
 
@@ -67,12 +54,11 @@ def frontend(name: str) -> RemoteFrontend:
 async def test_a_model_that_children_are_making_is_not_what_ended_the_process() -> None:
     acme, said = frontend("acme"), list[Loading]()
     runtime = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, on_loading=said.append)
-    on_loading = runtime.handlers()[messages.LoadingModel]
-    on_loading(messages.LoadingModel(Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True)))
+    runtime.on_loading(Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True))
     assert said == [Loading("acme", "mob", "building or compiling", 0, 0, 2, apart=True)]
     runtime.kept.crashes.on_end("the process")
     assert not runtime.kept.crashes.suspects()
-    on_loading(messages.LoadingModel(Loading("acme", "mob", "compiling or loading the kernels of", 0, 0, 2)))
+    runtime.on_loading(Loading("acme", "mob", "compiling or loading the kernels of", 0, 0, 2))
     runtime.kept.crashes.on_end("the process")
     assert runtime.kept.crashes.suspects() == {("acme", "mob")}
     acme.close()
@@ -86,11 +72,11 @@ async def test_only_the_first_process_builds_models_on_the_cores_of_others_while
     await runtime.start({"acme": (1,)})
     own, builds, every = frozenset({0, 1}), frozenset({5}), frozenset(range(6))
     runtime.set_affinity(own, builds, starting=every)
-    await until_heard(first, messages.SetDeviceAffinity(own, builds, every))
+    await asyncio.wait_for(first.hears("set_affinity", own, builds, every), PATIENCE)
     runtime.disconnect("it has ended")
     first.close()
     await second.connect(runtime)
-    assert messages.SetDeviceAffinity(own, builds, own) in second.heard
+    assert ("set_affinity", own, builds, own) in second.heard
     second.loaded.set()
     assert runtime._resuming
     await runtime._resuming
@@ -110,7 +96,7 @@ async def test_a_process_that_replaces_another_is_away_until_its_models_are_load
     first.close()
     await second.connect(runtime)
     assert runtime.away
-    assert second.heard == [messages.OpenDevice(), messages.StartTenants({"acme": (1,)})]
+    assert second.heard == [("open",), ("start", Start({"acme": (1,)}, changes=[]))]
     second.loaded.set()
     assert runtime._resuming
     await runtime._resuming
@@ -125,7 +111,7 @@ async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left()
     await first.connect(runtime)
     await runtime.open()
     await runtime.start({"acme": (0,)})
-    change = messages.LoadModel("globex", "b", None)
+    change = Change("globex", "b", True)
     runtime.handover.join("globex", globex, (1,), {"b": change})
     assert runtime.handover.leave("acme") == ((0,), {})
     runtime.handover.stay("acme", (0,))
@@ -134,7 +120,7 @@ async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left()
     runtime.disconnect("it has ended")
     first.close()
     await second.connect(runtime)
-    assert second.heard == [messages.OpenDevice(), messages.StartTenants({"globex": (1,)}, changes=[change])]
+    assert second.heard == [("open",), ("start", Start({"globex": (1,)}, changes=[change]))]
     second.loaded.set()
     assert runtime._resuming
     await runtime._resuming
@@ -154,7 +140,7 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed()
     for name in ("a", "b"):
         await runtime.models.load("acme", name)
     await runtime.models.use({"acme": ("b", "c")})
-    assert first.heard[-1] == messages.UseModels({"acme": ["b", "c"]})
+    assert first.heard[-1] == ("use", {"acme": ["b", "c"]}, {})
     runtime.disconnect("it has ended")
     first.close()
     await second.connect(runtime)
@@ -162,8 +148,8 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed()
     assert runtime._resuming
     await runtime._resuming
     assert second.heard[1:] == [
-        messages.StartTenants({"acme": (1,)}, models={"acme": ["b", "c"]}, changes=[messages.LoadModel("acme", "b", None)]),
-        messages.WaitUntilLoaded(),
+        ("start", Start({"acme": (1,)}, models={"acme": ["b", "c"]}, changes=[Change("acme", "b", True)])),
+        ("loaded",),
     ]
     assert runtime.handover.leave("acme")[0] == (1,)
     assert runtime.kept.lists.of("acme") == ["b", "c"], "for the device that it moves to"
@@ -189,9 +175,9 @@ async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them()
     assert runtime._resuming
     await runtime._resuming
     assert second.heard[1:] == [
-        messages.StartTenants({"acme": (1,)}),
-        messages.WaitUntilLoaded(),
-        messages.UseModels({"acme": ["b"]}),
+        ("start", Start({"acme": (1,)}, changes=[])),
+        ("loaded",),
+        ("use", {"acme": ["b"]}, {}),
     ]
     assert not runtime.away
     second.close()

@@ -11,12 +11,15 @@ import pytest
 from partitions import DeviceUnavailable
 from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
-from server.processes.channels import device_messages as messages
+from server.processes.channels.calls import proxy
+from server.processes.channels.device_protocols import FromRuntime, ToRuntime
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.processes.supervision.restarts import Restarts
 from server.processes.supervision.supervised import Current, SupervisedDevice
 from server.processes.supervision.supervised_devices import SupervisedDevices
+
+from ..recorder import Recorder
 
 PATIENCE = 20.0
 
@@ -79,7 +82,7 @@ def serve(end: socket.socket) -> None:
     """A process that has no device, and ends in order when its channel is closed."""
 
     async def run() -> None:
-        channel = Channel("the supervisor", {messages.CloseDevice: lambda _: None})
+        channel = Channel("the supervisor", Recorder(ToRuntime, answers={}).handlers())
         await channel.open(end)
         await channel.closed.wait()
 
@@ -188,7 +191,7 @@ def serve_stuck(end: socket.socket) -> None:
     async def run() -> None:
         channel = Channel("the supervisor", {})
         await channel.open(end)
-        channel.notify(messages.EndProcess("an inference of tenant acme cannot be stopped"))
+        proxy(FromRuntime, channel).on_stuck("an inference of tenant acme cannot be stopped")
         await asyncio.Event().wait()
 
     asyncio.run(run())

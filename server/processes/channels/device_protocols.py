@@ -1,0 +1,141 @@
+"""What a process with the device side of some tenants and the supervisor call in each other, by `calls`.
+
+The supervisor also calls `Moves`, `Widths` and `Models` of `server.control.device_runtime`, where most of this is described.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from partitions.plan import Granules
+from partitions.probe import Placement
+
+from ...accounts.usage import Count, Report
+from ...config.tenant import TenantConfig
+from ...control.descriptions import DeviceInfo, Loading
+from ...tenants.catalog import IndexEntry
+from ...tenants.frontend import State
+from .descriptors import SentLink
+from .message_fields import ServedModelFields
+
+
+class Change(NamedTuple):
+    """A model of a tenant that was loaded on request, with this configuration if there is one, or unloaded."""
+
+    tenant: str
+    name: str
+    loaded: bool
+    override: str | None = None
+
+
+class Start(NamedTuple):
+    """What a process starts with: the tenants on their granules, and models but those that are left out, by tenant, because
+    they ended processes before.
+
+    `models` are the lists of tenants that are not those of the configuration any more, and `changes` what was loaded and
+    unloaded on request. Models are loaded in the order of their `ranks`, 0 where there is none.
+    """
+
+    granules: Mapping[str, Granules]
+    left_out: Mapping[str, list[str]] = MappingProxyType({})
+    models: Mapping[str, list[str]] = MappingProxyType({})
+    changes: Sequence[Change] = ()
+    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+
+
+class Publication(NamedTuple):
+    """The versions of a model that are to be served, and problems of others."""
+
+    name: str
+    served: list[ServedModelFields]
+    problems: list[IndexEntry]
+
+
+class ToRuntime(Protocol):
+    """Any process with a device side; see `DeviceRuntime`."""
+
+    async def open(self) -> DeviceInfo: ...
+    async def start(self, start: Start) -> dict[str, frozenset[int] | None]:
+        """Returns the host's cores of each partition, by tenant."""
+
+    async def loaded(self) -> None: ...
+    async def usage(self) -> Report: ...
+    async def probe(self, seconds: float) -> dict[str, Placement]: ...
+    def stop_loading(self) -> None: ...
+    def abandon(self, reason: str) -> None: ...
+    async def close(self) -> None:
+        """Finish work in flight and release the device; a device process exits after its answer."""
+
+
+class ToDeviceProcess(Protocol):
+    """A device process, whose tenants' links come from the supervisor."""
+
+    async def replace_link(self, tenant: str, link: SentLink) -> None:
+        """The tenant's HTTP process was replaced: serve the new link. Returns when the old one is not used any more."""
+
+    async def adopt(
+        self,
+        tenant: str,
+        link: SentLink,
+        granules: Granules,
+        changes: Sequence[Change],
+        beyond: Count,
+        models: Sequence[str] | None,
+        config: TenantConfig | None,
+    ) -> list[Publication]:
+        """Make a tenant of another device ready on these granules, beside those of this one, and then make these changes.
+
+        Its link is one to its memory that is not in use yet. The models' keys have numbers above `beyond`. `models` is its
+        list, if that is not the one of the configuration any more, and `config` its configuration, if the process does not have
+        that. Returns what would be published.
+        """
+
+    async def name_models(self, tenant: str, keys: Mapping[str, str]) -> None:
+        """Requests of a tenant that was adopted name its models by these keys too, each with the key of the model here.
+
+        From now on what is loaded for it is published.
+        """
+
+    async def forget_keys(self, tenant: str, keys: Sequence[str]) -> None:
+        """No request of the tenant names a model by these keys any more."""
+
+    async def release(self, tenant: str) -> None:
+        """Stop serving a tenant, and free its models, partition and memory. Returns when that is done."""
+
+    def cancel(self, tenant: str, slot: Count, serial: Count) -> None:
+        """Stop a ticket of a tenant, if it can be stopped."""
+
+    def set_affinity(self, cores: frozenset[int], builds: frozenset[int], starting: frozenset[int]) -> None:
+        """Run on these of the host's cores, and builds of models on those, or on the last ones while the process starts."""
+
+
+class FromRuntime(Protocol):
+    """The supervisor, for a process with a device side."""
+
+    def on_state(self, state: State) -> None:
+        """The state of this device side."""
+
+    def on_loading(self, loading: Loading) -> None:
+        """What is loaded from now on."""
+
+    def on_lost(self, reason: str) -> None:
+        """The device is lost, and the process will exit."""
+
+    def on_stuck(self, reason: str) -> None:
+        """The only tenant of this process has an inference that cannot be stopped: end the process, and start another."""
+
+
+class FromTenants(Protocol):
+    """The HTTP sides of a device process's tenants, in the supervisor; see `server.tenants.frontend.HttpSide`."""
+
+    def announce(self, tenant: str, name: str) -> None: ...
+    def listed(self, tenant: str) -> None: ...
+    async def agree(self, tenant: str, name: str, served: Sequence[ServedModelFields]) -> str: ...
+    def withdraw(self, tenant: str, name: str) -> None: ...
+    async def publish(self, tenant: str, publication: Publication) -> bool: ...
+    async def last_uses(self, tenant: str) -> dict[str, int]: ...
+    async def page_out(self, tenant: str, model: str) -> bool: ...
+    def page_in(self, tenant: str, model: str) -> None: ...
+    def set_cores(self, tenant: str, cores: frozenset[int] | None) -> None: ...
+    def suspend(self, tenant: str, reason: str) -> None: ...
+    def distrust(self, tenant: str, reason: str) -> None: ...

@@ -1,0 +1,64 @@
+"""The test at the other end of a channel, in place of one of our processes."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from server.processes.channels.calls import Handlers, serve
+
+
+class _Called:
+    """Has every method."""
+
+    def __init__(self, hear: Callable[[str, tuple[Any, ...]], Any]) -> None:
+        self._hear = hear
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self._hear(name, arguments)
+
+
+class Recorder:
+    """Keeps calls of these Protocols as tuples of the method's name and its arguments, and answers them as `answers` says.
+
+    An answer that is an exception is raised, and one that is a coroutine awaited. While `gates` has an event of a method's
+    name, that is answered once the event is set.
+    """
+
+    def __init__(self, *protocols: Any, answers: Mapping[str, Any], gates: Mapping[str, asyncio.Event] | None = None) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.answers = dict(answers)
+        self.gates = dict(gates or {})
+        self._protocols = protocols
+
+    def __repr__(self) -> str:
+        return f"<Recorder {self.names()}>"
+
+    def handlers(self) -> Handlers:
+        called = _Called(self._hear)
+        return {kind: handler for each in self._protocols for kind, handler in serve(each)(lambda: called).items()}
+
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.heard]
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of the calls of this method."""
+        return [tuple(arguments) for called, *arguments in self.heard if called == name]
+
+    async def hears(self, name: str, *arguments: Any) -> None:
+        """Wait until this method is called, with these arguments if there are any."""
+        while name not in self.names() or (arguments and (name, *arguments) not in self.heard):
+            await asyncio.sleep(0)
+
+    def _hear(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        self.heard.append((name, *arguments))
+        return self._answer_later(name) if name in self.gates else self._answer(name)
+
+    async def _answer_later(self, name: str) -> Any:
+        await self.gates[name].wait()
+        return self._answer(name)
+
+    def _answer(self, name: str) -> Any:
+        answer = self.answers.get(name)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
