@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..api import framework
 from ..api.audited import audited
 from ..config.schema import Config
 from ..config.section import ConfigError
+from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader
 from ..tenants.frontend import State
@@ -28,7 +30,7 @@ from .remote.remote_runtime import RemoteRuntime
 from .remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from .supervision import process_counts
 from .supervision.device_homes import DeviceHomes
-from .supervision.mps_group import MpsGroup
+from .supervision.mps_group import MpsGroup, memory_limit
 from .supervision.supervised import HostedRuntime, SupervisedDevice
 from .supervision.supervisor import Supervisor
 from .supervision.tenant_processes import TenantProcesses
@@ -58,7 +60,7 @@ class Composition:
         self._frontends = _open_frontends(config, hosted)
         self._runtimes: dict[str, RemoteRuntime] = {}
         self._transfers = TenantTransfers(
-            self._runtimes, self._frontends, lambda *to: self._homes.find(*to), lambda side: self._homes.leave(side), config
+            self._runtimes, self._frontends, self._find_home, lambda side: self._homes.leave(side), config
         )
         self.counts = process_counts.count(config, hosted, cores)
         self.controller = Controller(config, self._frontends, self._set_state, self._transfers.transfer)
@@ -118,7 +120,9 @@ class Composition:
                 in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
                 self.controller.add(sides, device, adopts=False)
             elif device in self.groups:
-                apart = {name: self._device_process(device, {name: part}, name) for name, part in theirs.items()}
+                apart = {
+                    name: self._device_process(device, {name: part}, config.tenants[name]) for name, part in theirs.items()
+                }
                 processes += apart.values()
                 self.controller.add({name: each.runtime for name, each in apart.items()}, device)
             else:
@@ -127,17 +131,22 @@ class Composition:
                 self.controller.add(dict.fromkeys(theirs, process.runtime), device, process.runtime)
         return processes, in_tenants
 
-    def _device_process(self, device: str, frontends: Mapping[str, DeviceFrontend], tenant: str = "") -> SupervisedDevice:
+    async def _find_home(self, device: str, tenant: str) -> RemoteRuntime:
+        return await self._homes.find(device, self.controller.tenants[tenant])
+
+    def _device_process(
+        self, device: str, frontends: Mapping[str, DeviceFrontend], tenant: TenantConfig | None = None
+    ) -> SupervisedDevice:
         """A process of a device that is to be started: for these tenants, or for one alone."""
         label = f"the process of device {device}" if len(self.controller.config.named_devices) > 1 else "the device process"
         runtime = RemoteRuntime(
-            f"{label} for {tenant}" if tenant else label,
+            f"{label} for {tenant.name}" if tenant else label,
             frontends,
             partial(self.controller.on_state, device=device),
             partial(self.controller.on_loading, device=device),
         )
-        arguments = partial(_device_arguments, device, tenant or device, self._opener)
-        name = f"{device}, {tenant}" if tenant else device
+        arguments = partial(_device_arguments, device, tenant, self._opener)
+        name = f"{device}, {tenant.name}" if tenant else device
         return SupervisedDevice(name, runtime, device_process.main, arguments, self.groups.get(device))
 
     def _connect(self, in_tenants: Mapping[str, HostedRuntime]) -> None:
@@ -209,12 +218,14 @@ def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
     return HostedRuntime(side, tenant_process.main, partial(TenantArguments, device=device, opener=opener))
 
 
-def _device_arguments(device: str, name: str, opener: Opener, config: Config, *ends: Any) -> DeviceArguments:
-    """The arguments of a process of this device that starts now."""
+def _device_arguments(device: str, tenant: TenantConfig | None, opener: Opener, config: Config, *ends: Any) -> DeviceArguments:
+    """The arguments of a process of this device that starts now: for this tenant alone, under MPS, or for all of the device."""
     own = config.on_device(device)
-    if own.device.mps == "on":  # It is the only GPU that the process sees.
-        own = own.with_devices({device: own.device.model_copy(update={"index": 0})})
-    return DeviceArguments(name, own, opener, *ends)
+    if tenant is None:
+        return DeviceArguments(device, own, opener, *ends)
+    own = own.with_devices({device: own.device.model_copy(update={"index": 0})})  # It is the only GPU that the process sees.
+    arguments = DeviceArguments(tenant.name, own, opener, *ends)
+    return replace(arguments, environment={**arguments.environment, **memory_limit(tenant.device_memory)})
 
 
 def _part(frontend: RemoteFrontend, device: str) -> DeviceFrontend:

@@ -3,6 +3,7 @@
 What HANG_OFF or HANG_ON names is a FIFO: devices with `mps = "off"`, or "on", are opened once its other end is closed.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from server.host.leaving import leave
 
 from .virtual import VirtualDevice, VirtualPartition
 
+log = logging.getLogger("greenlane.partitions")
 GRANULES = 4
 
 
@@ -33,6 +35,8 @@ def opener(config: DeviceConfig) -> Device:
     if gate := os.environ.get(f"HANG_{config.mps.upper()}"):
         Path(gate).read_bytes()
     assert config.cores
+    if limit := os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"):
+        log.info("a client that may have %s", limit)
     return SmallDevice(config.cores)
 
 

@@ -70,7 +70,8 @@ def serving(server: Served) -> Served:
 
 def tenants() -> str:
     """Their sections of the configuration."""
-    return "".join(f'[tenants.{name}]\ngranules = 4\nmodels = ["*"]\nmax_execution = "{LIMIT}s"\n' for name in TENANTS)
+    keys = f'granules = 4\nmodels = ["*"]\nmax_execution = "{LIMIT}s"\ndevice_memory = "1GiB"\n'
+    return "".join(f"[tenants.{name}]\n{keys}" for name in TENANTS)
 
 
 def until_ready(server: Served, tenant: str) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping
 
+from ...config.tenant import TenantConfig
 from ..remote.remote_runtime import RemoteRuntime
 from .supervised import SupervisedDevice
 from .supervisor import Supervisor
 
-Make = Callable[[str, str], SupervisedDevice]
+Make = Callable[[str, TenantConfig], SupervisedDevice]
 """Makes the process of a device for a tenant that comes, without tenants yet; it is not started."""
 
 
@@ -32,7 +33,7 @@ class DeviceHomes:
         """Whether this is a device process's, and not that of a tenant's own process on cores of the host."""
         return runtime in self._apart or runtime in self._shared.values()
 
-    async def find(self, device: str, tenant: str) -> RemoteRuntime:
+    async def find(self, device: str, tenant: TenantConfig) -> RemoteRuntime:
         """The runtime for a tenant that comes to this device. Starts a process where tenants have their own.
 
         `leave` it when the tenant has gone, or has not come after all. Raises OSError, EOFError, or as `RemoteRuntime.open`.

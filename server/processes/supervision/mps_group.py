@@ -6,12 +6,24 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from partitions import DeviceUnavailable
 from partitions.errors import MpsError
-from partitions.mps import MpsDaemon, find_other
+from partitions.mps import PREFIX, MpsDaemon, find_other
 
 log = logging.getLogger("greenlane.processes")
 
 _QUEUES = "2"
 """Hardware queues of each process, as the driver gives clients by itself: all share one number of them."""
+_OWN = 1 << 30
+"""Bytes that a process may have beside its tenant's models: 360 MiB from its start, up to 0.4 GB of green contexts, and kernels
+that the driver keeps."""
+
+
+def memory_limit(budget: int | None) -> dict[str, str]:
+    """The variable by which the driver refuses a client memory that a tenant with so many bytes of `device_memory` needs not.
+
+    None without a budget. A move binds every model a second time, so twice the budget is allowed. With a limit the driver says
+    what is free for the client, so what others take of the GPU is not measured as a model's, as long as the GPU has that much.
+    """
+    return {} if budget is None else {f"{PREFIX}PINNED_DEVICE_MEM_LIMIT": f"0={(2 * budget + _OWN) >> 20}M"}
 
 
 class MpsGroup:

@@ -159,7 +159,7 @@ class TenantProcesses:
 
     async def _adopt(self, name: str, coming: _Coming, count: int) -> Arrival:
         """Have the process of its device make the tenant ready, and start its HTTP process."""
-        runtime = coming.runtime = await self._homes.find(coming.device, name)
+        runtime = coming.runtime = await self._homes.find(coming.device, coming.config.tenants[name])
         coming.adopted_by = runtime.process()
         config = coming.config.tenants[name]
         models = await runtime.handover.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)

@@ -15,7 +15,7 @@ from partitions.mps import COMMAND
 from server.config.schema import DeviceConfig
 from server.config.server import ServerConfig
 from server.processes.device_side.identify import identify
-from server.processes.supervision.mps_group import MpsGroup
+from server.processes.supervision.mps_group import MpsGroup, memory_limit
 from tests.fakes import FakeDevice
 from tests.simulation.mps import FakeMps
 
@@ -39,6 +39,11 @@ def is_there(environment: Mapping[str, str]) -> bool:
 
 async def uuid() -> str:
     return "GPU-5ea1"
+
+
+def test_a_client_has_twice_its_tenant_s_budget_and_room_for_the_process_itself() -> None:
+    assert memory_limit(None) == {}
+    assert memory_limit(20 << 30) == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=41984M"}
 
 
 async def test_the_daemon_is_started_once_for_all_processes_and_ended_with_the_group(fake: FakeMps) -> None:
