@@ -72,7 +72,7 @@ async def advice(
 
 
 async def _wide(controller: Controller) -> dict[str, WideState]:
-    return {each.tenant: each for each in await controller.wide.states()}
+    return {each.tenant: each for each in await controller.placements.wide_states()}
 
 
 def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:

@@ -140,7 +140,7 @@ async def metrics(request: Request, controller: ControllerDep) -> Response:
         controller.reports(),
         controller.executions(),
         controller.memory(),
-        controller.wide.states(),
+        controller.placements.wide_states(),
         controller.accountant.collect(),
     )
     found = list(ServerCollector(controller, reports, executions, memory, wide).collect())

@@ -157,8 +157,8 @@ def _device(controller: Controller, device: ControlledDevice) -> Object:
 
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
-    ladders = controller.ladders.states
-    wide = {each.tenant: shown_wide(each) for each in await controller.wide.states()}
+    ladders = controller.placements.ready
+    wide = {each.tenant: shown_wide(each) for each in await controller.placements.wide_states()}
     devices = [
         {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
         for each in controller.devices

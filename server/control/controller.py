@@ -23,18 +23,17 @@ from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantM
 from .device_runtime import DeviceRuntime, halt_all
 from .draining import drain, refuse_and_drain
 from .health import HealthMonitor
-from .ladders import LadderPlans
 from .move_requests import check_counts, plan_transfer
 from .moves import By, MoveLog, MoveRecord
 from .overview import Overview
 from .pilot import Pilot
+from .placement_plans import PlacementPlans
 from .reconfiguration import Everywhere, Reconfiguration
 from .start_progress import StartProgress
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import TenantPlan
 from .together import together
 from .usage_files import UsageFiles
-from .wide_shares import WideShares
 
 log = logging.getLogger("greenlane.control")
 
@@ -97,8 +96,7 @@ class Controller:
         self._repartitioning = asyncio.Lock()
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
-        self.ladders = LadderPlans(config.tenants, self.devices)
-        self.wide = WideShares(config.tenants, self.devices, self._repartitioning)
+        self.placements = PlacementPlans(config.tenants, self.devices, self._repartitioning)
         self.overview = Overview(self)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
@@ -160,8 +158,7 @@ class Controller:
         self.accountant.start()
         self.health.start()
         self.overview.start()
-        self.wide.begin(self.loaded)
-        self.ladders.begin(self.loaded)
+        self.placements.begin(self.loaded)
 
     async def _start(self, device: ControlledDevice) -> None:
         if not (runtimes := device.distinct()):
@@ -235,7 +232,7 @@ class Controller:
             if all(device.has(device.own(counts)) for device in self.devices):
                 return self._keep(counts, by)
             with self.recorded(by, reason, counts) as record:
-                self.wide.check(counts)
+                self.placements.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
                 await self.move(moves, record)
                 self.repartitions += 1
@@ -282,7 +279,7 @@ class Controller:
                 raise Misplaced("; ".join(map(explained, shared)))
             await together(self._check_held(device) for device, _ in moves)
             record.prepared = time.monotonic() - began
-            await self.wide.narrow(moves)
+            await self.placements.narrow(moves)
             alone = len(moving) == 1
             if not alone:
                 await halt_all([runtime.moves for _, runtime in moving])
@@ -298,8 +295,7 @@ class Controller:
             await asyncio.shield(together(runtime.moves.discard() for _, runtime in moving))
             raise
         finally:
-            self.wide.remake()
-            self.ladders.remake()
+            self.placements.remake()
 
     async def transfer(self, tenant: str, to: str, count: int | None = None) -> None:
         """Move a tenant to another device while it is served, onto `count` granules there, by default as many as it has.
@@ -329,8 +325,7 @@ class Controller:
             self.accountant.follow(source)
             self.accountant.follow(target)
             self.repartitions += 1
-            self.wide.remake()
-            self.ladders.remake()
+            self.placements.remake()
             await self._look_held(target)
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.info, target.held))
 
@@ -382,8 +377,7 @@ class Controller:
         for device in self.devices:
             if device.info is not NOT_OPENED:
                 self.accountant.follow(device)
-        self.wide.reconfigure(config.tenants)
-        self.ladders.reconfigure(config.tenants)
+        self.placements.reconfigure(config.tenants)
         if plan.go or plan.come:
             self.repartitions += 1
             self.on_state((), "serving")
@@ -512,8 +506,7 @@ class Controller:
             self.overview.close()
             await self.accountant.close()
             await self.health.close()
-            self.wide.close()
-            self.ladders.close()
+            self.placements.close()
             async with self._repartitioning:  # One in progress is completed first.
                 await together(runtime.close() for device in self.devices for runtime in device.distinct())
 

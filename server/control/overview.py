@@ -16,9 +16,9 @@ from .baseline import Baseline, Comparison
 from .controlled_device import ControlledDevice
 from .descriptions import Execution, TenantMemory
 from .need import Counted, History, Need, by_model, counted, need
+from .placement_plans import PlacementPlans
 from .problems import Problems
 from .stretch import WideState
-from .wide_shares import WideShares
 
 log = logging.getLogger("greenlane.control")
 
@@ -48,7 +48,7 @@ class Watched(Protocol):
 
     devices: list[ControlledDevice]
     accountant: Accountant
-    wide: WideShares
+    placements: PlacementPlans
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """As `Controller.reports`."""
@@ -205,7 +205,7 @@ class Overview:
     async def _ask_details(self) -> Details:
         controller = self._controller
         return Details(
-            *await asyncio.gather(controller.executions(), controller.memory(), controller.wide.states()),
+            *await asyncio.gather(controller.executions(), controller.memory(), controller.placements.wide_states()),
         )
 
     def _tenant(self, config: TenantConfig, report: Report) -> TenantLook:

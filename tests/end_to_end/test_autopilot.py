@@ -77,7 +77,7 @@ async def moves(served: Served) -> list[dict[str, Any]]:
 
 async def test_a_load_that_comes_and_goes_moves_a_core_and_back_by_ladder(standard: Path) -> None:
     with serving(configuration(standard, *TENANTS), VirtualDevice(4)) as served:
-        until(lambda: set(served.controller.ladders.states) == {"acme", "globex"})
+        until(lambda: set(served.controller.placements.ready) == {"acme", "globex"})
         await fly(served, "on")
         await asyncio.sleep(3 * PACE.window)
         assert await moves(served) == []

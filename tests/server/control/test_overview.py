@@ -10,7 +10,7 @@ from server.control.accountant import Accountant
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, Execution, PartitionInfo, TenantMemory
 from server.control.overview import FRESH, PERIOD, SLOW, WINDOW, Overview, TenantLook
-from server.control.wide_shares import WideShares
+from server.control.placement_plans import PlacementPlans
 from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.frontend import ModelReport, Report
@@ -29,7 +29,7 @@ class FakeController:
         self.device.held = {"acme": PartitionInfo((0,), 1), "globex": PartitionInfo((1,), 1)}
         self.devices = [self.device]
         self.accountant = Accountant(self.devices)
-        self.wide: Any = WideShares(self.tenants, self.devices, None)  # type: ignore[arg-type]
+        self.placements: Any = PlacementPlans(self.tenants, self.devices, None)  # type: ignore[arg-type]
         self.models = {name: ModelStatistics() for name in self.tenants}
         self.waiting = dict.fromkeys(self.tenants, 0)
         self.rejected = self.limited = 0

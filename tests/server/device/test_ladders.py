@@ -41,9 +41,8 @@ async def site(root: Path) -> AsyncIterator[Site]:
 
 async def settled(site: Site) -> None:
     """Wait until the plan is carried out."""
-    work = site.controller.ladders._work
-    assert work
-    await asyncio.wait({work})
+    while (work := site.controller.placements._work) and not work.done():
+        await asyncio.wait({work})
     await site.runtime.widths.settled()
 
 
@@ -74,7 +73,7 @@ async def test_what_is_ready_is_logged_and_kept_for_the_admin_api(root: Path, ca
     caplog.set_level(logging.INFO)
     async with serving(root, tenants=LADDERS) as site:
         await settled(site)
-        (state,) = site.controller.ladders.states["acme"]
+        (state,) = site.controller.placements.ready["acme"]
         assert state == ("acme", WIDE, 2, 0)
     assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
 
@@ -130,7 +129,7 @@ async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(roo
         assert (await move(site, acme=4)).pauses["acme"].ladder
         await settled(site)
         assert rungs(site)["acme"] == {}
-        assert site.controller.ladders.states == {}
+        assert site.controller.placements.ready == {}
         await move(site, acme=2)
         await settled(site)
         assert rungs(site)["acme"] == {rung: 2}

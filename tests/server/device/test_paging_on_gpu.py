@@ -168,9 +168,8 @@ def visible() -> Gpu:
 
 async def settled(site: OnGpu) -> None:
     """Wait until the ladder is as it is to be."""
-    work = site.controller.ladders._work
-    assert work
-    await asyncio.wait({work})
+    while (work := site.controller.placements._work) and not work.done():
+        await asyncio.wait({work})
     await site.runtime.widths.settled()
 
 

@@ -41,8 +41,8 @@ async def site(root: Path) -> AsyncIterator[Site]:
 
 async def settled(site: Site) -> None:
     """Wait until the plan is carried out."""
-    while site.controller.wide._work and not site.controller.wide._work.done():
-        await asyncio.wait({site.controller.wide._work})
+    while (work := site.controller.placements._work) and not work.done():
+        await asyncio.wait({work})
     await site.runtime.widths.settled()
 
 
@@ -75,7 +75,7 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
     assert site.granules == {"acme": (0, 1), "globex": (2, 3), "initech": (4, 5)}
     await go_wide(site, "a")
     await go_wide(site)
-    (state,) = await site.controller.wide.states()
+    (state,) = await site.controller.placements.wide_states()
     assert (state.tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, ())
     assert site.runtime._workers["globex"].borrowing is None
 
@@ -246,7 +246,7 @@ async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: 
         await settled(site)
     why = "granules [0, 1, 2, 3, 4]: no more contexts"
     assert f"tenant acme has no wide partition, and keeps its share as it is: {why}" in caplog.text
-    (state,) = await site.controller.wide.states()
+    (state,) = await site.controller.placements.wide_states()
     assert (state.granules, state.problems) == ((), (why,))
     await site.infer("acme")
     await site.controller.close()
@@ -260,7 +260,7 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     await site.runtime.loaded()
     site.script.fail("bind", error=ModelRefused("too wide"))
     await settled(site)
-    (state,) = await site.controller.wide.states()
+    (state,) = await site.controller.placements.wide_states()
     assert state.problems == ("a/1: too wide",)
     assert "tenant acme: model a/1 runs on its share only: too wide" in caplog.text
     await site.infer("acme", "a")
@@ -282,7 +282,7 @@ async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenant
     await settled(site)
     memory = (await site.controller.memory())[0]
     assert [each.nbytes for each in memory.models] == [13, 10]
-    (state,) = await site.controller.wide.states()
+    (state,) = await site.controller.placements.wide_states()
     (problem,) = state.problems
     assert problem.startswith(
         "b/1: on its wide partition it needs 3 bytes of device memory (contexts 3 bytes), but acme has 23"
@@ -313,16 +313,16 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     for looks in range(1, 4):
         site.runtime.widths.look()
         assert caplog.text.count(f"tenant acme: model {why}") == (looks > 1), "once, and only if it still is when looked again"
-        (state,) = await site.controller.wide.states()
+        (state,) = await site.controller.placements.wide_states()
         assert state.too_long == (why,)
     times.wide = 10**9
     site.runtime.widths.look()
-    (state,) = await site.controller.wide.states()
+    (state,) = await site.controller.placements.wide_states()
     assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
     assert "lend for more than 1000 ms" in state.too_long[0]
     times.wide = 10**8
     site.runtime.widths.look()
-    (state,) = await site.controller.wide.states()
+    (state,) = await site.controller.placements.wide_states()
     assert state.too_long == ()
 
 
@@ -342,7 +342,9 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
     lender = site.tenant("globex").lane.admission.lender
     assert lender
     lender.guard.stops = 3
-    collector = ServerCollector(site.controller, await site.controller.reports(), [], (), await site.controller.wide.states())
+    collector = ServerCollector(
+        site.controller, await site.controller.reports(), [], (), await site.controller.placements.wide_states()
+    )
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in collector.collect()

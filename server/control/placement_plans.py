@@ -1,0 +1,188 @@
+"""Decides which placements tenants have beside their homes on every device, after each change of who has which granules."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from engines import EngineError
+from partitions import DoesNotFit, Move, PartitionError
+from partitions.plan import Granules, rung
+
+from ..config.tables import dotted
+from ..config.tenant import TenantConfig
+from ..errors import RequestError
+from .controlled_device import ControlledDevice
+from .descriptions import RungState
+from .device_runtime import DeviceRuntime
+from .stretch import Wide, WideState, plan_wide
+
+lending_log = logging.getLogger("greenlane.lending")
+ladder_log = logging.getLogger("greenlane.ladder")
+_FAILURES = (RequestError, EngineError, PartitionError)
+"""What a device side answers that cannot do what is planned. One that is started again gets the plan then."""
+
+
+class PlacementPlans:
+    """Belongs to the controller's event loop. `changing` is held while granules change hands.
+
+    Plans are carried out in the background, as it takes a while to make executors: tenants are served meanwhile. A plan takes
+    the place of the one before, also if that is not carried out yet. Without a burst and a ladder nothing is planned.
+    """
+
+    def __init__(
+        self, tenants: Mapping[str, TenantConfig], devices: Sequence[ControlledDevice], changing: asyncio.Lock
+    ) -> None:
+        self._tenants = tenants
+        self._devices = devices
+        self._changing = changing
+        self.ready: dict[str, list[RungState]] = {}
+        """What was ready for a move when the last plan was carried out, by tenant."""
+        self._with_ready: set[str] = set()
+        """The names of devices where the last plan has tenants ready for a move."""
+        self._loaded = False
+        self._work: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        plans = (f"{each.name}: {each.wide}, {self.plan_ready(each)}" for each in self._devices)
+        return f"<PlacementPlans {'; '.join(plans)}>"
+
+    def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
+        """Plan for the first time once all models are loaded."""
+        if self._needed:
+            self._start(self._begin(loaded))
+
+    def close(self) -> None:
+        """Change nothing any more."""
+        self._loaded = False
+        if self._work:
+            self._work.cancel()
+
+    def reconfigure(self, tenants: Mapping[str, TenantConfig]) -> None:
+        """Plan for these tenants from now on; some may have come or gone, but none where tenants borrow."""
+        self._tenants = tenants
+        self.ready = {name: each for name, each in self.ready.items() if name in tenants}
+        self._loaded = self._loaded or (self._needed and self._work is None)
+        self.remake()
+
+    def check(self, counts: Mapping[str, int]) -> None:
+        """Raise DoesNotFit if one of these tenants would get more granules than its burst allows."""
+        for device in self._devices:
+            for name, count in device.own(counts).items():
+                burst = self._tenants[name].burst
+                if burst is not None and count > (most := self._most(device, name)):
+                    key = dotted(("tenants", name, "burst"))
+                    raise DoesNotFit(f"{name}: {count} granules, but {key} allows {most} at most; raise that, or ask for less")
+
+    async def narrow(self, moves: Sequence[tuple[ControlledDevice, Move]]) -> None:
+        """Before a move: have tenants that borrow granules which change hands use their homes alone.
+
+        Raises Conflict if a work of one of them takes longer than `max_pause`. `remake` ends this.
+        """
+        for device, move in moves:
+            changed = {each for name in move.movers for each in (*move.before.get(name, ()), *move.after.get(name, ()))}
+            names = [
+                name for name, wide in device.wide.items() if name not in move.movers and changed.intersection(wide.granules)
+            ]
+            for runtime in device.distinct(names) if names else ():
+                await runtime.widths.narrow([name for name in names if device.runtimes.get(name) is runtime])
+
+    def remake(self) -> None:
+        """Granules have changed hands, or could not: plan again, in the background."""
+        if self._loaded:
+            self._start(self._carry_out())
+
+    async def wide_states(self) -> list[WideState]:
+        """Every tenant's wide partition, planned or made, as its device side reports it."""
+        found: list[WideState] = []
+        for device in self._devices if any(tenant.burst for tenant in self._tenants.values()) else ():
+            for runtime in device.distinct():
+                try:
+                    found += await runtime.widths.stretches()
+                except RequestError:  # It is being started again, and has none.
+                    continue
+        return found
+
+    def plan_ready(self, device: ControlledDevice) -> dict[str, list[Granules]]:
+        """The granules on which each tenant of a device is to be ready for a move, by its ladder, without those that it has.
+
+        They are those that it would get if it had so many. If others gave other ones, which can be where three or more share a
+        device, the move is as without a ladder.
+        """
+        orders, sizes = device.orders, device.info.granules
+        plans: dict[str, list[Granules]] = {}
+        for name, partition in device.held.items():
+            widths = self._tenants[name].rungs(device.info.unit, sizes)
+            found = [rung(partition.granules, orders[name], width) for width in widths if width <= len(sizes)]
+            plans[name] = [each for each in found if each != partition.granules]
+        return plans
+
+    @property
+    def _needed(self) -> bool:
+        return any(tenant.burst or tenant.ladder for tenant in self._tenants.values())
+
+    def _plan_wide(self, device: ControlledDevice) -> dict[str, Wide]:
+        homes = {name: partition.granules for name, partition in device.held.items()}
+        most = {name: self._most(device, name) for name in homes if self._tenants[name].burst is not None}
+        return plan_wide(homes, most, {name: self._tenants[name].lend for name in homes})
+
+    def _most(self, device: ControlledDevice, name: str) -> int:
+        """The granules that a tenant may use at a time on this device. Where its burst does not fit: all that there are."""
+        total = len(device.info.granules)
+        return min(total, self._tenants[name].most(device.info.unit, device.info.granules)) if total else 0
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._work:
+            self._work.cancel()
+        self._work = asyncio.create_task(work)
+        self._work.add_done_callback(_log_failure)
+
+    async def _begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
+        await loaded()
+        self._loaded = True
+        await self._carry_out()
+
+    async def _carry_out(self) -> None:
+        async with self._changing:
+            for device in self._devices:
+                before, device.wide = device.wide, self._plan_wide(device)
+                for runtime in device.distinct() if before or device.wide else ():
+                    try:
+                        await runtime.widths.stretch(device.of(runtime, device.wide))
+                    except _FAILURES as error:
+                        lending_log.warning("no wide partitions for now: %s", error)
+        for device in self._devices:
+            plans, had = self.plan_ready(device), device.name in self._with_ready
+            has = any(plans.values())
+            self._with_ready = self._with_ready | {device.name} if has else self._with_ready - {device.name}
+            for runtime in device.distinct() if had or has else ():
+                await self._hold(runtime, device.of(runtime, plans))
+
+    async def _hold(self, runtime: DeviceRuntime, plans: Mapping[str, Sequence[Granules]]) -> None:
+        """Have tenants of a device side ready for a move to these granules, and log what is new or has other models now."""
+        try:
+            found = await runtime.widths.hold(plans)
+        except _FAILURES as error:
+            ladder_log.warning("no ladders for now: %s", error)
+            return
+        for name in plans:
+            before, now = self.ready.pop(name, []), [state for state in found if state.tenant == name]
+            if now:
+                self.ready[name] = now
+            for state in now if now != before else ():
+                _log_ready(state)
+
+
+def _log_ready(state: RungState) -> None:
+    tenant, granules, count = state.tenant, list(state.granules), state.models
+    if not count:
+        text = "%s has no model ready on granules %s: a move there takes as long as without a ladder"
+        ladder_log.info(text, tenant, granules)
+        return
+    models = f"{count} model{'s' * (count != 1)}"
+    ladder_log.info("%s can switch to granules %s: %s ready, %.1f MB more", tenant, granules, models, state.nbytes / 1e6)
+
+
+def _log_failure(work: "asyncio.Task[None]") -> None:
+    if not work.cancelled() and (error := work.exception()):
+        ladder_log.error("what tenants have beside their shares could not be changed: %s", error, exc_info=error)
