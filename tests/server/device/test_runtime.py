@@ -994,7 +994,7 @@ async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
 
 async def test_the_probe_reports_where_each_tenant_ran(root: Path) -> None:
     async with serving(root) as site:
-        assert await site.controller.probe(site.controller.devices[0]) == {"acme": {0, 1}, "globex": {2, 3}}
+        assert await site.controller.probe(site.controller.devices[0]) == ({"acme": {0, 1}, "globex": {2, 3}}, [])
 
 
 async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_built(root: Path) -> None:
