@@ -35,6 +35,7 @@ from .config.file import load
 from .config.schema import Config, DeviceConfig
 from .config.section import ConfigError
 from .control.controller import Controller
+from .control.observers import Observers
 from .control.reload import ReadConfig, Reloader, without_file
 from .control.watcher import Watcher
 from .device.model_loader import Read
@@ -121,7 +122,7 @@ class Application:
         self._opener = opener
         self._abandon = abandon
         self._read = read
-        self._opened: tuple[Service, Controller] | None = None
+        self._opened: tuple[Service, Controller, Observers] | None = None
         self._reloader: Reloader | None = None
         self.infer = Infer(self.service)
         self._with_cors: asgi.Application = self._answer
@@ -130,6 +131,7 @@ class Application:
             self.lifespan,
             service=self.service,
             controller=self.controller,
+            observers=self.observers,
             reloader=self.reloader,
             set_log_level=logs.set_level,
             model_control=LocalModelControl(self.controller),
@@ -157,6 +159,10 @@ class Application:
         """The control plane. Raises Unavailable before startup and after shutdown."""
         return self._require_open()[1]
 
+    def observers(self) -> Observers:
+        """What watches the server. Raises Unavailable before startup and after shutdown."""
+        return self._require_open()[2]
+
     def reloader(self) -> Reloader:
         """What reads the configuration again. Raises Unavailable before startup and after shutdown."""
         self._require_open()
@@ -173,7 +179,7 @@ class Application:
         self._with_cors = cors.allow(self._answer, config.server.cors_origins)
         forget_heads(self.infer.connections)
 
-    def _require_open(self) -> tuple[Service, Controller]:
+    def _require_open(self) -> tuple[Service, Controller, Observers]:
         if self._opened is None:
             raise Unavailable("the server is starting")
         return self._opened
@@ -197,7 +203,7 @@ class Application:
                 self._prepare(config)
                 device = self._opener(config.device)
                 service, controller = assemble(config, device)
-                self._opened = service, controller
+                self._opened = service, controller, Observers(controller)
                 self._reloader = Reloader(controller, self._read, self._reconfigure)
                 self._with_cors = cors.allow(self._answer, config.server.cors_origins)
                 log_compilation()

@@ -8,11 +8,11 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controller import Controller
 from ..control.moves import MoveRecord
-from ..control.pilot import MODES, Mode
+from ..control.pilot import MODES, Mode, Pilot
 from ..errors import BadRequest
 from ..protocol.json_document import Object, show
 from . import schemas
-from .dependencies import ControllerDep, admin_router
+from .dependencies import ControllerDep, ObserversDep, admin_router
 from .needs import milliseconds, shown_need
 
 router = admin_router("Autopilot")
@@ -25,9 +25,9 @@ async def moves(controller: ControllerDep) -> Response:
 
 
 @router.get("/autopilot", response_model=schemas.Autopilot)
-async def autopilot(controller: ControllerDep) -> Response:
+async def autopilot(controller: ControllerDep, observers: ObserversDep) -> Response:
     """Whether it is on, what each tenant needed in the last window, and why tenants that miss their targets get nothing."""
-    return json_response(_state(controller))
+    return json_response(_state(controller, observers.pilot))
 
 
 @router.put(
@@ -36,15 +36,15 @@ async def autopilot(controller: ControllerDep) -> Response:
     responses=errors(413),
     openapi_extra=request_body(schemas.AutopilotMode, {"mode": "dry-run"}, required=True),
 )
-async def switch(service: ServiceDep, controller: ControllerDep, request: Request) -> Response:
+async def switch(service: ServiceDep, controller: ControllerDep, observers: ObserversDep, request: Request) -> Response:
     """Switch it until the server ends. It measures for some seconds before it moves anything."""
     given = await read_object(request, service.uploads)
     mode: Mode | None = next((each for each in MODES if given == {"mode": each}), None)
     if mode is None:
         expected = " or ".join(f'{{"mode": "{each}"}}' for each in MODES)
         raise BadRequest(f"the request body is {show(given)}; expected {expected}")
-    controller.pilot.set_mode(mode)
-    return json_response(_state(controller))
+    observers.pilot.set_mode(mode)
+    return json_response(_state(controller, observers.pilot))
 
 
 def shown_move(record: MoveRecord) -> Object:
@@ -64,8 +64,7 @@ def shown_move(record: MoveRecord) -> Object:
     }
 
 
-def _state(controller: Controller) -> Object:
-    pilot = controller.pilot
+def _state(controller: Controller, pilot: Pilot) -> Object:
     return {
         "mode": pilot.mode,
         "paused_for_seconds": round(pilot.paused_for, 1),

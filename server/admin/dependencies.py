@@ -1,4 +1,4 @@
-"""What all routes of the administration share: the controller behind them, and how their routers are made."""
+"""What all routes of the administration share: the controller behind them, what watches it, and how their routers are made."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import errors, operation_id
 from ..control.controller import Controller
+from ..control.observers import Observers
 
 
 async def controller(request: Request) -> Controller:
@@ -15,7 +16,14 @@ async def controller(request: Request) -> Controller:
     return found
 
 
+async def observers(request: Request) -> Observers:
+    """What watches the server. Raises Unavailable while it starts."""
+    found: Observers = request.app.state.observers()
+    return found
+
+
 ControllerDep = Annotated[Controller, Depends(controller)]
+ObserversDep = Annotated[Observers, Depends(observers)]
 
 
 def admin_router(tag: str = "Administration") -> APIRouter:

@@ -9,18 +9,19 @@ from partitions.health import Health, cores_of, host_memory
 
 from .. import __version__
 from ..control.controller import Controller
+from ..control.health import HealthMonitor
 
 _DEVICE = ["device"]
 _GPU = ["gpu_uuid", "device"]
 
 
-def families(controller: Controller) -> Iterator[Metric]:
+def families(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]:
     """What was last read; nothing here asks a device."""
-    yield from _host(controller)
-    yield from _partitions(controller)
-    readings = [(device.name, *found) for device in controller.devices if (found := controller.health.reading(device.name))]
+    yield from _host(monitor)
+    yield from _partitions(controller, monitor)
+    readings = [(device.name, *found) for device in controller.devices if (found := monitor.reading(device.name))]
     if readings:
-        yield from _gpus(controller, [(name, health) for name, health, _ in readings])
+        yield from _gpus(monitor, [(name, health) for name, health, _ in readings])
         yield from _states([(name, health) for name, health, _ in readings])
         age = GaugeMetricFamily("greenlane_device_health_age_seconds", "Age of what was read of the device", labels=_DEVICE)
         for name, _, seconds in readings:
@@ -46,9 +47,9 @@ def processes(controller: Controller) -> Iterator[Metric]:
     yield from (about, restarts, refused, GaugeMetricFamily("greenlane_start_time_seconds", started, value=controller.started))
 
 
-def _host(controller: Controller) -> Iterator[Metric]:
-    cores = controller.health.cores
-    utilization = controller.health.busy(list(cores))
+def _host(monitor: HealthMonitor) -> Iterator[Metric]:
+    cores = monitor.cores
+    utilization = monitor.busy(list(cores))
     if utilization is not None:
         yield GaugeMetricFamily("nv_cpu_utilization", "Part of the host's cores that was busy, 0 to 1", value=utilization)
     with suppress(OSError, KeyError):
@@ -57,7 +58,7 @@ def _host(controller: Controller) -> Iterator[Metric]:
         yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "Bytes of the host's memory that are in use", value=used)
 
 
-def _partitions(controller: Controller) -> Iterator[Metric]:
+def _partitions(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]:
     """Of partitions that are cores. What runs on a GPU's partition is in the account: see usage_metrics."""
     busy = CounterMetricFamily(
         "greenlane_core_busy_seconds", "Seconds in which the core was busy, with other programs too", labels=["device", "core"]
@@ -70,17 +71,17 @@ def _partitions(controller: Controller) -> Iterator[Metric]:
     for device in controller.devices:
         cores = cores_of(device.info.address)
         for core in cores:
-            if time := controller.health.cores.get(core):
+            if time := monitor.cores.get(core):
                 busy.add_metric([device.name, str(core)], time.busy)
         for tenant, partition in device.held.items() if cores else ():
-            ratio = controller.health.busy([cores[granule] for granule in partition.granules])
+            ratio = monitor.busy([cores[granule] for granule in partition.granules])
             if ratio is not None:
                 parts.add_metric([tenant, "-".join(map(str, partition.granules)), device.name], ratio)
     if busy.samples:
         yield from (busy, parts)
 
 
-def _gpus(controller: Controller, readings: list[tuple[str, Health]]) -> Iterator[Metric]:
+def _gpus(monitor: HealthMonitor, readings: list[tuple[str, Health]]) -> Iterator[Metric]:
     """Triton's. Its counter of energy has no suffix; `metrics` corrects the type."""
     gauges = {
         "nv_gpu_utilization": ("Part of the time in which a kernel ran on the GPU, 0 to 1", "utilization"),
@@ -97,7 +98,7 @@ def _gpus(controller: Controller, readings: list[tuple[str, Health]]) -> Iterato
         yield family
     energy = UnknownMetricFamily("nv_energy_consumption", "Joules that the GPU took since the server was started", labels=_GPU)
     for device, health in readings:
-        if (joules := controller.health.energy(device)) is not None:
+        if (joules := monitor.energy(device)) is not None:
             energy.add_metric([health.uuid, device], joules)
     yield energy
 

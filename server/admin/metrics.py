@@ -25,13 +25,14 @@ from ..api.openapi import Responses, errors, operation_id
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
+from ..control.observers import Observers
 from ..control.stretch import WideState
 from ..http.compression import choose, compress
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
 from . import exposition, health_metrics, lending_metrics, limit_metrics, usage_metrics, version_metrics
-from .dependencies import ControllerDep
+from .dependencies import ControllerDep, ObserversDep
 from .memory import families
 
 router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
@@ -134,16 +135,16 @@ _DOCUMENTED: Responses = {
 
 
 @router.get("/metrics", response_class=Response, responses={**_DOCUMENTED, **errors(400, 401, 503)})
-async def metrics(request: Request, controller: ControllerDep) -> Response:
+async def metrics(request: Request, controller: ControllerDep, observers: ObserversDep) -> Response:
     """All counts, by tenant and model. Compressed if the client takes that: there are a hundred lines for each."""
     reports, executions, memory, wide, _ = await asyncio.gather(
         controller.reports(),
         controller.executions(),
         controller.memory(),
         controller.placements.wide_states(),
-        controller.accountant.collect(),
+        observers.accountant.collect(),
     )
-    found = list(ServerCollector(controller, reports, executions, memory, wide).collect())
+    found = list(ServerCollector(controller, observers, reports, executions, memory, wide).collect())
     body = await asyncio.to_thread(_written, found)  # Some megabytes, with thousands of models.
     if not (encoding := choose(request.headers.get("accept-encoding", ""))):
         return Response(body, media_type=CONTENT_TYPE_LATEST)
@@ -163,12 +164,14 @@ class ServerCollector(Collector):
     def __init__(
         self,
         controller: Controller,
+        observers: Observers,
         reports: Sequence[tuple[TenantConfig, Report]],
         executions: Sequence[Execution],
         memory: Sequence[TenantMemory] = (),
         wide: Sequence[WideState] = (),
     ) -> None:
         self._controller = controller
+        self._observers = observers
         self._executions = executions
         self._memory = memory
         self._wide = wide
@@ -187,13 +190,13 @@ class ServerCollector(Collector):
         yield from self._requests()
         yield self._targets()
         yield from self._granules()
-        yield from usage_metrics.families(self._controller)
+        yield from usage_metrics.families(self._controller, self._observers.accountant)
         yield from families(self._memory)
         yield from lending_metrics.families(self._reports, self._wide)
         yield limit_metrics.family(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
         yield version_metrics.family(weights, self._reports)
-        yield from health_metrics.families(self._controller)
+        yield from health_metrics.families(self._controller, self._observers.health)
         yield from health_metrics.processes(self._controller)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:

@@ -13,13 +13,14 @@ from ..api.framework import json_response
 from ..control.baseline import Comparison
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
+from ..control.health import HealthMonitor
 from ..control.need import Need, quantile
 from ..control.overview import LENT_WINDOW, Look, TenantLook
 from ..control.problems import Problem
 from ..protocol.json_document import Object
 from . import status_schemas
 from .autopilot import shown_move
-from .dependencies import ControllerDep, admin_router
+from .dependencies import ControllerDep, ObserversDep, admin_router
 from .needs import milliseconds
 from .partitions import shown_wide
 
@@ -30,13 +31,13 @@ _MOVES = 20
 
 
 @router.get("/status", response_model=status_schemas.Status)
-async def status(controller: ControllerDep) -> Response:
+async def status(controller: ControllerDep, observers: ObserversDep) -> Response:
     """The server, its devices, tenants and models, what went wrong, and the last moves, as the status page at `/` shows them.
 
     Rates and latencies are of the last seconds. Any number of callers costs as much as two a second.
     """
-    look = await controller.overview.look()
-    pilot = controller.pilot
+    look = await observers.overview.look()
+    pilot = observers.pilot
     return json_response(
         {
             "version": __version__,
@@ -46,16 +47,16 @@ async def status(controller: ControllerDep) -> Response:
             "progress": controller.progress,
             "moving": controller.moving,
             "autopilot": {"mode": pilot.mode, "paused_for_seconds": round(pilot.paused_for, 1), "notes": pilot.notes},
-            "devices": [_device(controller, device, look) for device in controller.devices],
+            "devices": [_device(controller, device, look, observers.health) for device in controller.devices],
             "tenants": [_tenant(each, look) for each in look.tenants],
             "models": list(_models(look)),
-            "problems": [_problem(each) for each in controller.overview.problems.newest()],
+            "problems": [_problem(each) for each in observers.overview.problems.newest()],
             "moves": [shown_move(each) for each, _ in zip(controller.moves, range(_MOVES), strict=False)],
         }
     )
 
 
-def _device(controller: Controller, device: ControlledDevice, look: Look) -> Object:
+def _device(controller: Controller, device: ControlledDevice, look: Look, monitor: HealthMonitor) -> Object:
     used, info = look.used.get(device.name), device.info
     return {
         "name": device.name,
@@ -65,7 +66,7 @@ def _device(controller: Controller, device: ControlledDevice, look: Look) -> Obj
         "state": controller.device_state(device),
         "granules": list(info.granules),
         "free": device.free,
-        "health": _health(controller, device),
+        "health": _health(monitor, device),
         "shares": [
             {
                 "tenant": name,
@@ -80,13 +81,13 @@ def _device(controller: Controller, device: ControlledDevice, look: Look) -> Obj
     }
 
 
-def _health(controller: Controller, device: ControlledDevice) -> Object:
+def _health(monitor: HealthMonitor, device: ControlledDevice) -> Object:
     """What a GPU says of itself, and how busy cores are, whatever runs there; null for what is not known."""
     address = device.info.address
     if not on_bus(address):
-        busy = controller.health.busy(cores_of(address))
+        busy = monitor.busy(cores_of(address))
         return {**shown_health(Health()), "utilization": None if busy is None else round(busy, 3)}
-    reading = controller.health.reading(device.name)
+    reading = monitor.reading(device.name)
     return shown_health(reading[0] if reading else Health())
 
 

@@ -10,12 +10,11 @@ from fastapi import Query, Request, Response
 
 from ..accounts.usage import NS, DeviceTotals, ModelTotals, TenantTotals
 from ..api.framework import json_response
-from ..control.controller import Controller
 from ..control.descriptions import TenantMemory
 from ..errors import BadRequest
 from ..protocol.json_document import Object, show
 from . import schemas
-from .dependencies import ControllerDep, admin_router
+from .dependencies import ControllerDep, ObserversDep, admin_router
 
 router = admin_router()
 
@@ -25,6 +24,7 @@ _DATE = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 @router.get("/usage", response_model=schemas.Usage)
 async def usage(
     controller: ControllerDep,
+    observers: ObserversDep,
     request: Request,
     since: Annotated[
         str,
@@ -42,14 +42,14 @@ async def usage(
     """
     if unknown := sorted(set(request.query_params) - {"since"}):
         raise BadRequest(f"{show(unknown[0])}: there is no such parameter; expected since, or none")
-    accountant = controller.accountant
+    accountant = observers.accountant
     now, memory = await asyncio.gather(accountant.collect(), controller.memory_on())
     begin = accountant.before(_time(since, now.wall)) if "since" in request.query_params else None
     added = now.less(begin) if begin else now
     span = now.at - begin.at if begin else max((each.elapsed for each in now.devices.values()), default=0)
     devices = [_device(name, each) for name, each in added.devices.items()]
     tenants = [
-        _tenant(controller, name, device, tenant, each, memory.get(name, {}).get(tenant))
+        _tenant(name, device, tenant, each, memory.get(name, {}).get(tenant), accountant.age(controller.runtime(name, tenant)))
         for name, device in added.devices.items()
         for tenant, each in device.tenants.items()
     ]
@@ -76,9 +76,9 @@ def _device(name: str, device: DeviceTotals) -> Object:
 
 
 def _tenant(
-    controller: Controller, where: str, device: DeviceTotals, name: str, tenant: TenantTotals, memory: TenantMemory | None
+    where: str, device: DeviceTotals, name: str, tenant: TenantTotals, memory: TenantMemory | None, age: float
 ) -> Object:
-    runtime, measured = controller.runtime(where, name), device.energy is not None
+    measured = device.energy is not None
     return {
         "tenant": name,
         "device": where,
@@ -90,8 +90,8 @@ def _tenant(
         "lent": tenant.lent / NS,
         "borrowed": tenant.borrowed / NS,
         "energy_joules": _joules(tenant.energy if measured else None),
-        "device_memory_bytes": memory.used if runtime and memory else 0,
-        "age_seconds": round(controller.accountant.age(runtime), 3) if runtime else 0.0,
+        "device_memory_bytes": memory.used if memory else 0,
+        "age_seconds": round(age, 3),
         "models": [_model(key, each, measured) for key, each in tenant.models.items()],
     }
 

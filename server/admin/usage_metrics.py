@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..accounts.usage import NS
+from ..control.accountant import Accountant
 from ..control.controller import Controller
 
 _DEVICE = ["device", "unit"]
@@ -12,9 +13,8 @@ _TENANT = ["tenant", "device", "unit"]
 _MODEL = ["model", "version", "tenant", "device", "unit"]
 
 
-def families(controller: Controller) -> Iterator[Metric]:
+def families(controller: Controller, accountant: Accountant) -> Iterator[Metric]:
     """What the account says by the last reports."""
-    accountant = controller.accountant
     devices = accountant.totals().devices
     total = _counter("greenlane_device_unit_seconds", "Seconds of every unit of the device", _DEVICE)
     free = _counter("greenlane_free_unit_seconds", "Seconds of units that no tenant was granted", _DEVICE)

@@ -123,8 +123,8 @@ class Accountant:
         """What was idle, as a count that never falls: work that is only reported after it has run does not take it back."""
         return self._idle.get((device, tenant), 0)
 
-    def age(self, runtime: DeviceRuntime) -> float:
-        """Seconds since a device side has reported; since the first plan if it never has."""
+    def age(self, runtime: DeviceRuntime | None) -> float:
+        """Seconds since a device side has reported; 0 if it never has."""
         now = self._clock()
         return (now - self._answered.get(id(runtime), now)) / NS
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Literal
 
 from partitions import Misplaced, Move
@@ -17,23 +18,19 @@ from ..errors import Conflict, NotFound, Unavailable
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
 from . import readings
-from .accountant import Accountant
 from .controlled_device import ControlledDevice
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, halt_all
 from .draining import drain, refuse_and_drain
-from .health import HealthMonitor
 from .move_requests import check_counts, plan_transfer
 from .moves import By, MoveLog, MoveRecord
-from .overview import Overview
-from .pilot import Pilot
+from .observer import Observer
 from .placement_plans import PlacementPlans
 from .reconfiguration import Everywhere, Reconfiguration
 from .start_progress import StartProgress
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import TenantPlan
 from .together import together
-from .usage_files import UsageFiles
 
 log = logging.getLogger("greenlane.control")
 
@@ -68,6 +65,7 @@ class Controller:
     ) -> None:
         self.config = config
         self.devices: list[ControlledDevice] = []
+        self.observers: list[Observer] = []
         self.on_reconfigured: Callable[[], None] = lambda: None
         """Called when another configuration is used."""
         self.on_progress: Callable[[str], None] = lambda _: None
@@ -75,9 +73,6 @@ class Controller:
         self.tenant_host: TenantHost | None = None
         """What starts and ends tenants while others are served; None where that is not possible."""
         self._transfer = transfer
-        directory = config.server.usage_dir
-        self.accountant = Accountant(self.devices, UsageFiles(directory) if directory else None)
-        self.health = HealthMonitor(self.devices)
         self.started = time.time()
         self.restarts: dict[str, int] = {}
         """How often each process of the server ended unexpectedly and was started again, by its name in the log."""
@@ -92,12 +87,10 @@ class Controller:
         self.reconfiguring = False
         """Whether another configuration is being made ready to be used, or tenants go."""
         self.moves = MoveLog()
-        self.pilot = Pilot(self, config.server.autopilot)
         self._repartitioning = asyncio.Lock()
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
         self.placements = PlacementPlans(config.tenants, self.devices, self._repartitioning)
-        self.overview = Overview(self)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._progress = StartProgress()
@@ -154,10 +147,8 @@ class Controller:
         """Open every device, partition it, and start loading models. Raises DoesNotFit, PartitionError or ConfigError."""
         await together(self._start(device) for device in self.devices)
         self.repartitions += 1
-        self.pilot.start()
-        self.accountant.start()
-        self.health.start()
-        self.overview.start()
+        for each in self.observers:
+            each.start()
         self.placements.begin(self.loaded)
 
     async def _start(self, device: ControlledDevice) -> None:
@@ -173,7 +164,7 @@ class Controller:
             device.host_cores |= cores
         await self._check_held(device)
         device.hold(after)
-        self.accountant.follow(device)
+        self._divided(device)
         which = f"device {device.name}, " if len(self.devices) > 1 else ""
         log.info("%s%s: %s", which, device.info.description, shares(device.info, device.held) or "all free")
 
@@ -284,14 +275,14 @@ class Controller:
             if not alone:
                 await halt_all([runtime.moves for _, runtime in moving])
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
-                self.accountant.follow(device, after[device.name])
+                self._divided(device, after[device.name])
             for pauses in await together(runtime.moves.switch() if alone else runtime.moves.commit() for _, runtime in moving):
                 record.pauses |= pauses
             for device, _ in moves:
                 device.hold(after[device.name])
         except BaseException:
             for device, _ in moves:
-                self.accountant.follow(device)
+                self._divided(device)
             await asyncio.shield(together(runtime.moves.discard() for _, runtime in moving))
             raise
         finally:
@@ -322,8 +313,8 @@ class Controller:
             source.host_cores.pop(tenant, None)
             target.runtimes[tenant] = new
             target.hold({tenant: after})
-            self.accountant.follow(source)
-            self.accountant.follow(target)
+            self._divided(source)
+            self._divided(target)
             self.repartitions += 1
             self.placements.remake()
             await self._look_held(target)
@@ -348,6 +339,10 @@ class Controller:
     def granules_change(self) -> asyncio.Lock:
         """Held while granules change hands, or a probe runs."""
         return self._repartitioning
+
+    async def leaving(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
+        """Have the observers ask a device side for the last time that is about to lose a tenant."""
+        await together(each.leaving(device, runtime) for each in self.observers)
 
     def models_change(self, tenant: str) -> asyncio.Lock:
         """Held while a tenant's models change on request, or its device. Raises NotFound if there is no such tenant."""
@@ -376,7 +371,7 @@ class Controller:
         self._frontends = {name: frontends[name] for name in config.tenants}
         for device in self.devices:
             if device.info is not NOT_OPENED:
-                self.accountant.follow(device)
+                self._divided(device)
         self.placements.reconfigure(config.tenants)
         if plan.go or plan.come:
             self.repartitions += 1
@@ -487,7 +482,6 @@ class Controller:
         started = bool(self.repartitions)
         grace = grace if started else 0.0
         self._lifecycle.set_state("draining")
-        self.pilot.close()
         log.info("draining: not ready, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
         runtimes = [runtime for device in self.devices for runtime in device.distinct()]
@@ -495,20 +489,21 @@ class Controller:
             runtime.stop_loading()
         if await drain(self._frontends.values(), runtimes, self.config.server.drain_timeout / 2):
             if started:
-                await self.accountant.write()
+                await together(each.drained() for each in self.observers)
             log.info("drained: every request was answered")
 
     async def close(self) -> None:
         """Wait for work in flight, abandon builds, and release the devices. Idempotent."""
         if self.state != "closed":
             self._lifecycle.set_state("closed")
-            self.pilot.close()
-            self.overview.close()
-            await self.accountant.close()
-            await self.health.close()
+            await together(each.close() for each in self.observers)
             self.placements.close()
             async with self._repartitioning:  # One in progress is completed first.
                 await together(runtime.close() for device in self.devices for runtime in device.distinct())
+
+    def _divided(self, device: ControlledDevice, granules: Mapping[str, Granules] = MappingProxyType({})) -> None:
+        for each in self.observers:
+            each.divided(device, granules)
 
     async def _log_ready(self) -> None:
         """Say what each tenant is served. On a busy machine a process may take longer to answer than a report waits."""

@@ -47,7 +47,6 @@ class Watched(Protocol):
     """What an overview needs of the controller."""
 
     devices: list[ControlledDevice]
-    accountant: Accountant
     placements: PlacementPlans
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
@@ -95,9 +94,10 @@ class Overview:
     Nothing is counted for it: it asks the tenants' processes for the reports that metrics are made of. `clock` is in seconds.
     """
 
-    def __init__(self, controller: Watched, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, controller: Watched, accountant: Accountant, clock: Callable[[], float] = time.monotonic) -> None:
         self.problems = Problems()
         self._controller = controller
+        self._accountant = accountant
         self._clock = clock
         self._history = History(WINDOW)
         self._last: dict[str, Counted] = {}
@@ -218,8 +218,8 @@ class Overview:
         return TenantLook(config, report, found, by_model(*ends), comparison)
 
     def _used(self) -> Mapping[str, DeviceTotals]:
-        totals = self._controller.accountant.totals()
-        begin = self._controller.accountant.before(totals.wall - LENT_WINDOW * NS)
+        totals = self._accountant.totals()
+        begin = self._accountant.before(totals.wall - LENT_WINDOW * NS)
         return totals.less(begin).devices if begin else {}
 
     def _neighbours(self, name: str) -> set[str]:

@@ -20,7 +20,6 @@ from ..config.changes import loaded_again, removals
 from ..config.schema import Config
 from ..errors import Conflict, RequestError
 from ..tenants.frontend import ManagedFrontend
-from .accountant import Accountant
 from .controlled_device import ControlledDevice
 from .device_runtime import DeviceRuntime
 from .model_lists import ModelChange, changed, concerned
@@ -43,11 +42,13 @@ class Reconfigurable(Protocol):
 
     config: Config
     devices: list[ControlledDevice]
-    accountant: Accountant
 
     @property
     def granules_change(self) -> asyncio.Lock:
         """Held while granules change hands."""
+
+    async def leaving(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
+        """As `Controller.leaving`."""
 
     def models_change(self, tenant: str) -> asyncio.Lock:
         """Held while a tenant's models change. Raises NotFound if there is no such tenant."""
@@ -169,6 +170,6 @@ class Reconfiguration:
                     await frontend.drained()
             except TimeoutError:
                 log.error("tenant %s: some inferences cannot be cancelled; its processes are ended", name)
-        await self._controller.accountant.settle(device, runtime)
+        await self._controller.leaving(device, runtime)
         await self._host.end(name)
         log.info("tenant %s has gone", name)

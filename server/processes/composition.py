@@ -15,6 +15,7 @@ from ..config.schema import Config
 from ..config.section import ConfigError
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
+from ..control.observers import Observers
 from ..control.reload import ReadConfig, Reloader
 from ..tenants.frontend import State
 from ..tenants.lending import open_pages
@@ -64,6 +65,7 @@ class Composition:
         )
         self.counts = process_counts.count(config, hosted, cores)
         self.controller = Controller(config, self._frontends, self._set_state, self._transfers.transfer)
+        self._observers = Observers(self.controller)
         self.controller.on_progress = partial(self._set_state, "starting")
         self._opener = opener
         self.groups = _groups(config, opener, hosted)
@@ -170,6 +172,7 @@ class Composition:
                 (models.forwarded, *ROUTERS),
                 service=lambda: self._service,
                 controller=lambda: self.controller,
+                observers=lambda: self._observers,
                 reloader=lambda: self.reloader,
                 set_log_level=self._set_log_level,
             )

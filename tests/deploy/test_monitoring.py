@@ -64,8 +64,8 @@ def live(standard: Path) -> Iterator[dict[str, set[str]]]:
     globex = TenantConfig(name="globex", granules=2, lend=1.0, device_memory=2**30, models=("identity",))
     with serving(configuration(standard, acme, globex), VirtualDevice(8)) as served, httpx.Client(base_url=served.url) as http:
         assert infer(http, "identity", SMALL).status_code == 200
-        served.controller.health._readings["0"] = GPU, 0.0
-        served.controller.health._first_energy["0"] = 0.0
+        served.application.observers().health._readings["0"] = GPU, 0.0
+        served.application.observers().health._first_energy["0"] = 0.0
         served.controller.restarts["the dispatcher"] = 0  # There are processes under a supervisor only.
         served.controller.devices[0].info = _on_cores(served.controller.devices[0].info)
         until(lambda: "greenlane_partition_utilization_ratio" in http.get("/metrics").text)

@@ -47,8 +47,9 @@ async def fly(served: Served, mode: Mode) -> None:
     """Start an autopilot with this pace in place of the server's, which is off."""
 
     async def start() -> None:
-        served.controller.pilot = Pilot(served.controller, mode, PACE)
-        served.controller.pilot.start()
+        observers = served.application.observers()
+        observers.pilot = Pilot(served.controller, mode, PACE)
+        observers.pilot.start()
 
     await asyncio.to_thread(served.call, start())
 

@@ -31,6 +31,7 @@ from server.config.tenant import TenantConfig
 from server.control import accountant
 from server.control.accountant import Accountant
 from server.control.controller import Controller
+from server.control.observers import Observers
 from server.control.usage_files import UsageFiles
 from server.device import reclaim
 from server.device.runtime import Runtime
@@ -79,7 +80,8 @@ class Site:
         usage = self._config.server.usage_dir
         assert usage
         clock = lambda: round(self._clock.now * 1e9)  # noqa: E731
-        controller.accountant = Accountant(
+        self.observers = Observers(controller)
+        self.observers.accountant = Accountant(
             controller.devices, UsageFiles(usage), clock, lambda: round((self._clock.now + self._clock.offset) * 1e9)
         )
         device, loop = cuda.open_cuda(Gpu.index), asyncio.get_running_loop()
@@ -215,7 +217,7 @@ class Hours:
 
     def _check_account(self, site: Site, seconds: float) -> None:
         """All that there was is granted or free; no tenant used more than was granted; and the files have all of it."""
-        (device,) = site.controller.accountant.totals().devices.values()
+        (device,) = site.observers.accountant.totals().devices.values()
         assert abs(device.elapsed / 1e9 - seconds) < 2 * SOON
         assert sum(each.granted for each in device.tenants.values()) + device.free == device.total
         assert all(0 <= each.used <= each.granted for each in device.tenants.values())

@@ -36,11 +36,11 @@ def written(*devices: ControlledDevice, readings: dict[str, Health], cores: Any 
     monitor._readings = {name: (health, 10.0) for name, health in readings.items()}
     monitor._first_energy = dict.fromkeys(readings, 100.0)
     monitor._cores = cores
-    controller = cast(Controller, SimpleNamespace(devices=devices, health=monitor))
+    controller = cast(Controller, SimpleNamespace(devices=devices))
 
     class Only(Collector):
         def collect(self) -> Any:
-            return health_metrics.families(controller)
+            return health_metrics.families(controller, monitor)
 
     registry = CollectorRegistry()
     registry.register(Only())

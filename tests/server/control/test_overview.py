@@ -28,7 +28,6 @@ class FakeController:
         self.device = ControlledDevice("0", {}, info=DeviceInfo("cpu", "", "core", (1, 1)))
         self.device.held = {"acme": PartitionInfo((0,), 1), "globex": PartitionInfo((1,), 1)}
         self.devices = [self.device]
-        self.accountant = Accountant(self.devices)
         self.placements: Any = PlacementPlans(self.tenants, self.devices, None)  # type: ignore[arg-type]
         self.models = {name: ModelStatistics() for name in self.tenants}
         self.waiting = dict.fromkeys(self.tenants, 0)
@@ -70,7 +69,7 @@ class Bench:
     def __init__(self) -> None:
         self.controller = FakeController()
         self.now = 0.0
-        self.overview = Overview(self.controller, lambda: self.now)
+        self.overview = Overview(self.controller, Accountant(self.controller.devices), lambda: self.now)
 
     async def after(self, seconds: float) -> Sequence[TenantLook]:
         self.now += seconds

@@ -26,6 +26,7 @@ from server.config.section import ConfigError
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
+from server.control.observers import Observers
 from server.device.runtime import Runtime
 from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done, load_of
@@ -216,14 +217,18 @@ async def test_executions_describe_the_current_executors(root: Path) -> None:
         assert [each.tenant for each in await site.controller.executions()] == ["acme", "globex"]
 
 
+async def families_of(site: Site, whose: str = "") -> dict[str, Any]:
+    """The metrics by name; with `whose`, those of this tenant's executors alone."""
+    executions = [each for each in await site.controller.executions() if whose in ("", each.tenant)]
+    return {each.name: each for each in ServerCollector(site.controller, Observers(site.controller), [], executions).collect()}
+
+
 async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Path) -> None:
     async with serving(root) as site:
         for engine in site.engines:
             counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
             engine.description = {"graphs": "captured", "why": "x", "counts": counts}
-        families = {
-            family.name: family for family in ServerCollector(site.controller, [], await site.controller.executions()).collect()
-        }
+        families = await families_of(site)
         graphs, captures = families["greenlane_model_graphs"], families["greenlane_graph_captures"]
         assert {tuple(sample.labels.values()) for sample in graphs.samples} == {
             (model, "1", tenant, "captured") for model, tenant in (("a", "acme"), ("b", "acme"), ("b", "globex"))
@@ -239,8 +244,7 @@ async def test_metrics_have_the_compiled_kernels_that_executors_found_and_saved(
         with_kernels, without = site.engines
         with_kernels.description = {"graphs": "none", "kernels": {"found": 300, "saved": 400, "refused": True}}
         without.description = {"graphs": "none"}
-        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
-        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        families = await families_of(site, "acme")
         (labels,) = {tuple(sample.labels.values())[:3] for sample in families["greenlane_kernel_cache_bytes"].samples}
         assert labels in {("a", "1", "acme"), ("b", "1", "acme")}
         found = {sample.labels["kernels"]: sample.value for sample in families["greenlane_kernel_cache_bytes"].samples}
@@ -253,8 +257,7 @@ async def test_metrics_have_the_kernels_and_graphs_whose_memory_is_not_known(roo
         one, other = site.engines
         one.description = {"graphs": "captured", "driver_memory": {"graphs": 8, "unmeasured": 3}}
         other.description = {"graphs": "captured"}
-        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
-        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        families = await families_of(site, "acme")
         assert [sample.value for sample in families["greenlane_model_memory_unmeasured"].samples] == [3]
 
 
@@ -262,8 +265,7 @@ async def test_metrics_have_the_sms_that_a_partition_lacks_for_a_model(root: Pat
     async with serving(root) as site:
         short, enough = site.engines
         short.description, enough.description = {"graphs": "none", "missing_sms": 40}, {"graphs": "none"}
-        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
-        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        families = await families_of(site, "acme")
         assert [sample.value for sample in families["greenlane_model_missing_sms"].samples] == [40]
 
 
@@ -273,8 +275,7 @@ async def test_metrics_have_what_was_found_of_a_models_answers(root: Path) -> No
         others = [{"verdict": "wrong"}, {"verdict": "unverified"}, {"verdict": "wrong"}]
         judged.description = {"graphs": "none", "verified": {"right": 5, "others": others}}
         other.description = {"graphs": "none"}
-        executions = [each for each in await site.controller.executions() if each.tenant == "acme"]
-        families = {family.name: family for family in ServerCollector(site.controller, [], executions).collect()}
+        families = await families_of(site, "acme")
         found = {sample.labels["verdict"]: sample.value for sample in families["greenlane_model_shapes"].samples}
         assert found == {"right": 5, "wrong": 2, "unverified": 1}
 

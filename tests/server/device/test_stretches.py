@@ -12,6 +12,7 @@ from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import DoesNotFit, PartitionError
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
+from server.control.observers import Observers
 from server.errors import Conflict
 from server.workers.borrowing import Borrowing
 from tests.fakes import FakePartition
@@ -343,7 +344,12 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
     assert lender
     lender.guard.stops = 3
     collector = ServerCollector(
-        site.controller, await site.controller.reports(), [], (), await site.controller.placements.wide_states()
+        site.controller,
+        Observers(site.controller),
+        await site.controller.reports(),
+        [],
+        (),
+        await site.controller.placements.wide_states(),
     )
     found = {
         (sample.name, *sample.labels.values()): sample.value
