@@ -35,7 +35,6 @@ from .config.file import load
 from .config.schema import Config, DeviceConfig
 from .config.section import ConfigError
 from .control.controller import Controller
-from .control.observers import Observers
 from .control.reload import ReadConfig, Reloader, without_file
 from .control.watcher import Watcher
 from .device.model_loader import Read
@@ -54,6 +53,7 @@ from .http.infer import Infer, Send
 from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD
 from .link import ring
+from .observing.observers import Observers
 from .repository.mirror import fetch_first
 from .tenants.lending import lend, open_pages
 from .tenants.limits import limit

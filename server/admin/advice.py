@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from ..api.framework import json_response
-from ..control import advice as advising
-from ..control import lending_advice
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..control.need import Counted, Need, counted, need
 from ..control.stretch import WideState
 from ..errors import BadRequest, Unavailable
+from ..observing import advice as advising
+from ..observing import lending_advice
+from ..observing.need import Counted, Need, counted, need
 from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep, admin_router

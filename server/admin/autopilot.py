@@ -8,8 +8,8 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controller import Controller
 from ..control.moves import MoveRecord
-from ..control.pilot import MODES, Mode, Pilot
 from ..errors import BadRequest
+from ..observing.pilot import MODES, Mode, Pilot
 from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import errors, operation_id
 from ..control.controller import Controller
-from ..control.observers import Observers
+from ..observing.observers import Observers
 
 
 async def controller(request: Request) -> Controller:

@@ -9,7 +9,7 @@ from partitions.health import Health, cores_of, host_memory
 
 from .. import __version__
 from ..control.controller import Controller
-from ..control.health import HealthMonitor
+from ..observing.health import HealthMonitor
 
 _DEVICE = ["device"]
 _GPU = ["gpu_uuid", "device"]

@@ -25,9 +25,9 @@ from ..api.openapi import Responses, errors, operation_id
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
-from ..control.observers import Observers
 from ..control.stretch import WideState
 from ..http.compression import choose, compress
+from ..observing.observers import Observers
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics

@@ -1,6 +1,6 @@
 """What a tenant needed, as the admin API shows it."""
 
-from ..control.need import Need
+from ..observing.need import Need
 from ..protocol.json_document import Object
 
 

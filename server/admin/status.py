@@ -10,13 +10,13 @@ from partitions.health import Health, cores_of, on_bus
 from .. import __version__
 from ..accounts.usage import TenantTotals
 from ..api.framework import json_response
-from ..control.baseline import Comparison
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..control.health import HealthMonitor
-from ..control.need import Need, quantile
-from ..control.overview import LENT_WINDOW, Look, TenantLook
-from ..control.problems import Problem
+from ..observing.baseline import Comparison
+from ..observing.health import HealthMonitor
+from ..observing.need import Need, quantile
+from ..observing.overview import LENT_WINDOW, Look, TenantLook
+from ..observing.problems import Problem
 from ..protocol.json_document import Object
 from . import status_schemas
 from .autopilot import shown_move

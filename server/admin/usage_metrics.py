@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..accounts.usage import NS
-from ..control.accountant import Accountant
 from ..control.controller import Controller
+from ..observing.accountant import Accountant
 
 _DEVICE = ["device", "unit"]
 _TENANT = ["tenant", "device", "unit"]

@@ -15,8 +15,8 @@ from ..config.schema import Config
 from ..config.section import ConfigError
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
-from ..control.observers import Observers
 from ..control.reload import ReadConfig, Reloader
+from ..observing.observers import Observers
 from ..tenants.frontend import State
 from ..tenants.lending import open_pages
 from ..tenants.service import Service

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 
 from server.config.tenant import TenantConfig
-from server.control.autopilot import Pace
-from server.control.pilot import Mode, Pilot
+from server.observing.autopilot import Pace
+from server.observing.pilot import Mode, Pilot
 
 from .harness import Served, configuration, serving
 from .processes import running

@@ -28,14 +28,14 @@ from partitions import DeviceLost, PartitionError
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
-from server.control import accountant
-from server.control.accountant import Accountant
 from server.control.controller import Controller
-from server.control.observers import Observers
-from server.control.usage_files import UsageFiles
 from server.device import reclaim
 from server.device.runtime import Runtime
 from server.errors import RequestError
+from server.observing import accountant
+from server.observing.accountant import Accountant
+from server.observing.observers import Observers
+from server.observing.usage_files import UsageFiles
 from server.tenants.local_frontend import LocalFrontend, open_local
 from server.workers import supervision
 from tests.engines.small import model

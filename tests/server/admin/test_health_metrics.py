@@ -12,7 +12,7 @@ from server.admin import health_metrics
 from server.control.controlled_device import ControlledDevice
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, PartitionInfo
-from server.control.health import HealthMonitor
+from server.observing.health import HealthMonitor
 
 FULL = Health(
     uuid="GPU-1",

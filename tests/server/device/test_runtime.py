@@ -26,10 +26,10 @@ from server.config.section import ConfigError
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.control.observers import Observers
 from server.device.runtime import Runtime
 from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done, load_of
+from server.observing.observers import Observers
 from server.repository.model_config import ModelConfig, from_json
 from server.tenants.catalog import ServedModel
 from server.tenants.frontend import Report, State

@@ -12,8 +12,8 @@ from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import DoesNotFit, PartitionError
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
-from server.control.observers import Observers
 from server.errors import Conflict
+from server.observing.observers import Observers
 from server.workers.borrowing import Borrowing
 from tests.fakes import FakePartition
 from tests.server.device.test_runtime import Site, add_model, serving

@@ -5,8 +5,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from server.control.autopilot import Autopilot, Goal, Pace, Step
-from server.control.need import Counted, History
+from server.observing.autopilot import Autopilot, Goal, Pace, Step
+from server.observing.need import Counted, History
 from server.tenants.statistics import BOUNDS
 
 Rate = Callable[[float], float]

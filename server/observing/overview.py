@@ -9,16 +9,16 @@ from typing import Protocol
 
 from ..accounts.usage import NS, DeviceTotals
 from ..config.tenant import TenantConfig
+from ..control.controlled_device import ControlledDevice
+from ..control.descriptions import Execution, TenantMemory
+from ..control.placement_plans import PlacementPlans
+from ..control.stretch import WideState
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
 from .accountant import Accountant
 from .baseline import Baseline, Comparison
-from .controlled_device import ControlledDevice
-from .descriptions import Execution, TenantMemory
 from .need import Counted, History, Need, by_model, counted, need
-from .placement_plans import PlacementPlans
 from .problems import Problems
-from .stretch import WideState
 
 log = logging.getLogger("greenlane.control")
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..control.stretch import WideState
 from .need import Need
-from .stretch import WideState
 
 IDLE = 0.2
 """A tenant whose partition is busy for less of the time could lend it. Not measured: so much is left in four fifths of it."""

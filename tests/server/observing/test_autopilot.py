@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.control.autopilot import Autopilot, Goal, Pace
-from server.control.need import Need
+from server.observing.autopilot import Autopilot, Goal, Pace
+from server.observing.need import Need
 from server.tenants.statistics import BOUNDS
 
 from .queues import Queue, Site, between, constant

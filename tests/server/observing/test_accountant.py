@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from server.accounts.usage import NS, DeviceTotals, ModelTotals, Report, TenantTotals, TenantUsages, Totals, Usage
-from server.control.accountant import Accountant
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo
-from server.control.usage_files import COLUMNS, UsageFiles, rows
+from server.observing.accountant import Accountant
+from server.observing.usage_files import COLUMNS, UsageFiles, rows
 
 MIDNIGHT = 1_795_305_600 * NS  # 2026-11-22T00:00:00Z
 DAY = 86_400 * NS
@@ -194,5 +194,5 @@ async def test_the_end_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.M
         await hanging.wait()
 
     monkeypatch.setattr(files, "write", hang)
-    monkeypatch.setattr("server.control.accountant.LIMIT", 0.01)
+    monkeypatch.setattr("server.observing.accountant.LIMIT", 0.01)
     await site.accountant.write()

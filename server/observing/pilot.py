@@ -10,11 +10,11 @@ from typing import Literal, Protocol
 from partitions import Move, PartitionError
 
 from ..config.tenant import TenantConfig
+from ..control.controlled_device import ControlledDevice
+from ..control.moves import By, MoveLog
 from ..errors import RequestError
 from ..tenants.frontend import Report
 from .autopilot import Autopilot, Goal, Pace, Step
-from .controlled_device import ControlledDevice
-from .moves import By, MoveLog
 from .need import History, Need, counted
 
 log = logging.getLogger("greenlane.autopilot")

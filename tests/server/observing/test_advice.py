@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from server.control.advice import LEAST, Share, advise, p99_between
-from server.control.autopilot import FULL, KEEPS
-from server.control.need import Need
+from server.observing.advice import LEAST, Share, advise, p99_between
+from server.observing.autopilot import FULL, KEEPS
+from server.observing.need import Need
 from server.tenants.statistics import BOUNDS
 
 

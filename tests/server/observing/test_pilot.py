@@ -12,8 +12,8 @@ from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, PartitionInfo
 from server.control.moves import By, MoveLog
-from server.control.pilot import Mode, Pilot
 from server.errors import Conflict
+from server.observing.pilot import Mode, Pilot
 from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.frontend import ModelReport, Report

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from server.config.tenant import TenantConfig
-from server.control.accountant import Accountant
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, Execution, PartitionInfo, TenantMemory
-from server.control.overview import FRESH, PERIOD, SLOW, WINDOW, Overview, TenantLook
 from server.control.placement_plans import PlacementPlans
+from server.observing.accountant import Accountant
+from server.observing.overview import FRESH, PERIOD, SLOW, WINDOW, Overview, TenantLook
 from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.frontend import ModelReport, Report

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from partitions.health import INTERVAL, CoreTime, Health, command, core_times, from_line, on_bus
 
+from ..control.controlled_device import ControlledDevice
 from ..host.backoff import Backoff
-from .controlled_device import ControlledDevice
 
 log = logging.getLogger("greenlane.control")
 

@@ -12,9 +12,9 @@ from partitions.plan import Granules
 from ..accounts.account import Account
 from ..accounts.history import History
 from ..accounts.usage import NS, Report, Totals
-from .controlled_device import ControlledDevice
-from .descriptions import NOT_OPENED
-from .device_runtime import DeviceRuntime
+from ..control.controlled_device import ControlledDevice
+from ..control.descriptions import NOT_OPENED
+from ..control.device_runtime import DeviceRuntime
 from .usage_files import UsageFiles
 
 log = logging.getLogger("greenlane.control")

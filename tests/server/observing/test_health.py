@@ -11,7 +11,7 @@ import pytest
 from partitions.health import Health, to_line
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo
-from server.control.health import HealthMonitor
+from server.observing.health import HealthMonitor
 
 ADDRESS = "0000:4e:00.0"
 WAITS = "\nimport sys; sys.stdout.flush(); sys.stdin.read()"

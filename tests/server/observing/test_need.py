@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.control.need import Counted, History, Need, below, counted, need, quantile
 from server.link.messages import Done
+from server.observing.need import Counted, History, Need, below, counted, need, quantile
 from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.frontend import ModelReport, Report

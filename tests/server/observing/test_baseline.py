@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.control.baseline import ENOUGH, ENOUGH_NOW, Baseline
-from server.control.need import Need
+from server.observing.baseline import ENOUGH, ENOUGH_NOW, Baseline
+from server.observing.need import Need
 from server.tenants.statistics import BOUNDS
 
 FAST, SLOW = 3, 5

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.control.lending_advice import IDLE, Neighbour, advise_borrower, advise_lender, advise_neighbours
-from server.control.need import Need
 from server.control.stretch import WideState
+from server.observing.lending_advice import IDLE, Neighbour, advise_borrower, advise_lender, advise_neighbours
+from server.observing.need import Need
 from server.workers.stretching import WHY_HOME
 
 BUSY = "globex is busy 64 % of the time"

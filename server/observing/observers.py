@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from partitions.plan import Granules
 
+from ..control.controlled_device import ControlledDevice
+from ..control.controller import Controller
+from ..control.device_runtime import DeviceRuntime
 from .accountant import Accountant
-from .controlled_device import ControlledDevice
-from .controller import Controller
-from .device_runtime import DeviceRuntime
 from .health import HealthMonitor
 from .overview import Overview
 from .pilot import Pilot
