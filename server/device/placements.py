@@ -27,8 +27,8 @@ LOOK = 5.0
 class Placements:
     """See `server.control.device_runtime.Widths`. Belongs to the event loop.
 
-    Executors are made on one thread: on a GPU at low priority, on CPU cores at normal priority, which the threads of a session
-    would keep. `workers`, `pages` and `numbers` are as in `Means`.
+    What is ready for a move is made on one thread: on a GPU at low priority, on CPU cores at normal priority, which the threads
+    of a session would keep. `workers`, `pages` and `numbers` are as in `Means`.
     """
 
     def __init__(

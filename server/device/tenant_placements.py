@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from engines import EngineError, Executor
 from engines.memory import added
@@ -27,7 +26,6 @@ from .tenant_locks import TenantLocks
 
 lending_log = logging.getLogger("greenlane.lending")
 ladder_log = logging.getLogger("greenlane.ladder")
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -35,8 +33,9 @@ class Means:
     """What placements of all tenants are made with.
 
     `workers` has each tenant's current worker, with its home placement. `pages` has, by lender, the descriptor of its page of
-    shared memory, and `numbers` the number that each tenant has on these pages. `refuse` says why a tenant's model may not take
-    as much of the device's memory beside what the tenant has; "" if it may.
+    shared memory, and `numbers` the number that each tenant has on these pages. `threads` make what is ready for a move, for
+    which no request waits. `refuse` says why a tenant's model may not take as much of the device's memory beside what the
+    tenant has; "" if it may.
     """
 
     device: Device
@@ -260,7 +259,7 @@ class TenantPlacements:
         if plan is None:
             return False
         try:
-            worker.borrowing = self._borrowing = await self._run(self._borrow, worker, plan)
+            worker.borrowing = self._borrowing = await asyncio.to_thread(self._borrow, worker, plan)
         except PartitionError as error:
             self._problem = f"granules {list(plan.granules)}: {error}"
             text = "tenant %s has no wide partition, and keeps its share as it is: %s"
@@ -293,7 +292,7 @@ class TenantPlacements:
         if placement := self.ready.get(granules):
             return await self._add(worker, placement)
         try:
-            self.ready[granules] = await self._run(self._carve, granules)
+            self.ready[granules] = await asyncio.get_running_loop().run_in_executor(self._means.threads, self._carve, granules)
         except PartitionError as error:
             ladder_log.warning("tenant %s cannot switch to granules %s: %s", self._name, list(granules), error)
             self._wanted = tuple(each for each in self._wanted if each != granules)
@@ -316,24 +315,25 @@ class TenantPlacements:
         if gone := [key for key in placement.executors if key not in worker.executors]:
             await asyncio.to_thread(close_all, [placement.executors.pop(key) for key in gone])
         placement.refused = {key: each for key, each in placement.refused.items() if key in worker.executors}
-        if (key := self._lacking(worker, placement)) is None:
+        wide = worker.borrowing is not None and worker.borrowing.placement is placement
+        if (key := self._lacking(worker, placement, wide)) is None:
             return False
+        loop, threads = asyncio.get_running_loop(), None if wide else self._means.threads
         try:
-            made = await self._run(worker.executors[key].alternate, placement.partition)
+            made = await loop.run_in_executor(threads, worker.executors[key].alternate, placement.partition)
             if (adds := _added(made)) and (why := self._means.refuse(self._name, key, adds)):
-                await self._run(made.close)
-                self._leave_out(worker, placement, key, Refusal(why, adds))
+                await loop.run_in_executor(threads, made.close)
+                self._leave_out(placement, wide, key, Refusal(why, adds))
             else:
                 placement.executors[key] = made
         except EngineError as error:
-            self._leave_out(worker, placement, key, Refusal(str(error)))
+            self._leave_out(placement, wide, key, Refusal(str(error)))
         return True
 
-    def _lacking(self, worker: Worker, placement: Placement) -> ModelKey | None:
+    def _lacking(self, worker: Worker, placement: Placement, wide: bool) -> ModelKey | None:
         """A model that is to be made ready on a placement. On a wide one answers in parts are not, and what had no room there
         has none until the next plan, as it would not give way.
         """
-        wide = _is_wide(worker, placement)
         known = {id(worker.executors.get(key)) for key in placement.executors}
         for key, executor in bound(worker.executors).items():
             if id(executor) not in known and not (wide and executor.engine.signature.in_parts):
@@ -343,8 +343,8 @@ class TenantPlacements:
             known.add(id(executor))  # Others of its keys are for a moment only.
         return None
 
-    def _leave_out(self, worker: Worker, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
-        if _is_wide(worker, placement):
+    def _leave_out(self, placement: Placement, wide: bool, key: ModelKey, refusal: Refusal) -> None:
+        if wide:
             refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
             lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, _label(key), refusal.why)
         elif not (refusal.adds and key in placement.refused):
@@ -375,13 +375,6 @@ class TenantPlacements:
         """All placements but the home. Any thread."""
         borrowing = worker.borrowing if (worker := self.worker) else None
         return [*([borrowing.placement] if borrowing else ()), *list(self.ready.values())]
-
-    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._means.threads, function, *arguments)
-
-
-def _is_wide(worker: Worker, placement: Placement) -> bool:
-    return worker.borrowing is not None and worker.borrowing.placement is placement
 
 
 def _label(key: ModelKey) -> str:
