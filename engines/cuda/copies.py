@@ -136,8 +136,7 @@ extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state
 # What kernels of neighbours feel of copies without a pause was measured on an H100 (2026-11-26, with other kernels than these;
 # victims of 20 to 513 us on 64 SMs). Writes to the host by one block of 512 threads: 45 GB/s, and victims take 0.99 to 1.09
 # times as long; by two blocks 4.6 to 5.7 times, by 32 some 11 to 13 times. Reads by four blocks: 48 GB/s and 1.0 to 1.5 times,
-# by 32 up to 3.4 times. `python -m benchmarks.pcie` measures such kernels. SMALL, PIECE and the reads ahead were chosen and not
-# measured.
+# by 32 up to 3.4 times (docs/lab/2026-11-26-copies.md). SMALL, PIECE and the reads ahead were chosen and not measured.
 READERS = 4
 IN = LaunchConfig(grid=READERS, block=512)
 OUT = LaunchConfig(grid=1, block=512)
@@ -151,7 +150,7 @@ CLOCKS = 16
 SM_COPY_LIMIT = 32 << 20
 """Up to this many bytes an inference, in and out together, `auto` lets the SMs copy.
 
-Measured on an H100 by `python -m benchmarks.copies` (2026-11-21): 600 KB took the SMs 37 to 39 us where the engines took 23,
+Measured on an H100 (2026-11-21, docs/lab/2026-11-26-copies.md): 600 KB took the SMs 37 to 39 us where the engines took 23,
 and 54 to 61 us while a neighbour's SMs copied 38 MB in; in the engines' queue behind a neighbour's 38 MB it was 748 to 763.
 From some 32 MB on, a neighbour's 38 MB cost the same either way (1.5 to 1.7 ms for 38 MB), and the engines are a tenth faster
 alone. Copies by SMs slow down what neighbours copy meanwhile a little more (69 to 78 us for 600 KB); a whole inference's p99

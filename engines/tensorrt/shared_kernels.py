@@ -3,7 +3,7 @@
 Each instance that had a cache of its own loaded every kernel again, in calls of the driver that hold a lock which all tenants'
 launches wait for (`cuKernelGetFunction`, a millisecond or more each), and compiled some of them again in spite of the file. On
 an H200 binding MobileNetV2 a second time took 0.11 s with the first instance's cache, in place of 3.3 s and 184 such calls
-(benchmarks.driver_trace, 2026-11-23).
+(2026-11-23, docs/lab/2026-11-25-change.md).
 
 Kernels do not depend on weights, so engines of one network that was trained several times share a cache, too: versions of a
 model, and models that were tuned from the same one. On an H200 a half-width ResNet-18 was bound in 2.7 s, and each of four with

@@ -30,7 +30,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernel_loads.c", "c
 REST = 120
 """How many times as long as a load took nothing is loaded after it: launches find the lock taken in less than 1 % of the time,
 which leaves a p99 alone. Beside MobileNetV2's first load that of a small MLP in the same process was 6 times as long as before
-without pauses, 2.6 times with 40, and 1.3 times with 150 (H100, 2026-11-25, a draft of `benchmarks.driver_trace --paced`)."""
+without pauses, 2.6 times with 40, and 1.3 times with 150 (H100, 2026-11-25, docs/lab/2026-11-25-change.md)."""
 _SYSTEM = "libcupti.so.13"
 _PATIENT: ContextVar[bool] = ContextVar("greenlane_background_load", default=False)
 """A context variable, so that the threads of `Partition.run` have it from their callers."""

@@ -60,7 +60,7 @@ def device() -> Iterator[CpuDevice]:
 def spinning(device: CpuDevice, granules: Sequence[int]) -> Iterator[int]:
     """Aggressors on a partition of these granules, stopped; gives their process group, which SIGCONT lets run."""
     numbers = [",".join(map(str, each)) for each in ([AGGRESSORS], device.cores, granules)]
-    command = [sys.executable, "-m", "benchmarks.spinner", *numbers]
+    command = [sys.executable, "-m", "tests.benchmarks.spinner", *numbers]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as started:
         assert started.stdin
         assert started.stdout

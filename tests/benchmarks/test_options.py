@@ -15,7 +15,7 @@ from benchmarks import client
 from greenlane.options import count, port, positive, whole
 from partitions import DeviceUnavailable
 
-COMMANDS = ("batching", "copies", "deadlines", "engine", "isolation", "overhead")
+COMMANDS = ("isolation", "overhead")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "²"])
@@ -50,11 +50,7 @@ def test_a_positive_number_is_above_0_and_has_an_end(text: str) -> None:
     ("command", "options"),
     [
         ("isolation", ["--seconds", "--rounds", "--rate", "--bound", "--processes", "--front-cores"]),
-        ("batching", ["--rounds", "--seconds", "--clients", "--max-batch"]),
         ("overhead", ["--rounds", "--seconds", "--in-flight", "--beside", "--pid"]),
-        ("deadlines", ["--rounds", "--seconds", "--timeout", "--rate"]),
-        ("copies", ["--sms", "--seconds"]),
-        ("engine", ["--sms", "--seconds", "--budget"]),
     ],
 )
 def test_zero_seconds_rounds_and_clients_are_refused(
@@ -66,9 +62,7 @@ def test_zero_seconds_rounds_and_clients_are_refused(
         assert f"argument {option}: '0'; expected " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "option"), [("batching", "--delay"), ("isolation", "--front-cores"), ("copies", "--sms"), ("overhead", "--pid")]
-)
+@pytest.mark.parametrize(("command", "option"), [("isolation", "--front-cores"), ("overhead", "--pid")])
 @pytest.mark.parametrize("number", ["-1", "1.5", "many"])
 def test_counts_are_whole_numbers_from_0(command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -124,14 +118,13 @@ def test_server_cores_leave_one_for_the_client(which: str, capsys: pytest.Captur
     assert f"--server-cores: expected some of {sorted(mine)}, and a core left for the client" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["isolation", "deadlines"])
 def test_an_unavailable_device_is_an_error_of_one_line(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert _main(command)(["--device", "cuda"]) == 2
+    assert _main("isolation")(["--device", "cuda"]) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith(f"{command}: ")
+    assert message.startswith("isolation: ")
     assert "DeviceUnavailable" not in message
 
 

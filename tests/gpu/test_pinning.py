@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.copies import Carrier, carrier
 from partitions.cuda.pages import populate
 from tests.gpu.across import MIB, fresh, register, unregister
+from tests.gpu.carrier import Carrier, carrier
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
@@ -60,10 +60,10 @@ class Neighbour:
     def _run(self) -> None:
         self._partition.attach()
         for _ in range(100):
-            self._carrier.once("sm")
+            self._carrier.once()
         self._begun.set()
         while not self._stop.is_set():
-            self._times.append(self._carrier.once("sm"))
+            self._times.append(self._carrier.once())
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.spinner COUNT CORE,CORE GRANULE,GRANULE`: so many processes that only compute, on a partition.
+"""`python -m tests.benchmarks.spinner COUNT CORE,CORE GRANULE,GRANULE`: so many processes that only compute, on a partition.
 
 Prints a line once they do. They end when this one's standard input does.
 """
