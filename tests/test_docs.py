@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BESIDE_CODE = [ROOT / "tests/EDGES.md", ROOT / "tests/gpu/RUNS.md", *sorted((ROOT / "server").rglob("DESIGN.md"))]
+BESIDE_CODE = [
+    ROOT / "benchmarks/noisy_neighbour/README.md",
+    ROOT / "tests/EDGES.md",
+    ROOT / "tests/gpu/RUNS.md",
+    *sorted((ROOT / "server").rglob("DESIGN.md")),
+]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *BESIDE_CODE]
 HOME = re.compile(r"https://github\.com/greenlane-server/greenlane/(?:blob|tree)/main/(.*)")
 """README.md is the package's description elsewhere too, so its links are absolute."""

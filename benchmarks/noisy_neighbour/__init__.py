@@ -1,1 +1,1 @@
-"""The noisy-neighbour benchmark, for any server of the Open Inference Protocol: docs/noisy-neighbour.md has the method."""
+"""The noisy-neighbour benchmark, for any server of the Open Inference Protocol: its README.md has the method."""

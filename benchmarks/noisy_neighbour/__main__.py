@@ -1,5 +1,5 @@
 """`python -m benchmarks.noisy_neighbour`: what a noisy neighbour does to a victim's latency, on any server of the Open
-Inference Protocol: docs/noisy-neighbour.md has the method.
+Inference Protocol: README.md beside it has the method.
 
 `models FOLDER` writes a repository that Greenlane and Triton serve as it is, `run` measures servers in turns and writes raw
 data, figures and a picture, `summary FOLDER` makes the figures and the picture of raw data again.
