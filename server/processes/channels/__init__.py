@@ -1,5 +1,6 @@
 """What processes say to each other: calls by `rpc`, sockets by `handoff`, other descriptors by `descriptors`.
 
-`calls` makes them of the Protocols in `device_protocols`, and of those of `server.control.device_runtime`. `messages` are those
-of HTTP processes; the `*_fields` mirror classes of ours in them. `routing` decides which process a connection belongs to.
+`calls` makes them of Protocols: those in `http_protocols` and `device_protocols`, and those of `server.control.device_runtime`.
+`message_fields` mirrors classes of ours whose annotations are lost when they are compiled. `routing` decides which process a
+connection belongs to.
 """

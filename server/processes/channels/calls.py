@@ -4,14 +4,15 @@ Each method is a message of its name and its arguments. What arrives is checked 
 so are results. Methods with `async` are calls, all others are notifications. A process may call what it is served, no more.
 """
 
+import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
-from .messages import Message
+from .rpc import Message
 
 _P = TypeVar("_P")
 Handlers = dict[type[Message], Callable[[Any], Any]]
@@ -22,6 +23,11 @@ class Caller(Protocol):
 
     def notify(self, message: Message) -> None: ...
     def call(self, message: Message, result: Any) -> Any: ...
+
+
+def send(call: Awaitable[Any]) -> None:
+    """Let a call go on whose answer nothing waits for; what goes wrong is in the other process's log."""
+    asyncio.ensure_future(call).add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
 
 class _Method(NamedTuple):
@@ -71,11 +77,12 @@ def _receive(name: str, implementation: Callable[[], Any], message: Message) -> 
 @cache
 def _methods(protocol: Any) -> dict[str, _Method]:
     functions = inspect.getmembers(protocol, inspect.isfunction)
-    return {name: _method(f"{protocol.__name__}.{name}", each) for name, each in functions if not name.startswith("_")}
+    return {name: _method(each) for name, each in functions if not name.startswith("_")}
 
 
-def _method(name: str, function: Any) -> _Method:
+def _method(function: Any) -> _Method:
     signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
     fields = [(each, hints[each]) for each in list(signature.parameters)[1:]]
+    name = function.__qualname__  # With the Protocol that declares it.
     message = msgspec.defstruct(name, fields, bases=(Message,), tag=name)
     return _Method(message, signature, hints["return"], inspect.iscoroutinefunction(function))

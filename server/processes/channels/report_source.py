@@ -9,8 +9,8 @@ from ...errors import Unavailable
 from ...scheduling.lane_statistics import LaneStatistics
 from ...scheduling.slot_pool import SlotStatistics
 from ...tenants.frontend import Report
-from .message_fields import ReportFields
-from .messages import GetReport
+from .calls import proxy
+from .http_protocols import ToTenant
 from .rpc import Channel
 
 REPORT_TIMEOUT = 1.0
@@ -33,7 +33,7 @@ class ReportSource:
         found = None
         with suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(REPORT_TIMEOUT):
-                found = await channel.call(GetReport(), ReportFields) if channel else None
+                found = await proxy(ToTenant, channel).report() if channel else None
         now = time.monotonic()
         if found is None:
             return replace(self.last, age=now - self._at)

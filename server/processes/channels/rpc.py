@@ -18,7 +18,6 @@ import msgspec
 
 from ...errors import Failed, Unavailable
 from .message_fields import decode_hook, encode_hook
-from .messages import Message
 from .remote_errors import describe, rebuild
 
 log = logging.getLogger("greenlane.processes")
@@ -32,6 +31,10 @@ _GONE = "the other process is gone"
 
 class Malformed(Exception):
     """The other process sent something that it may not send. Handlers may raise it."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages; on the wire an array of the class's name and its fields."""
 
 
 class _Notification(Message, tag="notify"):

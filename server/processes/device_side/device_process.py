@@ -30,7 +30,7 @@ from ...single_process import SWITCH_INTERVAL
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorReceiver, SentLink
 from ..channels.device_protocols import Change, FromRuntime, Publication, ToDeviceProcess
-from ..channels.messages import SetLogLevel
+from ..channels.http_protocols import Logging
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.process_setup import set_up
@@ -70,7 +70,7 @@ class DeviceProcess(RuntimeServer):
             {
                 **handlers(lambda: self),
                 **serve(ToDeviceProcess)(lambda: self),
-                SetLogLevel: lambda message: logs.set_level(message.level),
+                **serve(Logging)(lambda: self),
             },
         )
         super().__init__(
@@ -140,6 +140,9 @@ class DeviceProcess(RuntimeServer):
     def set_affinity(self, cores: frozenset[int], builds: frozenset[int], starting: frozenset[int]) -> None:
         spawn.set_own_affinity(cores)
         self.opened.builds.set_affinity(builds, if_idle=starting)
+
+    def set_log_level(self, level: str) -> None:
+        logs.set_level(level)
 
     async def loaded(self) -> None:
         await super().loaded()

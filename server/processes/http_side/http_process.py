@@ -26,18 +26,17 @@ from ...http.paths import is_infer
 from ...http.refusals import Refusals
 from ...link.occupancy import LEAD
 from ...scheduling.limits import TokenBucket
-from ...tenants.frontend import Report
+from ...tenants.frontend import Report, State
 from ...tenants.limits import limit, too_many_connections
 from ...tenants.service import Service, Tenant
-from ..channels import messages
-from ..channels.calls import Handlers
-from ..channels.message_fields import ReportFields
+from ..channels.calls import Handlers, proxy, serve
+from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Live, Logging, ToHttp, ToTenant
 from ..channels.routing import SHARED, UNAUTHENTICATED
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.process_arguments import ProcessArguments
 from ..children.process_setup import set_up
-from . import proxy
+from . import proxy as forwarding
 from .connection_handoff import ConnectionHandoff
 from .forks import let_go_in_forks
 from .paced import Paced
@@ -85,18 +84,14 @@ class HttpProcess:
         self._hosted = hosted
         self._side = TenantSide(arguments, self._spawn)
         handlers: Handlers = {
-            **self._side.handlers(),
-            messages.SetAffinity: self._set_affinity,
-            messages.SetState: self._set_state,
-            messages.Reconfigure: self._reconfigure,
-            messages.SetLogLevel: lambda message: logs.set_level(message.level),
-            messages.Heartbeat: self._on_heartbeat,
-            messages.Listen: lambda _: self._listening.set(),
-            messages.Exit: self._exit,
+            **serve(ToTenant)(lambda: self._side),
+            **serve(ToHttp)(lambda: self),
+            **serve(Logging)(lambda: self),
         }
         if hosted:
             handlers |= hosted.handlers()
         self._channel = Channel("the supervisor", handlers)
+        self._supervisor, self._lead = proxy(FromHttpProcess, self._channel), proxy(FromLead, self._channel)
         if hosted:
             hosted.connect(self._channel)
         self._service = Service(arguments.config, [])
@@ -169,7 +164,7 @@ class HttpProcess:
 
     def cancel(self, slot: int, serial: int) -> None:
         """Ask the worker to stop a ticket; see `Canceller`."""
-        self._channel.notify(messages.CancelTicket(slot, serial))
+        self._lead.cancel(slot, serial)
 
     async def _serve_grpc(self) -> "GrpcServer | None":
         """Listen on the tenant's gRPC port, if it has one."""
@@ -191,10 +186,10 @@ class HttpProcess:
         if self._arguments.name in (SHARED, UNAUTHENTICATED):
             infer.refusals = Refusals()
         application = self._application = framework.build(
-            (*ROUTERS, proxy.router),
+            (*ROUTERS, forwarding.router),
             service=lambda: self._service,
-            forward=self._forward,
-            model_control=proxy.RemoteModelControl(self._forward),
+            forward=self._supervisor.forward,
+            model_control=forwarding.RemoteModelControl(self._supervisor.forward),
         )
 
         async def everything(scope: Any, receive: Any, send: Any) -> None:
@@ -217,10 +212,6 @@ class HttpProcess:
         seconds = ceil(self._arguments.config.server.keep_alive)
         return min(seconds, _SHORT_KEEP_ALIVE) if self._arguments.name in (SHARED, UNAUTHENTICATED) else seconds
 
-    async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
-        answer: messages.ForwardedAnswer = await self._channel.call(request, messages.ForwardedAnswer)
-        return answer
-
     async def _exit_with_supervisor(self) -> None:
         await self._channel.closed.wait()
         os._exit(1)
@@ -242,40 +233,49 @@ class HttpProcess:
         if not task.cancelled() and (error := task.exception()):
             log.error("a connection could not be taken: %s", error, exc_info=error)
 
-    def _set_affinity(self, message: messages.SetAffinity) -> None:
+    def set_affinity(self, cores: frozenset[int]) -> None:
+        """As `ToHttp.set_affinity`."""
         try:
-            os.sched_setaffinity(0, message.cores)
+            os.sched_setaffinity(0, cores)
         except OSError as error:
-            log.warning("the HTTP process cannot run on cores %s: %s", sorted(message.cores), error.strerror)
+            log.warning("the HTTP process cannot run on cores %s: %s", sorted(cores), error.strerror)
         else:
-            spawn.set_own_affinity(message.cores)  # gRPC's threads as well.
+            spawn.set_own_affinity(cores)  # gRPC's threads as well.
 
-    def _set_state(self, message: messages.SetState) -> None:
-        loaded = self._service.state == "starting" and message.state in ("serving", "incomplete")
-        self._service.set_state(message.state, message.progress)
+    def set_state(self, state: State, progress: str = "") -> None:
+        """As `ToHttp.set_state`."""
+        loaded = self._service.state == "starting" and state in ("serving", "incomplete")
+        self._service.set_state(state, progress)
         if loaded:
             gc.collect()
             gc.freeze()
 
-    def _reconfigure(self, message: messages.Reconfigure) -> bool:
-        config = message.config(self._service.config)
+    async def reconfigure(self, live: Live) -> None:
+        """As `ToHttp.reconfigure`."""
+        config = live.config(self._service.config)
         self._service.reconfigure(config)
         self._shared.set(config.server.cors_origins)
         if self._side.tenant and self._side.tenant.name in config.tenants:
             self._limit(self._side.tenant, config)
         forget_heads(connections(self._server.server_state))
-        return True
 
-    def _on_heartbeat(self, _: messages.Heartbeat) -> None:
+    def set_log_level(self, level: str) -> None:
+        """As `Logging.set_log_level`."""
+        logs.set_level(level)
+
+    async def heartbeat(self) -> None:
+        """As `ToHttp.heartbeat`."""
         self._service.heartbeat()
-        self._channel.notify(messages.HeartbeatAnswer())
+
+    def listen(self) -> None:
+        """As `ToHttp.listen`."""
+        self._listening.set()
 
     async def _totals(self) -> Report:
         """The report of all processes of the tenant."""
-        found: ReportFields = await self._channel.call(messages.GetTotals(), ReportFields)
-        return found.report()
+        return (await proxy(FromHelper, self._channel).totals()).report()
 
-    def _exit(self, _: messages.Exit) -> None:
+    def exit(self) -> None:
         """Exit once all requests are answered, those on connections that were already handed over as well."""
         self._handoff.take_all()
         self._server.should_exit = True

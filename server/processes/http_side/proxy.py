@@ -11,7 +11,7 @@ from ...api.dependencies import RequireAdmin, ServiceDep
 from ...api.framework import cancel_on_disconnect
 from ...http import asgi
 from ...http.exchange import Call
-from ..channels.messages import ForwardedAnswer, ForwardedRequest
+from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest
 
 router = APIRouter(include_in_schema=False)
 

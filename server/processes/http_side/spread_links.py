@@ -6,9 +6,10 @@ from ...link import ring as links
 from ...link.messages import ModelKey
 from ...link.ring import Descriptors
 from ...link.spread import Spread
+from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.publishing import publish
 from ...tenants.service import Tenant
-from ..channels import messages
+from ..channels.http_protocols import Keys
 
 
 class SpreadLinks:
@@ -30,18 +31,15 @@ class SpreadLinks:
     def __repr__(self) -> str:
         return f"<SpreadLinks {self.spread!r}>"
 
-    async def publish(self, message: messages.Publish) -> None:
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry], keys: Keys) -> None:
         """As `publishing.publish`. Tickets that name the models that are replaced go where they went.
 
         They are forgotten when the same model is published the next time: by then no helper has a request for them either.
         """
-        name, served = message.name, [each.served() for each in message.served]
         self.spread.forget(self._left.pop(name, ()))
-        self._left[name] = [
-            each.key for each in self.tenant.catalog.served() if each.name == name and each.key not in message.keys
-        ]
-        self.spread.serve(message.keys)
-        await publish(self.tenant, name, served, message.problems)
+        self._left[name] = [each.key for each in self.tenant.catalog.served() if each.name == name and each.key not in keys]
+        self.spread.serve(keys)
+        await publish(self.tenant, name, served, problems)
 
     def suspend(self, device: str, reason: str) -> None:
         """This device gets no tickets for now, or some again with "". Requests that run there fail; those that wait do not."""

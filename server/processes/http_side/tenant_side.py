@@ -1,8 +1,8 @@
-"""The tenant of an HTTP process, and what the supervisor sends of it: its models, its links, its helpers, its end."""
+"""The tenant of an HTTP process, and what the supervisor calls of it: its models, its links, its helpers, its end."""
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +11,19 @@ from ...link.occupancy import LEAD, Occupancy
 from ...link.ring import Descriptors
 from ...scheduling.pending import Canceller
 from ...tenants import publishing
+from ...tenants.catalog import IndexEntry
 from ...tenants.lending import lend
 from ...tenants.relay import Cancellations, Relay
 from ...tenants.service import Tenant, last_uses, open_tenant, page_out, report
-from ..channels import messages
-from ..channels.descriptors import DescriptorReceiver
-from ..channels.message_fields import ReportFields
+from ..channels.descriptors import DescriptorReceiver, SentLink
+from ..channels.http_protocols import Keys
+from ..channels.message_fields import ReportFields, ServedModelFields
 from ..children.process_arguments import ProcessArguments
 from .spread_links import SpreadLinks
 
 
 class TenantSide:
-    """Belongs to the event loop. Without a `tenant`, as in the shared HTTP process, nothing has an effect.
+    """See `ToTenant`. Belongs to the event loop. Without a `tenant`, as in the shared HTTP process, nothing has an effect.
 
     `occupancy` is set if the tenant has several HTTP processes. `spawn` runs a task.
     """
@@ -39,27 +40,6 @@ class TenantSide:
 
     def __repr__(self) -> str:
         return f"<TenantSide of {self._arguments.name}>"
-
-    def handlers(self) -> dict[type[messages.Message], Callable[[Any], Any]]:
-        """The handlers of the supervisor's messages; `server.tenants.frontend` describes most of them."""
-        return {
-            messages.Announce: self._announce,
-            messages.Listed: self._on_listed,
-            messages.Publish: self._publish,
-            messages.OpenFunctions: self._open_functions,
-            messages.CloseFunctions: self._close_functions,
-            messages.GetLastUses: self._last_uses,
-            messages.PageOut: self._page_out,
-            messages.PageIn: self._page_in,
-            messages.Refuse: self._refuse,
-            messages.Suspend: self._suspend,
-            messages.FailInFlight: self._fail_in_flight,
-            messages.LoseModels: self._lose_models,
-            messages.Relink: self._relink,
-            messages.AddHelper: self._add_helper,
-            messages.GetReport: self._report,
-            messages.WaitUntilIdle: self._wait_until_idle,
-        }
 
     def open(self, canceller: Canceller, hosted: Tenant | None) -> None:
         """Open the tenant on its link, or on its links to several devices; `hosted` is one that is open in this process.
@@ -90,102 +70,98 @@ class TenantSide:
         for each in self._relays.values():
             await each.ended.wait()
 
-    def _announce(self, message: messages.Announce) -> None:
+    def announce(self, name: str) -> None:
         if self.tenant:
-            self.tenant.catalog.announce(message.name)
+            self.tenant.catalog.announce(name)
 
-    def _on_listed(self, _: messages.Listed) -> None:
+    def listed(self) -> None:
         if self.tenant:
             self.tenant.catalog.expected = None
 
-    async def _publish(self, message: messages.Publish) -> bool:
+    async def publish(self, name: str, served: Sequence[ServedModelFields], problems: list[IndexEntry], keys: Keys) -> bool:
+        models = [each.served() for each in served]
         if self._spread:
-            await self._spread.publish(message)
+            await self._spread.publish(name, models, problems, keys)
         elif self.tenant:
-            served = [each.served() for each in message.served]
             if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
-                served = [replace(each, batching=None, queues=None) for each in served]
-            await publishing.publish(self.tenant, message.name, served, message.problems)
+                models = [replace(each, batching=None, queues=None) for each in models]
+            await publishing.publish(self.tenant, name, models, problems)
         return True
 
-    async def _open_functions(self, message: messages.OpenFunctions) -> str:
-        served = [each.served() for each in message.served]
-        return await publishing.agree(self.tenant, message.name, served) if self.tenant else ""
+    async def agree(self, name: str, served: Sequence[ServedModelFields]) -> str:
+        return await publishing.agree(self.tenant, name, [each.served() for each in served]) if self.tenant else ""
 
-    def _close_functions(self, message: messages.CloseFunctions) -> None:
+    def withdraw(self, name: str) -> None:
         if self.tenant:
-            publishing.withdraw(self.tenant, message.name)
+            publishing.withdraw(self.tenant, name)
 
-    def _last_uses(self, _: messages.GetLastUses) -> dict[str, int]:
+    async def last_uses(self) -> dict[str, int]:
         return last_uses(self.tenant) if self.tenant else {}
 
-    def _page_out(self, message: messages.PageOut) -> bool:
-        return self.tenant is not None and page_out(self.tenant, message.model)
+    async def page_out(self, model: str) -> bool:
+        return self.tenant is not None and page_out(self.tenant, model)
 
-    def _page_in(self, message: messages.PageIn) -> None:
+    def page_in(self, model: str) -> None:
         if self.tenant:
-            self.tenant.catalog.paged.discard(message.model)
+            self.tenant.catalog.paged.discard(model)
 
-    def _refuse(self, message: messages.Refuse) -> None:
+    def refuse(self, reason: str) -> None:
         if self.tenant:
-            self.tenant.refuse(message.reason)
+            self.tenant.refuse(reason)
 
-    def _suspend(self, message: messages.Suspend) -> None:
-        if self._spread and message.device:
-            self._spread.suspend(message.device, message.reason)
+    def suspend(self, reason: str, device: str = "") -> None:
+        if self._spread and device:
+            self._spread.suspend(device, reason)
         elif self.tenant:
-            self.tenant.suspend(message.reason)
+            self.tenant.suspend(reason)
 
-    def _fail_in_flight(self, message: messages.FailInFlight) -> None:
-        if self._spread and message.device:
-            self._spread.fail_in_flight(message.device, message.reason)
+    def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
+        if self._spread and device:
+            self._spread.fail_in_flight(device, reason)
         elif self.tenant:
-            self.tenant.fail_in_flight(message.reason, message.queued)
+            self.tenant.fail_in_flight(reason, queued)
 
-    def _lose_models(self, _: messages.LoseModels) -> None:
+    def lose_models(self) -> None:
         if self.tenant:
             self.tenant.catalog.lose()
 
-    async def _relink(self, message: messages.Relink) -> bool:
+    async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
         assert self.tenant, "only tenants have links"
-        arena, memory, tickets, completions = self._descriptors.take(message.number, 4)
-        unused = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        unused = self._descriptors.take_link(link)
         try:
             if self._spread:
-                unused = self._spread.relink(message.device, unused)
+                unused = self._spread.relink(device, unused)
                 return True
             lane = self.tenant.lane
-            relinked = await lane.relink(links.attach(unused, lane.slots.memory), message.limit)
+            relinked = await lane.relink(links.attach(unused, lane.slots.memory), limit)
             if relinked and self._link:
                 unused, self._link = self._link, unused
             return relinked
         finally:
             unused.close()
 
-    async def _add_helper(self, message: messages.AddHelper) -> bool:
+    async def add_helper(self, number: int, link: SentLink) -> None:
         assert self.tenant, "only tenants have helpers"
         assert self.occupancy
-        *of_link, cancellations = self._descriptors.take(message.descriptors, 5)
-        arena, memory, tickets, completions = of_link
-        descriptors = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        arena, memory, tickets, completions, cancellations = self._descriptors.take(link.number, 5)
+        descriptors = Descriptors(arena, memory, tickets, completions, link.slots, link.nbytes)
         end, lane = socket.socket(fileno=cancellations), self.tenant.lane
-        if before := self._relays.get(message.number):
+        if before := self._relays.get(number):
             await before.ended.wait()
-        link = links.attach(descriptors, lane.slots.memory)
-        relay = self._relays[message.number] = Relay(message.number, lane, self.tenant.catalog, link, end, self.occupancy)
+        attached = links.attach(descriptors, lane.slots.memory)
+        relay = self._relays[number] = Relay(number, lane, self.tenant.catalog, attached, end, self.occupancy)
         relay.open(asyncio.get_running_loop())
         self._spawn(self._close_link(relay, descriptors))
-        return True
 
     async def _close_link(self, relay: Relay, descriptors: Descriptors) -> None:
         """Close a helper's link when that has ended."""
         await relay.ended.wait()
         descriptors.close()
 
-    def _report(self, _: messages.GetReport) -> ReportFields:
+    async def report(self) -> ReportFields:
         assert self.tenant, "only tenants are asked for reports"
         return ReportFields.of(report(self.tenant))
 
-    async def _wait_until_idle(self, _: messages.WaitUntilIdle) -> None:
+    async def drained(self) -> None:
         if self.tenant:
             await self.tenant.lane.drained()

@@ -6,8 +6,7 @@ from typing import Any
 
 from ...errors import Unavailable
 from ..channels.descriptors import DescriptorSender
-from ..channels.messages import Message
-from ..channels.rpc import Channel
+from ..channels.rpc import Channel, Message
 from .device_tenants import DeviceTenants
 
 log = logging.getLogger("greenlane.processes")

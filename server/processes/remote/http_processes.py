@@ -1,16 +1,20 @@
 """The HTTP processes of one tenant that serve now: the lead, at its link's other end, and its helpers, if it has several."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from ...errors import Unavailable
 from ...tenants.frontend import Report
 from ...tenants.totals import ended, total
+from ..channels.calls import proxy
 from ..channels.descriptors import DescriptorSender
-from ..channels.messages import Message
+from ..channels.http_protocols import ToHttpProcess
 from ..channels.report_source import ReportSource
 from ..channels.rpc import Channel
+
+_T = TypeVar("_T")
 
 
 class HttpProcesses:
@@ -61,14 +65,14 @@ class HttpProcesses:
                 found[each.name] = max(each.statistics.last, found.get(each.name, 0))
         return found
 
-    def notify(self, message: Message) -> None:
-        """Send all of them this message."""
-        for channel in self.channels:
-            channel.notify(message)
+    @property
+    def all(self) -> list[ToHttpProcess]:
+        """All of them, the lead first."""
+        return [proxy(ToHttpProcess, channel) for channel in self.channels]
 
-    async def call(self, message: Message, result: Any = None) -> list[Any]:
-        """Every process's answer, the lead's first; None of one that dies before it answers."""
-        return await asyncio.gather(*(_answer(channel.call(message, result)) for channel in self.channels))
+    async def each(self, call: Callable[[ToHttpProcess], Awaitable[_T]]) -> list[_T | None]:
+        """What this call of every process returns, the lead's first; None of one that dies before it answers."""
+        return await asyncio.gather(*(_answer(call(process)) for process in self.all))
 
     async def report(self) -> Report:
         """What all of them have counted; of one that does not answer, what it last reported."""
@@ -78,7 +82,7 @@ class HttpProcesses:
         return total(lead, others) if others else lead
 
 
-async def _answer(call: "asyncio.Future[Any]") -> Any:
+async def _answer(call: Awaitable[_T]) -> _T | None:
     """The answer to a call; None if the process dies before it answers."""
     with suppress(Unavailable):
         return await call

@@ -6,7 +6,7 @@ What the HTTP process was sent is kept, to be sent again to its replacement when
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from mmap import PAGESIZE
 from typing import Any
@@ -19,10 +19,10 @@ from ...link.ring import Descriptors, Link
 from ...tenants.catalog import Catalog, IndexEntry, ServedModel
 from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
-from ..channels import messages
+from ..channels.calls import Handlers, proxy, serve
 from ..channels.descriptors import DescriptorSender
+from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant
 from ..channels.message_fields import ReportFields, ServedModelFields
-from ..channels.messages import CancelTicket, GetTotals
 from ..channels.rpc import Channel, Malformed
 from .http_processes import HttpProcesses
 
@@ -52,13 +52,13 @@ class RemoteFrontend:
     def __repr__(self) -> str:
         return f"<RemoteFrontend {self._config.name}, {self._processes.lead!r}>"
 
-    def handlers(self) -> dict[type[messages.Message], Any]:
-        """The handlers of what the process may send."""
-        return {CancelTicket: self._cancel, **self.handlers_of_helpers()}
+    def handlers(self) -> Handlers:
+        """The handlers of what the process may call."""
+        return {**serve(FromLead)(lambda: self), **self.handlers_of_helpers()}
 
-    def handlers_of_helpers(self) -> dict[type[messages.Message], Any]:
+    def handlers_of_helpers(self) -> Handlers:
         """The same for a helper."""
-        return {GetTotals: self._totals}
+        return serve(FromHelper)(lambda: self)
 
     async def connect(self, channel: Channel, descriptors: DescriptorSender) -> None:
         """Use this process from now on, and send it what its predecessors were sent."""
@@ -76,27 +76,28 @@ class RemoteFrontend:
 
     async def _catch_up(self, channel: Channel) -> None:
         self._send_affinity()
-        published = list(self._repeat(channel))  # All of it is sent before anything else can be.
+        process = proxy(ToHttpProcess, channel)
+        published = list(self._repeat(process))  # All of it is sent before anything else can be.
         self._repeat_devices(channel)
         with suppress(Unavailable):
             await asyncio.gather(*published)
         if channel in self._processes.channels:
-            channel.notify(messages.SetState(self._state, self._progress))
+            process.set_state(self._state, self._progress)
 
-    def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
+    def _repeat(self, process: ToHttpProcess) -> Iterator[Awaitable[Any]]:
         for name, served, problems in self._catalog.listing():
             if served or problems:
-                yield channel.call(self._publication(name, served, problems), bool)
+                yield self._publish(process, name, served, problems)
             else:
-                channel.notify(messages.Announce(name))
+                process.announce(name)
         if self._listed:
-            channel.notify(messages.Listed())
+            process.listed()
         for model in self._catalog.paged:
-            channel.notify(messages.PageOut(model))
+            yield process.page_out(model)
         if self._suspended:
-            channel.notify(messages.Suspend(self._suspended))
+            process.suspend(self._suspended)
         if self._refusing:
-            channel.notify(messages.Refuse(self._refusing))
+            process.refuse(self._refusing)
 
     @property
     def spread(self) -> Mapping[str, Descriptors]:
@@ -115,14 +116,15 @@ class RemoteFrontend:
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         if queued:
             self._suspended = reason
-        for channel in self._processes.channels:
+        for channel, process in zip(self._processes.channels, self._processes.all, strict=True):
             if channel is self._processes.lead:
-                channel.notify(messages.FailInFlight(reason, queued))
+                process.fail_in_flight(reason, queued)
             elif queued:
-                channel.notify(messages.Suspend(reason))  # Its requests in flight the lead ends.
+                process.suspend(reason)  # Its requests in flight the lead ends.
+            if queued:
+                process.lose_models()
         if queued:
             self._catalog.lose()
-            self._processes.notify(messages.LoseModels())
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         """See `ManagedFrontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
@@ -150,8 +152,7 @@ class RemoteFrontend:
         assert channel
         assert sender
         try:
-            number = sender.send(new[:4])
-            return bool(await channel.call(messages.Relink(number, new.slots, new.nbytes, limit, device), bool))
+            return await proxy(ToTenant, channel).relink(sender.send_link(new), limit, device)
         except Unavailable:
             await channel.closed.wait()  # One that takes no descriptors hangs, and is killed soon.
             return True
@@ -172,7 +173,7 @@ class RemoteFrontend:
     async def problems(self) -> list[IndexEntry]:
         """The models that cannot be served, with the reasons, as the process has them. Raises Unavailable if it ends."""
         assert self._processes.lead
-        found: ReportFields = await self._processes.lead.call(messages.GetReport(), ReportFields)
+        found = await proxy(ToTenant, self._processes.lead).report()
         return [each for each in found.report().index if each.state == "UNAVAILABLE"]
 
     def open(self, device: DeviceSide) -> None:
@@ -181,15 +182,18 @@ class RemoteFrontend:
     def set_state(self, state: State, progress: str = "") -> None:
         """Send the process the server's state, and how far its start is."""
         self._state, self._progress = state, progress
-        self._processes.notify(messages.SetState(state, progress))
+        for process in self._processes.all:
+            process.set_state(state, progress)
 
     def announce(self, name: str) -> None:
         self._catalog.announce(name)
-        self._processes.notify(messages.Announce(name))
+        for process in self._processes.all:
+            process.announce(name)
 
     def listed(self) -> None:
         self._listed = True
-        self._processes.notify(messages.Listed())
+        for process in self._processes.all:
+            process.listed()
 
     def begin_load(self, name: str) -> None:
         """Nothing to do: no other device loads it."""
@@ -201,43 +205,52 @@ class RemoteFrontend:
         """A process that ends meanwhile does not refuse: the next one runs the functions when it is sent the models."""
         if not any(each.functions for each in served):
             return ""
-        answers = await self._processes.call(messages.OpenFunctions(name, [ServedModelFields.of(each) for each in served]), str)
+        fields = [ServedModelFields.of(each) for each in served]
+        answers = await self._processes.each(lambda process: process.agree(name, fields))
         why = next(filter(None, answers), "")
         if why:
             self.withdraw(name)
         return why
 
     def withdraw(self, name: str) -> None:
-        self._processes.notify(messages.CloseFunctions(name))
+        for process in self._processes.all:
+            process.withdraw(name)
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
-        answers = await self._processes.call(self._publication(name, served, problems), bool)
+        answers = await self._processes.each(lambda process: self._publish(process, name, served, problems))
         return bool(answers and answers[0])
 
-    def _publication(self, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> messages.Publish:
-        return messages.Publish.of(name, served, problems)
+    def _publish(
+        self, process: ToHttpProcess, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]
+    ) -> Awaitable[bool]:
+        return process.publish(name, [ServedModelFields.of(each) for each in served], list(problems), self._keys(name))
+
+    def _keys(self, name: str) -> Keys:
+        """The keys of a model's versions on the tenant's devices, if it is on several."""
+        return {}
 
     def _repeat_devices(self, channel: Channel) -> None:
-        """Tell a process of devices that do not serve the tenant, if it is on several."""
+        """Notify a process of devices that do not serve the tenant, if it is on several."""
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         latest: dict[str, int] = {}
-        for found in await self._processes.call(messages.GetLastUses(), dict[str, int]):
+        for found in await self._processes.each(lambda process: process.last_uses()):
             for model, used in (found or {}).items():
                 latest[model] = max(used, latest.get(model, 0))
         return latest
 
     async def page_out(self, model: ModelKey) -> bool:
         """Without a process there is no request. What a helper has not sent to its lead yet comes after it."""
-        if False in (await self._processes.call(messages.PageOut(model), bool))[:1]:
+        if False in (await self._processes.each(lambda process: process.page_out(model)))[:1]:
             return False
         self._catalog.paged.add(model)
         return True
 
     def page_in(self, model: ModelKey) -> None:
         self._catalog.paged.discard(model)
-        self._processes.notify(messages.PageIn(model))
+        for process in self._processes.all:
+            process.page_in(model)
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores
@@ -251,16 +264,19 @@ class RemoteFrontend:
     async def report(self) -> Report:
         return await self._processes.report()
 
-    async def _totals(self, _: GetTotals) -> ReportFields:
+    async def totals(self) -> ReportFields:
+        """As `FromHelper.totals`."""
         return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
         self._refusing = reason
-        self._processes.notify(messages.Refuse(reason))
+        for process in self._processes.all:
+            process.refuse(reason)
 
     def suspend(self, reason: str) -> None:
         self._suspended = reason
-        self._processes.notify(messages.Suspend(reason))
+        for process in self._processes.all:
+            process.suspend(reason)
 
     def distrust(self, reason: str) -> None:
         """Close the channel: the supervisor replaces the process then, and gives its replacement a new link."""
@@ -269,7 +285,7 @@ class RemoteFrontend:
             self._processes.lead.distrust()
 
     async def drained(self) -> None:
-        await self._processes.call(messages.WaitUntilIdle())
+        await self._processes.each(lambda process: process.drained())
 
     def close(self) -> None:
         """Free the link, and the tenant's memory once no process uses it."""
@@ -280,13 +296,15 @@ class RemoteFrontend:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""
         cores: Iterable[int] | None = self._config.front_cores or self._cores or self._assigned
         if cores:
-            self._processes.notify(messages.SetAffinity(frozenset(cores)))
+            for process in self._processes.all:
+                process.set_affinity(frozenset(cores))
 
-    def _cancel(self, message: CancelTicket) -> None:
-        if message.slot >= self.descriptors.slots:
-            raise Malformed(f"slot {message.slot} of {self.descriptors.slots}")
+    def cancel(self, slot: int, serial: int) -> None:
+        """As `FromLead.cancel`."""
+        if slot >= self.descriptors.slots:
+            raise Malformed(f"slot {slot} of {self.descriptors.slots}")
         if self._device:
-            self._device.cancel(self._config.name, message.slot, message.serial)
+            self._device.cancel(self._config.name, slot, serial)
 
 
 def open_remote(config: TenantConfig, linked: bool = True) -> RemoteFrontend:

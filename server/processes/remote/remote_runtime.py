@@ -14,12 +14,12 @@ from partitions.plan import Granules
 from partitions.probe import Placement
 
 from ...accounts.usage import Report
-from ...control.descriptions import DeviceInfo, Loading, RungState
+from ...control.descriptions import DeviceInfo, Loading
 from ...control.device_runtime import Models, Widths
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
-from ..channels.calls import Handlers, proxy, serve
+from ..channels.calls import Handlers, proxy, send, serve
 from ..channels.descriptors import DescriptorSender
 from ..channels.device_protocols import FromRuntime, FromTenants, Start, ToDeviceProcess, ToRuntime
 from ..channels.rpc import Channel
@@ -203,15 +203,9 @@ class RemoteRuntime:
             with suppress(RequestError):
                 await self.widths.stretch(self.kept.plans)
         if self.kept.rungs:  # Not waited for: connections wait for the end of this.
-            asyncio.ensure_future(proxy(Widths, channel).hold(self.kept.rungs)).add_done_callback(_ignore)
+            send(proxy(Widths, channel).hold(self.kept.rungs))
 
     def _not_found_again(self, tenant: str, name: str) -> list[IndexEntry]:
         """The problem of a model that only the process before had published; none if the tenant may not call it any more."""
         problem = IndexEntry(name, "", "UNAVAILABLE", "no longer in the repository when its device was started again")
         return [problem] if self.kept.lists.allows(tenant, name) else []
-
-
-def _ignore(answer: "asyncio.Future[list[RungState]]") -> None:
-    """Nothing waits for this answer; what went wrong is in the process's log."""
-    if not answer.cancelled():
-        answer.exception()

@@ -18,7 +18,8 @@ from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import DeviceSide
 from ...tenants.merged_models import Merged, MergedModels
 from ...tenants.service import slots
-from ..channels import messages
+from ..channels.calls import proxy
+from ..channels.http_protocols import Keys, ToHttpProcess
 from ..channels.rpc import Channel
 from .agreements import Agreements, Published
 from .remote_frontend import RemoteFrontend
@@ -35,7 +36,7 @@ class SpreadFrontend(RemoteFrontend):
         self.members = {name: MemberFrontend(self, name, each) for name, each in descriptors.items()}
         self._merged = MergedModels(list(descriptors))
         self.agreements = Agreements(self._publish_together, self.agree)
-        self._keys: dict[str, dict[ModelKey, dict[str, ModelKey]]] = {}
+        self._keys_there: dict[str, dict[ModelKey, dict[str, ModelKey]]] = {}
         self._publishing: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -79,18 +80,18 @@ class SpreadFrontend(RemoteFrontend):
             return await self._publish_merged(name, self._merged.put(published, name))
 
     async def _publish_merged(self, name: str, merged: Merged) -> bool:
-        self._keys[name] = merged.keys
+        self._keys_there[name] = merged.keys
         return await self.publish(name, merged.served, merged.problems)
 
-    def _publication(self, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> messages.Publish:
-        return messages.Publish.of(name, served, problems, self._keys.get(name, {}))
+    def _keys(self, name: str) -> Keys:
+        return self._keys_there.get(name, {})
 
     def stop(self, device: str, reason: str) -> None:
         """The process of this device has ended: what was launched there fails, and all else runs on the others."""
         member = self.members[device]
         member.refusing = reason
-        self._send(messages.FailInFlight(reason, True, device))
-        for keys in self._keys.values():
+        self._send(lambda lead: lead.fail_in_flight(reason, True, device))
+        for keys in self._keys_there.values():
             for of_devices in keys.values():
                 of_devices.pop(device, None)
         for name in self._merged.drop(device):
@@ -107,12 +108,15 @@ class SpreadFrontend(RemoteFrontend):
     def refuse_of(self, device: str, reason: str) -> None:
         """Send this device nothing for this reason, and fail what runs there; with "" send it something again."""
         self.members[device].refusing = reason
-        self._send(messages.Suspend(reason, device))
+        self._send(lambda lead: lead.suspend(reason, device))
 
-    def _send(self, message: messages.Message) -> None:
+    def _send(self, of_device: Callable[[ToHttpProcess], None]) -> None:
         """Send the lead what concerns one device; helpers only learn whether the tenant is served at all."""
-        for channel in self._processes.channels:
-            channel.notify(message if channel is self._processes.lead else messages.Suspend(self._refusing_all))
+        for channel, process in zip(self._processes.channels, self._processes.all, strict=True):
+            if channel is self._processes.lead:
+                of_device(process)
+            else:
+                process.suspend(self._refusing_all)
 
     @property
     def _refusing_all(self) -> str:
@@ -121,12 +125,13 @@ class SpreadFrontend(RemoteFrontend):
         return reasons[0] if all(reasons) else ""
 
     def _repeat_devices(self, channel: Channel) -> None:
+        process = proxy(ToHttpProcess, channel)
         if channel is not self._processes.lead:
-            channel.notify(messages.Suspend(self._refusing_all))
+            process.suspend(self._refusing_all)
             return
         for name, member in self.members.items():
             if member.refusing:
-                channel.notify(messages.Suspend(member.refusing, name))
+                process.suspend(member.refusing, name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -10,7 +10,8 @@ from ...errors import RequestError, Unavailable
 from ...link import occupancy
 from ...link import ring as links
 from ...tenants import relay
-from ..channels import messages
+from ..channels.calls import proxy
+from ..channels.http_protocols import ToHttp, ToTenant
 from ..children import spawn
 from .restarts import Restarts
 from .supervised import SupervisedProcess
@@ -103,8 +104,8 @@ class HelperProcesses:
         link = links.renew(lead.frontend.descriptors)
         ours, theirs = relay.sockets()
         try:
-            sent = lead.descriptors.send([*link[:4], ours.fileno()])
-            await lead.channel.call(messages.AddHelper(each.number, sent, link.slots, link.nbytes), bool)
+            sent = lead.descriptors.send_link(link, ours.fileno())
+            await proxy(ToTenant, lead.channel).add_helper(each.number, sent)
             await self._start_process(each, spawn.inherited(link), theirs)
         except RequestError as error:
             if lead.channel.closed.is_set():
@@ -118,4 +119,4 @@ class HelperProcesses:
         each.takes_connections = True
         self._dispatcher.announce(each)
         if self._restarts.closing.is_set():
-            each.channel.notify(messages.Exit())
+            proxy(ToHttp, each.channel).exit()

@@ -17,9 +17,10 @@ from ...host.backoff import Backoff
 from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
-from ..channels import messages
+from ..channels.calls import proxy
 from ..channels.descriptors import DescriptorSender
 from ..channels.handoff import Ends
+from ..channels.http_protocols import Logging
 from ..channels.routing import SHARED, UNAUTHENTICATED, process_name
 from ..channels.rpc import Channel
 from ..children import spawn
@@ -53,7 +54,7 @@ class Current:
     def send_log_level(self, channel: Channel) -> None:
         """Have a process that was just started log as the others do, if that was changed."""
         if self.log_level:
-            channel.notify(messages.SetLogLevel(self.log_level))
+            proxy(Logging, channel).set_log_level(self.log_level)
 
 
 class HostedRuntime(NamedTuple):

@@ -16,7 +16,9 @@ from ...link import activity
 from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
-from ..channels import descriptors, handoff, messages
+from ..channels import descriptors, handoff
+from ..channels.calls import Handlers, proxy, send, serve
+from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest, FromHttpProcess, Live, ToHttp
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
@@ -98,7 +100,7 @@ class SupervisedHttp:
             if each.frontend:
                 each.frontend.set_state(state, progress)
             elif each.number == LEAD:
-                each.channel.notify(messages.SetState(state, progress))
+                proxy(ToHttp, each.channel).set_state(state, progress)
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict them, and their later replacements, to these cores."""
@@ -111,8 +113,8 @@ class SupervisedHttp:
 
     async def reconfigure(self) -> None:
         """Have all of them use the current configuration; returns when they do."""
-        message, channels = messages.Reconfigure.of(self._current.config), [each.channel for each in self._processes.values()]
-        calls = [channel.call(message, bool) for channel in channels if not channel.closed.is_set()]
+        live, channels = Live.of(self._current.config), [each.channel for each in self._processes.values()]
+        calls = [proxy(ToHttp, channel).reconfigure(live) for channel in channels if not channel.closed.is_set()]
         await asyncio.gather(*calls, return_exceptions=True)  # One that has ended is replaced by one with this configuration.
 
     async def begin(
@@ -156,7 +158,7 @@ class SupervisedHttp:
             for one in (each, *each.helpers):  # Its replacements serve the common port only.
                 one.listeners = []
         else:
-            each.channel.notify(messages.Listen())
+            proxy(ToHttp, each.channel).listen()
 
     def retire(self, name: str) -> None:
         """As `Supervisor.retire`."""
@@ -170,7 +172,7 @@ class SupervisedHttp:
         self.retire(name)
         everyone = [each, *each.helpers]
         for one in everyone:
-            one.channel.notify(messages.Exit())
+            proxy(ToHttp, one.channel).exit()
         for one in everyone:
             if one.process:
                 await asyncio.to_thread(spawn.join, one.process, EXIT_TIMEOUT)
@@ -200,7 +202,8 @@ class SupervisedHttp:
         One that gets no heartbeats answers that the server is not ready.
         """
         for each in list(self._processes.values()):
-            each.channel.notify(messages.Heartbeat())
+            answer = asyncio.ensure_future(proxy(ToHttp, each.channel).heartbeat())
+            answer.add_done_callback(partial(_on_heartbeat, each.heartbeat))
             if each.process and not each.channel.closed.is_set():
                 away = not each.takes_connections or self._current.state == "starting"
                 loading = each.hosted is not None and (away or each.hosted.runtime.away)
@@ -209,7 +212,7 @@ class SupervisedHttp:
     def exit(self) -> None:
         """Have all of them answer the requests that they have, and end."""
         for each in self._processes.values():
-            each.channel.notify(messages.Exit())
+            proxy(ToHttp, each.channel).exit()
 
     def disconnect(self) -> None:
         """Close the channels and sockets to all, and what the processes of one tenant share."""
@@ -255,12 +258,12 @@ class SupervisedHttp:
         else:
             if each.process:
                 self._current.restrict(each.process)
-            each.channel.notify(messages.SetState(self._current.state, self._current.progress))
+            proxy(ToHttp, each.channel).set_state(self._current.state, self._current.progress)
         each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
         self._dispatcher.announce(each)
         await self._start_helpers(each)
         if self._restarts.closing.is_set():
-            each.channel.notify(messages.Exit())
+            proxy(ToHttp, each.channel).exit()
 
     async def _start_helpers(self, each: SupervisedProcess) -> None:
         if helpers := self._helpers.get(each.name):
@@ -303,7 +306,7 @@ class SupervisedHttp:
         await each.channel.open(ours)
         _close_with(each.process, each.channel)
         if used is not (config or self._current.config):  # It has changed meanwhile.
-            each.channel.notify(messages.Reconfigure.of(self._current.config))
+            send(proxy(ToHttp, each.channel).reconfigure(Live.of(self._current.config)))
         self._current.send_log_level(each.channel)
 
     def _arguments(
@@ -337,13 +340,10 @@ class SupervisedHttp:
             arriving=arriving,
         )
 
-    def _handlers(self, each: SupervisedProcess) -> dict[type[messages.Message], Callable[[Any], Any]]:
-        """The handlers of what a process that starts now may send."""
-        heartbeat = each.heartbeat = Heartbeat()
-        handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
-            messages.ForwardedRequest: self._forward,
-            messages.HeartbeatAnswer: lambda _: heartbeat.on_answer(),
-        }
+    def _handlers(self, each: SupervisedProcess) -> Handlers:
+        """The handlers of what a process that starts now may call."""
+        each.heartbeat = Heartbeat()
+        handlers = serve(FromHttpProcess)(lambda: self)
         if each.frontend:
             handlers |= each.frontend.handlers()
         elif frontend := self._processes[each.tenant].frontend:
@@ -385,8 +385,15 @@ class SupervisedHttp:
         log.error("%s: %s; ending it", each.label, reason)
         each.kill()
 
-    async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
+    async def forward(self, request: ForwardedRequest) -> ForwardedAnswer:
+        """As `FromHttpProcess.forward`."""
         return await answer(self._application, request)
+
+
+def _on_heartbeat(heartbeat: Heartbeat, answer: "asyncio.Future[None]") -> None:
+    """The process has answered, or has ended."""
+    if not answer.cancelled() and answer.exception() is None:
+        heartbeat.on_answer()
 
 
 def _close_with(process: BaseProcess, channel: Channel) -> None:

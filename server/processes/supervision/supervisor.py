@@ -14,7 +14,8 @@ from ...host import logs
 from ...host.watch import interval
 from ...link.occupancy import LEAD
 from ...tenants.frontend import State
-from ..channels import messages
+from ..channels.calls import proxy
+from ..channels.http_protocols import Logging
 from ..channels.routing import SHARED, UNAUTHENTICATED
 from ..children import spawn
 from ..children.heartbeat import INTERVAL
@@ -100,7 +101,7 @@ class Supervisor:
         logs.set_level(level)
         processes: list[Supervised] = [*self._processes.values(), *self._devices.all]
         for each in processes:
-            each.channel.notify(messages.SetLogLevel(level))
+            proxy(Logging, each.channel).set_log_level(level)
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict HTTP processes and dispatcher, and their later replacements, to these cores."""

@@ -13,8 +13,8 @@ from server.config.file import keys, load
 from server.config.schema import ModelOptions
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
+from server.processes.channels.http_protocols import Live
 from server.processes.channels.message_fields import decode_hook, encode_hook
-from server.processes.channels.messages import Reconfigure
 
 FILE = """
 [server]
@@ -149,8 +149,8 @@ def test_a_process_that_is_sent_a_configuration_has_the_same(tmp_path: Path) -> 
             }
         }
     )
-    data = msgspec.msgpack.encode(Reconfigure.of(after), enc_hook=encode_hook)
-    sent = msgspec.msgpack.decode(data, type=Reconfigure, dec_hook=decode_hook)
+    data = msgspec.msgpack.encode(Live.of(after), enc_hook=encode_hook)
+    sent = msgspec.msgpack.decode(data, type=Live, dec_hook=decode_hook)
     assert sent.config(before) == after != before
     text = sent.config(before).models.options["resnet"].text
     assert text is not None

@@ -34,7 +34,7 @@ class Recorder:
         return f"<Recorder {self.names()}>"
 
     def handlers(self) -> Handlers:
-        called = _Called(self._hear)
+        called = _Called(self.hear)
         return {kind: handler for each in self._protocols for kind, handler in serve(each)(lambda: called).items()}
 
     def names(self) -> list[str]:
@@ -49,7 +49,8 @@ class Recorder:
         while name not in self.names() or (arguments and (name, *arguments) not in self.heard):
             await asyncio.sleep(0)
 
-    def _hear(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def hear(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Keep a call; returns its answer."""
         self.heard.append((name, *arguments))
         return self._answer_later(name) if name in self.gates else self._answer(name)
 

@@ -10,8 +10,8 @@ from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from engines.signature import Default, Form
 from server.processes.channels import message_fields
-from server.processes.channels.message_fields import ReportFields, decode_hook, encode_hook
-from server.processes.channels.messages import Publish
+from server.processes.channels.device_protocols import Publication
+from server.processes.channels.message_fields import ReportFields, ServedModelFields, decode_hook, encode_hook
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
 from server.scheduling.lane_statistics import LaneStatistics
@@ -52,7 +52,7 @@ def sent(value: Any, kind: Any) -> Any:
 def test_a_published_model_arrives_as_it_was(served: ServedModel) -> None:
     served.statistics.failed(1, "OTHER")
     problems = [IndexEntry("m", "3", "UNAVAILABLE", "broken")]
-    received = sent(Publish.of("m", [served], problems), Publish)
+    received = sent(Publication("m", [ServedModelFields.of(served)], problems), Publication)
     (found,) = [each.served() for each in received.served]
     assert (received.name, found, received.problems) == ("m", served, problems)
     assert found.statistics == ModelStatistics(), "counters stay in the process that has them"

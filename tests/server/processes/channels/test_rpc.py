@@ -14,8 +14,7 @@ import pytest
 import uvloop
 
 from server.errors import Failed, Unavailable
-from server.processes.channels.messages import Message
-from server.processes.channels.rpc import MAX_MESSAGE, Channel, Malformed
+from server.processes.channels.rpc import MAX_MESSAGE, Channel, Malformed, Message
 
 
 class Note(Message):

@@ -14,23 +14,10 @@ from server.link import ring as links
 from server.link.messages import Ticket
 from server.link.ring import Descriptors
 from server.processes.channels import descriptors
+from server.processes.channels.calls import proxy
 from server.processes.channels.descriptors import DescriptorReceiver, DescriptorSender
+from server.processes.channels.http_protocols import FromLead, ToHttpProcess, ToTenant
 from server.processes.channels.message_fields import ReportFields
-from server.processes.channels.messages import (
-    Announce,
-    CancelTicket,
-    FailInFlight,
-    GetReport,
-    LoseModels,
-    Message,
-    Publish,
-    Refuse,
-    Relink,
-    SetAffinity,
-    SetState,
-    Suspend,
-    WaitUntilIdle,
-)
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.scheduling.lane_statistics import LaneStatistics
@@ -39,26 +26,24 @@ from server.tenants.catalog import IndexEntry
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics
 
+from ..recorder import Recorder
+
 PROBLEM = IndexEntry("broken", "1", "UNAVAILABLE", "no such file")
 
 
-class Process:
-    """The other end of a tenant's channel: keeps what it receives, and answers calls with None or what `answers` holds."""
+class Process(Recorder):
+    """A tenant's HTTP process."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
-        self.answers: dict[type[Message], Any] = {}
-        self.channel = Channel("the device process", dict.fromkeys(MESSAGES, self._receive))
+        super().__init__(ToHttpProcess, answers={"publish": True})
+        self.channel = Channel("the supervisor", self.handlers())
         self.links: list[Descriptors] = []
         self._ends: list[DescriptorSender | DescriptorReceiver] = []
 
-    def _receive(self, message: Message) -> Any:
-        self.heard.append(message)
-        if isinstance(message, Relink):
-            self.links.append(Descriptors(*self.receiver.take(message.number, 4), message.slots, message.nbytes))
-        if isinstance(answer := self.answers.get(type(message)), Exception):
-            raise answer
-        return self.answers.get(type(message), True if isinstance(message, Publish) else None)
+    def hear(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if name == "relink":
+            self.links.append(self.receiver.take_link(arguments[0]))
+        return super().hear(name, arguments)
 
     def close(self) -> None:
         self.channel.close()
@@ -85,23 +70,8 @@ class Process:
         self.receiver = DescriptorReceiver(end)
         self._ends = [sender, self.receiver]
         await frontend.connect(channel, sender)
-        await channel.call(WaitUntilIdle())
+        await proxy(ToTenant, channel).drained()
         return channel
-
-
-MESSAGES = (
-    Announce,
-    Publish,
-    SetAffinity,
-    SetState,
-    Refuse,
-    Suspend,
-    FailInFlight,
-    LoseModels,
-    Relink,
-    GetReport,
-    WaitUntilIdle,
-)
 
 
 class Device:
@@ -128,17 +98,17 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     process = Process()
     channel = await process.meet(frontend)
     assert process.heard[:-1] == [
-        SetAffinity(frozenset({0})),
-        Announce("slow"),
-        Refuse("draining"),
-        Publish("broken", [], [PROBLEM]),
-        SetState("serving"),
+        ("set_affinity", {0}),
+        ("announce", "slow"),
+        ("refuse", "draining"),
+        ("publish", "broken", [], [PROBLEM], {}),
+        ("set_state", "serving", ""),
     ]
     process.heard.clear()
     frontend.set_state("draining")
     await frontend.publish("slow", [], [PROBLEM])
     await frontend.drained()
-    assert process.heard == [SetState("draining"), Publish("slow", [], [PROBLEM]), WaitUntilIdle()]
+    assert process.heard == [("set_state", "draining", ""), ("publish", "slow", [], [PROBLEM], {}), ("drained",)]
     channel.close()
     process.close()
 
@@ -149,7 +119,7 @@ async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) 
     process = Process()
     channel = await process.meet(frontend)
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
-    process.answers[GetReport] = ReportFields.of(counted)
+    process.answers["report"] = ReportFields.of(counted)
     assert await frontend.report() == counted
     process.close()
     assert isinstance(await frontend.report(), Report)
@@ -162,10 +132,10 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     process = Process()
     channel = await process.meet(frontend)
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
-    process.answers[GetReport] = ReportFields.of(counted)
+    process.answers["report"] = ReportFields.of(counted)
     assert (await frontend.report()).age == 0
     monkeypatch.setattr("server.processes.channels.report_source.REPORT_TIMEOUT", 0.01)
-    process.answers[GetReport] = never = asyncio.sleep(600)
+    process.answers["report"] = never = asyncio.sleep(600)
     stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)
     process.close()
@@ -182,11 +152,11 @@ async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(frontend
     frontend.suspend("the device is away")
     frontend.fail_in_flight("it has ended")
     await frontend.drained()
-    assert [type(each) for each in helper.heard] == [Publish, SetState, Suspend, Suspend, LoseModels, WaitUntilIdle]
-    assert [type(each) for each in lead.heard[2:]] == [Publish, Suspend, FailInFlight, LoseModels, WaitUntilIdle]
+    assert helper.names() == ["publish", "set_state", "suspend", "suspend", "lose_models", "drained"]
+    assert lead.names()[2:] == ["publish", "suspend", "fail_in_flight", "lose_models", "drained"]
     used, later = (ModelReport("m", version, ModelStatistics(last=at), 0) for version, at in (("1", 5), ("2", 7)))
-    lead.answers[GetReport] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
-    helper.answers[GetReport] = ReportFields.of(Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
+    lead.answers["report"] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
+    helper.answers["report"] = ReportFields.of(Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
     found = await frontend.report()
     assert frontend.last_uses_known() == {"m": 7}
     assert (found.index, found.lane, found.slots) == ([PROBLEM], LaneStatistics(1, 2, 3, 9, 6), SlotStatistics(2, 3, 4))
@@ -202,7 +172,7 @@ async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
     device, process = Device(), Process()
     frontend.open(device)
     channel = await process.meet(frontend)
-    process.channel.notify(CancelTicket(3, 14))
+    proxy(FromLead, process.channel).cancel(3, 14)
     while not device.asked:
         await asyncio.sleep(0)
     assert device.asked == [("acme", 3, 14)]
@@ -234,14 +204,14 @@ async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: 
     channel = await process.meet(frontend)
     before, memory = frontend.descriptors, frontend.link.arena.memory
     memory.view[:4] = b"mine"
-    process.answers[Relink] = True
+    process.answers["relink"] = True
     free = await frontend.relink(5)
-    (relink,) = [heard for heard in process.heard if isinstance(heard, Relink)]
-    assert (relink.slots, relink.nbytes, relink.limit) == (before.slots, before.nbytes, 5)
+    ((link, limit, _),) = process.of("relink")
+    assert (link.slots, link.nbytes, limit) == (before.slots, before.nbytes, 5)
     assert frontend.descriptors != before
     assert frontend.link.arena.memory is memory
-    (link,) = process.links
-    there = links.attach(link)
+    (received,) = process.links
+    there = links.attach(received)
     assert bytes(there.arena.memory.view[:4]) == b"mine"
     frontend.link.tickets.open()
     there.tickets.write(ticket := Ticket(0, 1, "m", (), 1.0, 0))
@@ -262,7 +232,7 @@ async def test_the_old_link_stays_when_the_process_cannot_change_it(
     process = Process()
     channel = await process.meet(frontend)
     before, link, opened = frontend.descriptors, frontend.link, len(os.listdir("/proc/self/fd"))
-    process.answers[Relink] = answer
+    process.answers["relink"] = answer
     with pytest.raises(error) as raised:
         await asyncio.wait_for(frontend.relink(5), 30)
     if error is Conflict:
@@ -280,7 +250,7 @@ async def test_a_process_that_ends_while_its_link_changes_leaves_a_new_link_for_
     process = Process()
     channel = await process.meet(frontend)
     before = frontend.descriptors
-    process.answers[Relink] = never = asyncio.Event().wait()
+    process.answers["relink"] = never = asyncio.Event().wait()
     if gone == "before it is asked":
         process.close()
     relinked = asyncio.ensure_future(frontend.relink())
@@ -303,7 +273,7 @@ async def test_a_process_that_ends_while_its_link_changes_leaves_a_new_link_for_
 async def test_relink_waits_for_a_process_that_is_being_started(frontend: RemoteFrontend) -> None:
     relinked = asyncio.ensure_future(frontend.relink())
     process = Process()
-    process.answers[Relink] = True
+    process.answers["relink"] = True
     await asyncio.sleep(0)
     before = frontend.descriptors
     channel = await process.meet(frontend)
@@ -323,7 +293,7 @@ async def test_relink_goes_on_when_its_caller_is_cancelled(frontend: RemoteFront
     async def answer() -> bool:
         return await answered.wait()
 
-    process.answers[Relink] = answer()
+    process.answers["relink"] = answer()
     before = frontend.descriptors
     relinked = asyncio.ensure_future(frontend.relink())
     while not process.links:
@@ -345,13 +315,18 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
     frontend.fail_in_flight("gone", queued=False)
     frontend.fail_in_flight("gone")
     await frontend.drained()
-    assert process.heard == [FailInFlight("gone", False), FailInFlight("gone", True), LoseModels(), WaitUntilIdle()]
+    assert process.heard == [
+        ("fail_in_flight", "gone", False, ""),
+        ("fail_in_flight", "gone", True, ""),
+        ("lose_models",),
+        ("drained",),
+    ]
     channel.close()
     process.close()
     frontend.renew()()
     replacement = Process()
     channel = await replacement.meet(frontend)
-    assert Suspend("gone") in replacement.heard
+    assert ("suspend", "gone", "") in replacement.heard
     channel.close()
     replacement.close()
 
@@ -365,7 +340,7 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     frontend.set_cores(frozenset({5}))
     frontend.assign_cores(frozenset({4}))
     await frontend.drained()
-    assert [heard.cores for heard in process.heard if isinstance(heard, SetAffinity)] == [{2}, {3}, {3}, {5}, {5}]
+    assert [cores for (cores,) in process.of("set_affinity")] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()
     process.close()
 
@@ -375,7 +350,7 @@ async def test_configured_front_cores_override_those_of_the_partition() -> None:
     process = Process()
     frontend.set_cores(frozenset({5}))
     channel = await process.meet(frontend)
-    assert SetAffinity(frozenset({0})) in process.heard
+    assert ("set_affinity", {0}) in process.heard
     assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
     process.close()
@@ -388,7 +363,7 @@ async def test_cancelling_a_slot_that_the_link_does_not_have_closes_the_channel(
     device, process = Device(), Process()
     frontend.open(device)
     channel = await process.meet(frontend)
-    process.channel.notify(CancelTicket(frontend.descriptors.slots, 1))
+    proxy(FromLead, process.channel).cancel(frontend.descriptors.slots, 1)
     await asyncio.wait_for(channel.closed.wait(), 10)
     assert device.asked == []
     assert f"slot {frontend.descriptors.slots} of {frontend.descriptors.slots}" in caplog.text

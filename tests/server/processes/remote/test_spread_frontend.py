@@ -8,7 +8,6 @@ import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.config.tenant import TenantConfig
-from server.processes.channels.messages import FailInFlight, Publish, Relink, SetState, Suspend
 from server.processes.remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from server.tenants.catalog import ServedModel
 
@@ -31,7 +30,7 @@ def model(name: str, load: int) -> ServedModel:
 
 
 def published(process: Process) -> list[dict[str, dict[str, str]]]:
-    return [each.keys for each in process.heard if isinstance(each, Publish)]
+    return [keys for *_, keys in process.of("publish")]
 
 
 async def test_its_links_lead_to_one_memory(frontend: SpreadFrontend) -> None:
@@ -59,17 +58,17 @@ async def test_the_process_and_its_replacement_are_notified_of_a_device_that_end
     process.heard.clear()
     zero.fail_in_flight(ENDED)
     await frontend.drained()
-    assert process.heard[0] == FailInFlight(ENDED, True, "0")
-    [lost] = [each for each in process.heard if isinstance(each, Publish)]
-    assert (lost.name, lost.served, lost.problems[0].reason) == ("n", [], ENDED), "only device 0 served it"
+    assert process.heard[0] == ("fail_in_flight", ENDED, True, "0")
+    [(name, served, problems, _)] = process.of("publish")
+    assert (name, served, problems[0].reason) == ("n", [], ENDED), "only device 0 served it"
     process.close()
     await channel.closed.wait()
     frontend.renew()()
     process = Process()
     channel = await process.meet(frontend)
     assert published(process) == [{"m/1#2": {"1": "m/1#9"}}, {}]
-    assert [each for each in process.heard if isinstance(each, Suspend)] == [Suspend(ENDED, "0")]
-    assert isinstance(process.heard[-2], SetState)
+    assert process.of("suspend") == [(ENDED, "0")]
+    assert process.names()[-2] == "set_state"
     process.close()
     channel.close()
 
@@ -77,10 +76,10 @@ async def test_the_process_and_its_replacement_are_notified_of_a_device_that_end
 async def test_a_device_that_is_started_again_gets_a_new_link(frontend: SpreadFrontend) -> None:
     process, before = Process(), frontend.spread
     channel = await process.meet(frontend)
-    process.answers[Relink] = True
+    process.answers["relink"] = True
     (await frontend.members["1"].relink())()
-    [relink] = [each for each in process.heard if isinstance(each, Relink)]
-    assert relink.device == "1"
+    [(_, _, device)] = process.of("relink")
+    assert device == "1"
     assert frontend.spread["0"] == before["0"]
     assert frontend.spread["1"] != before["1"]
     process.close()
@@ -94,10 +93,8 @@ async def test_helpers_learn_only_whether_any_device_serves(frontend: SpreadFron
     frontend.members["1"].suspend("stuck too")
     frontend.members["0"].suspend("")
     await frontend.drained()
-    assert [each.reason for each in helper.heard if isinstance(each, Suspend)] == ["", "", "stuck", ""], (
-        "the first when it came"
-    )
-    assert [each.device for each in lead.heard if isinstance(each, Suspend)] == ["0", "1", "0"]
+    assert [reason for reason, _ in helper.of("suspend")] == ["", "", "stuck", ""], "the first when it came"
+    assert [device for _, device in lead.of("suspend")] == ["0", "1", "0"]
     for end in (lead, helper, *channels):
         end.close()
 

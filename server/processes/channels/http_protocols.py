@@ -1,0 +1,152 @@
+"""What the supervisor and HTTP processes call in each other; `server.tenants.frontend` describes most of it.
+
+HTTP processes parse bytes of untrusted clients: each is served what it may call, with the bounds of the arguments.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ...accounts.usage import Count
+from ...config.changes import LIVE_OF_SERVER, with_options, with_tables
+from ...config.schema import Config, ModelOptions
+from ...config.tenant import TenantConfig
+from ...tenants.catalog import IndexEntry
+from ...tenants.frontend import State
+from .config_fields import tuples_of, values_of
+from .descriptors import SentLink
+from .message_fields import ReportFields, ServedModelFields
+
+Keys = Mapping[str, Mapping[str, str]]
+"""The keys that each version has on a tenant's devices, by its key and by device; none for a tenant on one device."""
+
+
+class Live(NamedTuple):
+    """The configuration as it may change while a process runs: keys of [server], all tenants, and the tables [models.NAME]."""
+
+    server: dict[str, Any]
+    tenants: dict[str, TenantConfig]
+    options: dict[str, ModelOptions]
+
+    @classmethod
+    def of(cls, config: Config) -> "Live":
+        return cls(values_of(config.server, LIVE_OF_SERVER), dict(config.tenants), dict(config.models.options))
+
+    def config(self, before: Config) -> Config:
+        """The configuration, which was this one before."""
+        server = before.server.model_copy(update=tuples_of(self.server))
+        return with_options(with_tables(before, server, self.tenants), self.options)
+
+
+class Logging(Protocol):
+    """Any process but the dispatcher."""
+
+    def set_log_level(self, level: str) -> None:
+        """Log what is of this level or more severe."""
+
+
+class ToTenant(Protocol):
+    """The tenant of an HTTP process. Without one, as in the shared HTTP process, nothing has an effect."""
+
+    def announce(self, name: str) -> None: ...
+    def listed(self) -> None: ...
+    async def publish(self, name: str, served: Sequence[ServedModelFields], problems: list[IndexEntry], keys: Keys) -> bool:
+        """Serve these versions of a model from now on. Returns True when no request for older ones is left."""
+
+    async def agree(self, name: str, served: Sequence[ServedModelFields]) -> str: ...
+    def withdraw(self, name: str) -> None: ...
+    async def last_uses(self) -> dict[str, int]: ...
+    async def page_out(self, model: str) -> bool: ...
+    def page_in(self, model: str) -> None: ...
+    def refuse(self, reason: str) -> None: ...
+    def suspend(self, reason: str, device: str = "") -> None:
+        """Take no requests for now; with an empty reason take them again. With a `device`: send it none."""
+
+    def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
+        """The device side has ended: fail what was launched, with `queued` also what waits. See `Lane.fail_in_flight`.
+
+        With a `device`, the tenant has others too: fail what was launched there.
+        """
+
+    def lose_models(self) -> None:
+        """The device side has ended: every model is loading until it is published again."""
+
+    async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
+        """Use this link to the same tensor memory, see `Lane.relink`. True when it is used, and False if what is in flight does
+        not end within `limit` seconds.
+
+        With a `device` it is one of several links, and nothing is in flight on the one that it replaces.
+        """
+
+    async def add_helper(self, number: Count, link: SentLink) -> None:
+        """To a lead: take the requests of a helper of this number over this link; its last descriptor is the socket of the
+        helper's cancellations. Returns once a helper of the same number before, which has ended, is forgotten.
+        """
+
+    async def report(self) -> ReportFields: ...
+    async def drained(self) -> None: ...
+
+
+class ToHttp(Protocol):
+    """An HTTP process."""
+
+    def set_affinity(self, cores: frozenset[int]) -> None:
+        """Run on these of the host's cores only."""
+
+    def set_state(self, state: State, progress: str = "") -> None:
+        """The state of the server, and how far its start is."""
+
+    async def reconfigure(self, live: Live) -> None:
+        """Use these values of the configuration from now on. Returns when that is so."""
+
+    async def heartbeat(self) -> None:
+        """The supervisor does not hang, nor does this process if it answers."""
+
+    def listen(self) -> None:
+        """The tenant has come: accept connections on its own port."""
+
+    def exit(self) -> None:
+        """Exit once the requests on all connections, those that were handed over included, are answered."""
+
+
+class ToHttpProcess(ToHttp, ToTenant, Logging, Protocol):
+    """An HTTP process, with its tenant if it has one."""
+
+
+class ForwardedRequest(NamedTuple):
+    """A whole request; its body holds only what the HTTP process has checked."""
+
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    client: tuple[str, int] | None
+
+
+class ForwardedAnswer(NamedTuple):
+    """A whole answer; `fields` are its headers without Content-Length."""
+
+    status: int
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class FromHttpProcess(Protocol):
+    """The supervisor, for each HTTP process."""
+
+    async def forward(self, request: ForwardedRequest) -> ForwardedAnswer:
+        """Answer a request that HTTP processes do not answer."""
+
+
+class FromHelper(Protocol):
+    """The supervisor, for each HTTP process of a tenant."""
+
+    async def totals(self) -> ReportFields:
+        """The report of all of the tenant's HTTP processes together."""
+
+
+class FromLead(Protocol):
+    """The supervisor, for the lead of a tenant's HTTP processes."""
+
+    def cancel(self, slot: Count, serial: Count) -> None:
+        """Stop a ticket that was sent over the link, if it can be stopped."""
