@@ -39,6 +39,8 @@ INTERPRETED = {
     "server/http/connection_limits.py": "it puts another class in place of uvicorn's set, and compiled code insists on a set",
     "server/http/uvicorn_protocol.py": "it subclasses uvicorn's protocol, and uvicorn writes to its attributes",
     "server/link/listener.py": "its descriptor is closed by a weak reference, and compiled classes have none",
+    "server/scheduling/lane_statistics.py": "what other processes send of it is checked by its annotations",
+    "server/scheduling/queue_policy.py": "the same",
     "server/workers/worker_control.py": "it has async generators, which mypyc does not know",
 }
 """Modules of those folders that stay Python, and why."""

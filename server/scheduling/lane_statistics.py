@@ -1,4 +1,4 @@
-"""What a lane counts."""
+"""What a lane counts, and its slots."""
 
 from typing import NamedTuple
 
@@ -17,3 +17,14 @@ class LaneStatistics(NamedTuple):
     invalid: int = 0
     limited: tuple[int, int, int, int] = (0, 0, 0, 0)
     unread: int = 0
+
+
+class SlotStatistics(NamedTuple):
+    """Slots in use, slots used at least once so far, and the bytes of the tenant's memory that slots hold.
+
+    Those in use are without those that relay a request of another process, which counts it.
+    """
+
+    used: int
+    slots: int
+    nbytes: int

@@ -2,23 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from ..errors import QueueFull
 from ..link.arena import Arena, TensorMemory
 from ..link.blocks import BlockAllocator
 from ..link.slots import Slot
-
-
-class SlotStatistics(NamedTuple):
-    """Slots in use, slots used at least once so far, and the bytes of the tenant's memory that slots hold.
-
-    Those in use are without those that relay a request of another process, which counts it.
-    """
-
-    used: int
-    slots: int
-    nbytes: int
+from .lane_statistics import SlotStatistics
 
 
 class SlotPool:

@@ -13,8 +13,7 @@ from typing import Literal, Protocol
 
 from ..link.messages import ModelKey
 from ..link.ring import Link
-from ..scheduling.lane_statistics import LaneStatistics
-from ..scheduling.slot_pool import SlotStatistics
+from ..scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from .catalog import IndexEntry, ServedModel, none_ready
 from .statistics import ModelStatistics
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from ..scheduling.lane_statistics import LaneStatistics
-from ..scheduling.slot_pool import SlotStatistics
+from ..scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from .frontend import ModelReport, Report
 from .statistics import ModelStatistics, Responses, Size
 

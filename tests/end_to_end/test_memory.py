@@ -17,7 +17,7 @@ from partitions.cpu import CpuDevice
 from server.config.tenant import TenantConfig
 from server.device import reclaim
 from server.link.slots import SMALLEST
-from server.scheduling.slot_pool import SlotStatistics
+from server.scheduling.lane_statistics import SlotStatistics
 from server.tenants.auth import digest
 from server.tenants.local_frontend import LocalFrontend
 from tests.memory import Peak

@@ -19,9 +19,8 @@ from ...config.tenant import TenantConfig
 from ...functions.definition import Functions
 from ...protocol.classification import Labels
 from ...scheduling.batching import Batching
-from ...scheduling.lane_statistics import LaneStatistics
-from ...scheduling.queue_policy import QueueLimits, QueuePolicy
-from ...scheduling.slot_pool import SlotStatistics
+from ...scheduling.lane_statistics import LaneStatistics, SlotStatistics
+from ...scheduling.queue_policy import QueuePolicy
 from ...tenants.catalog import IndexEntry, ServedModel
 from ...tenants.frontend import ModelReport, Report
 from ...tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
@@ -49,32 +48,6 @@ class BatchingFields(Fields):
     preferred: tuple[int, ...]
 
 
-class QueueLimitsFields(Fields):
-    """A `QueueLimits`."""
-
-    size: int
-    timeout: float
-    key: str
-
-
-class QueuePolicyFields(Fields):
-    """A `QueuePolicy`."""
-
-    limits: QueueLimitsFields
-    levels: int
-    default: int
-    by_priority: dict[int, QueueLimitsFields]
-
-    @classmethod
-    def of(cls, policy: QueuePolicy) -> "QueuePolicyFields":
-        by_priority = {level: mirror(QueueLimitsFields, limits) for level, limits in policy.by_priority.items()}
-        return cls(mirror(QueueLimitsFields, policy.limits), policy.levels, policy.default, by_priority)
-
-    def policy(self) -> QueuePolicy:
-        by_priority = {level: QueueLimits(**asdict(limits)) for level, limits in self.by_priority.items()}
-        return QueuePolicy(QueueLimits(**asdict(self.limits)), self.levels, self.default, by_priority)
-
-
 class ServedModelFields(Fields):
     """A `ServedModel`, without the counters and caches, which stay in the process that has them."""
 
@@ -86,22 +59,20 @@ class ServedModelFields(Fields):
     config: dict[str, Any]
     batching: BatchingFields | None
     labels: dict[str, bytes]
-    queues: QueuePolicyFields | None
+    queues: QueuePolicy | None
     functions: Functions | None = None
     folder: TextFolder | None = None
 
     @classmethod
     def of(cls, served: ServedModel) -> "ServedModelFields":
         batching = mirror(BatchingFields, served.batching) if served.batching else None
-        queues = QueuePolicyFields.of(served.queues) if served.queues else None
         plain = served.name, served.version, served.key, served.signature, served.platform, served.config
-        return cls(*plain, batching, dict(served.labels.files), queues, served.functions, served.folder)
+        return cls(*plain, batching, dict(served.labels.files), served.queues, served.functions, served.folder)
 
     def served(self) -> ServedModel:
         batching = Batching(**asdict(self.batching)) if self.batching else None
-        queues = self.queues.policy() if self.queues else None
         plain = self.name, self.version, self.key, self.signature, self.platform, self.config
-        return ServedModel(*plain, batching, Labels(self.labels), queues, self.functions, self.folder)
+        return ServedModel(*plain, batching, Labels(self.labels), self.queues, self.functions, self.folder)
 
 
 class SizeFields(Fields):
@@ -169,34 +140,13 @@ class ModelReportFields(Fields):
     pending: int
 
 
-class LaneStatisticsFields(Fields):
-    """A `LaneStatistics`."""
-
-    waiting: int
-    in_flight: int
-    abandoned: int
-    rejected: int
-    expired: int
-    invalid: int
-    limited: tuple[int, int, int, int]
-    unread: int
-
-
-class SlotStatisticsFields(Fields):
-    """A `SlotStatistics`."""
-
-    used: int
-    slots: int
-    nbytes: int
-
-
 class ReportFields(Fields):
     """A `Report`."""
 
     served: list[ModelReportFields]
     index: list[IndexEntry]
-    lane: LaneStatisticsFields
-    slots: SlotStatisticsFields
+    lane: LaneStatistics
+    slots: SlotStatistics
     lending: tuple[bool, int] | None
 
     @classmethod
@@ -205,13 +155,11 @@ class ReportFields(Fields):
             ModelReportFields(each.name, each.version, StatisticsFields.of(each.statistics), each.pending)
             for each in report.served
         ]
-        lane, slots = mirror(LaneStatisticsFields, report.lane), mirror(SlotStatisticsFields, report.slots)
-        return cls(served, list(report.index), lane, slots, report.lending)
+        return cls(served, list(report.index), report.lane, report.slots, report.lending)
 
     def report(self) -> Report:
         served = [ModelReport(each.name, each.version, each.statistics.statistics(), each.pending) for each in self.served]
-        lane, slots = LaneStatistics(**asdict(self.lane)), SlotStatistics(**asdict(self.slots))
-        return Report(served, self.index, lane, slots, lending=self.lending)
+        return Report(served, self.index, self.lane, self.slots, lending=self.lending)
 
 
 def encode_hook(value: Any) -> Any:

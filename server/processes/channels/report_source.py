@@ -6,8 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ...errors import Unavailable
-from ...scheduling.lane_statistics import LaneStatistics
-from ...scheduling.slot_pool import SlotStatistics
+from ...scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from ...tenants.frontend import Report
 from .calls import proxy
 from .http_protocols import ToTenant

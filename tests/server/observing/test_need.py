@@ -4,8 +4,7 @@ import pytest
 
 from server.link.messages import Done
 from server.observing.need import Counted, History, Need, below, counted, need, quantile
-from server.scheduling.lane_statistics import LaneStatistics
-from server.scheduling.slot_pool import SlotStatistics
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import BOUNDS, ModelStatistics
 

@@ -11,8 +11,7 @@ from server.control.descriptions import DeviceInfo, Execution, PartitionInfo, Te
 from server.control.placement_plans import PlacementPlans
 from server.observing.accountant import Accountant
 from server.observing.overview import FRESH, PERIOD, SLOW, WINDOW, Overview, TenantLook
-from server.scheduling.lane_statistics import LaneStatistics
-from server.scheduling.slot_pool import SlotStatistics
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics, Size
 

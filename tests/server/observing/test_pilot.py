@@ -14,8 +14,7 @@ from server.control.descriptions import DeviceInfo, PartitionInfo
 from server.control.moves import By, MoveLog
 from server.errors import Conflict
 from server.observing.pilot import Mode, Pilot
-from server.scheduling.lane_statistics import LaneStatistics
-from server.scheduling.slot_pool import SlotStatistics
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics, Size
 

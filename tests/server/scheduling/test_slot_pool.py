@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from server.errors import MemoryFull, QueueFull, TooLarge
 from server.link.slots import SMALLEST, Slot
-from server.scheduling.slot_pool import SlotPool, SlotStatistics
+from server.scheduling.lane_statistics import SlotStatistics
+from server.scheduling.slot_pool import SlotPool
 from tests.memory import arena_of
 
 MIB = 1 << 20

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.link.messages import Done
-from server.scheduling.lane_statistics import LaneStatistics
-from server.scheduling.slot_pool import SlotStatistics
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics
 from server.tenants.totals import added, ended, total

@@ -14,9 +14,8 @@ from server.processes.channels.device_protocols import Publication
 from server.processes.channels.message_fields import ReportFields, ServedModelFields, decode_hook, encode_hook
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
-from server.scheduling.lane_statistics import LaneStatistics
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.scheduling.queue_policy import QueueLimits, QueuePolicy
-from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.catalog import IndexEntry, ServedModel
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics, Size
@@ -68,8 +67,6 @@ def test_a_report_arrives_as_it_was() -> None:
     ("mirror", "mirrored"),
     [
         (message_fields.BatchingFields, names(Batching)),
-        (message_fields.QueueLimitsFields, QueueLimits._fields),
-        (message_fields.QueuePolicyFields, names(QueuePolicy)),
         (message_fields.SizeFields, names(Size)),
         (message_fields.StatisticsFields, names(ModelStatistics)),
         (message_fields.ModelReportFields, names(ModelReport)),
@@ -77,8 +74,6 @@ def test_a_report_arrives_as_it_was() -> None:
             message_fields.ServedModelFields,
             names(ServedModel, "running", "text", "statistics", "request_cache"),
         ),
-        (message_fields.LaneStatisticsFields, LaneStatistics._fields),
-        (message_fields.SlotStatisticsFields, SlotStatistics._fields),
         (message_fields.ReportFields, names(Report, "age")),
     ],
 )

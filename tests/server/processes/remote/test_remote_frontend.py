@@ -20,8 +20,7 @@ from server.processes.channels.http_protocols import FromLead, ToHttpProcess, To
 from server.processes.channels.message_fields import ReportFields
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
-from server.scheduling.lane_statistics import LaneStatistics
-from server.scheduling.slot_pool import SlotStatistics
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.catalog import IndexEntry
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics
