@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from partitions.plan import Granules
@@ -149,3 +150,22 @@ class Loading(NamedTuple):
     failed: Count = 0
     known: Count = 0
     apart: bool = False
+
+
+CRASHED = "its process ended each time it was loaded; load it again when its file is another"
+"""The reason of a model that is left out, as it ended processes before."""
+
+
+class AtStart(NamedTuple):
+    """How models are loaded at the start of a process that replaces another, so that its tenants are served as by that one.
+
+    By tenant and name, the configurations that models were loaded with on request, and why others are not loaded. By tenant,
+    and name, `ranks` are the order in which they are loaded, 0 where there is none.
+    """
+
+    overrides: Mapping[tuple[str, str], str | None] = MappingProxyType({})
+    left_out: Mapping[tuple[str, str], str] = MappingProxyType({})
+    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+
+
+AS_CONFIGURED = AtStart()

@@ -16,7 +16,7 @@ from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
 from ..config.schema import Config
 from ..config.tenant import TenantConfig
-from ..control.descriptions import DeviceInfo
+from ..control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo
 from ..errors import Conflict
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
@@ -36,7 +36,7 @@ from .placements import Placements
 from .reclaim import free_engines
 from .refresh import ModelRefresh
 from .tenant_locks import TenantLocks
-from .tenant_models import AS_CONFIGURED, AtStart, OnLoading, TenantModels
+from .tenant_models import OnLoading, TenantModels
 
 log = logging.getLogger("greenlane.runtime")
 

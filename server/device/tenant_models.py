@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from engines.thread_priority import lower_priority
 
 from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig
-from ..control.descriptions import Execution, Loading
+from ..control.descriptions import AS_CONFIGURED, AtStart, Execution, Loading
 from ..errors import BadRequest, NotFound, Unavailable
 from ..link.messages import ModelKey
 from ..tenants.catalog import UNLOADED, IndexEntry
@@ -39,23 +38,6 @@ log = logging.getLogger("greenlane.runtime")
 
 OnLoading = Callable[[Loading], None]
 """Called when a model begins to be loaded, when what is done with it changes, and when that has ended."""
-CRASHED = "its process ended each time it was loaded; load it again when its file is another"
-"""The reason of a model that is left out."""
-
-
-class AtStart(NamedTuple):
-    """How models are loaded at the start of a process that replaces another, so that its tenants are served as by that one.
-
-    By tenant and name, the configurations that models were loaded with on request, and why others are not loaded. By tenant,
-    and name, `ranks` are the order in which they are loaded, 0 where there is none.
-    """
-
-    overrides: Mapping[tuple[str, str], str | None] = MappingProxyType({})
-    left_out: Mapping[tuple[str, str], str] = MappingProxyType({})
-    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-
-
-AS_CONFIGURED = AtStart()
 
 
 class TenantModels:

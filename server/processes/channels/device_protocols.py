@@ -4,7 +4,6 @@ The supervisor also calls `Moves`, `Widths` and `Models` of `server.control.devi
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from partitions.plan import Granules
@@ -12,7 +11,7 @@ from partitions.probe import Placement
 
 from ...accounts.usage import Count, Report
 from ...config.tenant import TenantConfig
-from ...control.descriptions import DeviceInfo, Loading
+from ...control.descriptions import AtStart, DeviceInfo, Loading
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
 from .descriptors import SentLink
@@ -28,21 +27,6 @@ class Change(NamedTuple):
     override: str | None = None
 
 
-class Start(NamedTuple):
-    """What a process starts with: the tenants on their granules, and models but those that are left out, by tenant, because
-    they ended processes before.
-
-    `models` are the lists of tenants that are not those of the configuration any more, and `changes` what was loaded and
-    unloaded on request. Models are loaded in the order of their `ranks`, 0 where there is none.
-    """
-
-    granules: Mapping[str, Granules]
-    left_out: Mapping[str, list[str]] = MappingProxyType({})
-    models: Mapping[str, list[str]] = MappingProxyType({})
-    changes: Sequence[Change] = ()
-    ranks: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-
-
 class Publication(NamedTuple):
     """The versions of a model that are to be served, and problems of others."""
 
@@ -55,8 +39,10 @@ class ToRuntime(Protocol):
     """Any process with a device side; see `DeviceRuntime`."""
 
     async def open(self) -> DeviceInfo: ...
-    async def start(self, start: Start) -> dict[str, frozenset[int] | None]:
-        """Returns the host's cores of each partition, by tenant."""
+    async def start(
+        self, granules: Mapping[str, Granules], models: Mapping[str, Sequence[str]], at_start: AtStart
+    ) -> dict[str, frozenset[int] | None]:
+        """`models` are lists of tenants that differ from those of the configuration."""
 
     async def loaded(self) -> None: ...
     async def usage(self) -> Report: ...

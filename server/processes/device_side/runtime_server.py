@@ -3,23 +3,22 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from partitions import Device
+from partitions.plan import Granules
 from partitions.probe import Placement
 
 from ...accounts.usage import Report
 from ...config.schema import Config, DeviceConfig
-from ...control.descriptions import DeviceInfo
+from ...control.descriptions import AtStart, DeviceInfo
 from ...control.device_runtime import Models, Moves, Widths
 from ...device.runtime import Runtime
-from ...device.tenant_models import CRASHED, AtStart
 from ...host.exit_codes import NEEDS_RESTART
-from ...tenants.catalog import UNLOADED
 from ...tenants.frontend import Frontend
 from ..channels.calls import Handlers, serve
-from ..channels.device_protocols import FromRuntime, Start, ToRuntime
+from ..channels.device_protocols import FromRuntime, ToRuntime
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -74,14 +73,10 @@ class RuntimeServer:
         )
         return await self.runtime.open()
 
-    async def start(self, start: Start) -> dict[str, frozenset[int] | None]:
-        at_start = AtStart(
-            {(each.tenant, each.name): each.override for each in start.changes if each.loaded},
-            {(each.tenant, each.name): UNLOADED for each in start.changes if not each.loaded}
-            | {(tenant, name): CRASHED for tenant, names in start.left_out.items() for name in names},
-            start.ranks,
-        )
-        return await self.opened.start(start.granules, start.models, at_start)
+    async def start(
+        self, granules: Mapping[str, Granules], models: Mapping[str, Sequence[str]], at_start: AtStart
+    ) -> dict[str, frozenset[int] | None]:
+        return await self.opened.start(granules, models, at_start)
 
     async def loaded(self) -> None:
         await self.opened.loaded()

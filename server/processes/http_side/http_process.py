@@ -234,7 +234,6 @@ class HttpProcess:
             log.error("a connection could not be taken: %s", error, exc_info=error)
 
     def set_affinity(self, cores: frozenset[int]) -> None:
-        """As `ToHttp.set_affinity`."""
         try:
             os.sched_setaffinity(0, cores)
         except OSError as error:
@@ -243,7 +242,6 @@ class HttpProcess:
             spawn.set_own_affinity(cores)  # gRPC's threads as well.
 
     def set_state(self, state: State, progress: str = "") -> None:
-        """As `ToHttp.set_state`."""
         loaded = self._service.state == "starting" and state in ("serving", "incomplete")
         self._service.set_state(state, progress)
         if loaded:
@@ -251,7 +249,6 @@ class HttpProcess:
             gc.freeze()
 
     async def reconfigure(self, live: Live) -> None:
-        """As `ToHttp.reconfigure`."""
         config = live.config(self._service.config)
         self._service.reconfigure(config)
         self._shared.set(config.server.cors_origins)
@@ -260,15 +257,12 @@ class HttpProcess:
         forget_heads(connections(self._server.server_state))
 
     def set_log_level(self, level: str) -> None:
-        """As `Logging.set_log_level`."""
         logs.set_level(level)
 
     async def heartbeat(self) -> None:
-        """As `ToHttp.heartbeat`."""
         self._service.heartbeat()
 
     def listen(self) -> None:
-        """As `ToHttp.listen`."""
         self._listening.set()
 
     async def _totals(self) -> Report:

@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+
+from ...control.descriptions import CRASHED
 
 log = logging.getLogger("greenlane.processes")
 
@@ -48,10 +49,6 @@ class LoadCrashes:
         """The models during whose last load a process ended, with their tenants."""
         return set(self._crashes)
 
-    def left_out(self) -> Mapping[str, list[str]]:
-        """The models that are left out, by tenant."""
-        found: dict[str, list[str]] = {}
-        for tenant, model in self._crashes:
-            if self.crashes(tenant, model):
-                found.setdefault(tenant, []).append(model)
-        return found
+    def left_out(self) -> dict[tuple[str, str], str]:
+        """The models that are left out, with their tenants, and why."""
+        return dict.fromkeys((each for each in self._crashes if self.crashes(*each)), CRASHED)

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from partitions.plan import Granules
 
+from ...control.descriptions import AtStart
 from ...control.stretch import Wide
-from ..channels.device_protocols import Change, Start
+from ...tenants.catalog import UNLOADED
+from ..channels.device_protocols import Change
 from .crashes import LoadCrashes
 from .device_frontend import DeviceFrontend
-from .kept_lists import KeptLists
+from .kept_lists import KeptLists, Lists
 
 Changes = dict[str, Change]
 """The models of a tenant that were loaded and unloaded on request, by name, as the last request says."""
@@ -55,15 +57,15 @@ class KeptState:
         for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
             del self._changes[tenant, name]
 
-    def start(self, frontends: Mapping[str, DeviceFrontend]) -> Start:
+    def start(self, frontends: Mapping[str, DeviceFrontend]) -> tuple[dict[str, Granules], Lists, AtStart]:
         """What a replacement is started with: the models that were used last come first, and last what may end it again."""
         first = {name: _ranked(frontend.last_uses_known()) for name, frontend in frontends.items()}
         ranks = {name: found for name, found in first.items() if found}
         for tenant, model in self.crashes.suspects():
             ranks.setdefault(tenant, {})[model] = 1
-        return Start(
-            dict(self._granules), dict(self.crashes.left_out()), self.lists.at_start(), list(self._changes.values()), ranks
-        )
+        overrides = {key: change.override for key, change in self._changes.items() if change.loaded}
+        left_out = dict.fromkeys(self._changes.keys() - overrides.keys(), UNLOADED) | self.crashes.left_out()
+        return dict(self._granules), self.lists.at_start(), AtStart(overrides, left_out, ranks)
 
     def changes(self, tenant: str) -> Changes:
         return {name: change for (of, name), change in self._changes.items() if of == tenant}

@@ -265,7 +265,6 @@ class RemoteFrontend:
         return await self._processes.report()
 
     async def totals(self) -> ReportFields:
-        """As `FromHelper.totals`."""
         return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
@@ -300,7 +299,6 @@ class RemoteFrontend:
                 process.set_affinity(frozenset(cores))
 
     def cancel(self, slot: int, serial: int) -> None:
-        """As `FromLead.cancel`."""
         if slot >= self.descriptors.slots:
             raise Malformed(f"slot {slot} of {self.descriptors.slots}")
         if self._device:

@@ -14,14 +14,14 @@ from partitions.plan import Granules
 from partitions.probe import Placement
 
 from ...accounts.usage import Report
-from ...control.descriptions import DeviceInfo, Loading
+from ...control.descriptions import AS_CONFIGURED, DeviceInfo, Loading
 from ...control.device_runtime import Models, Widths
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
 from ..channels.calls import Handlers, proxy, send, serve
 from ..channels.descriptors import DescriptorSender
-from ..channels.device_protocols import FromRuntime, FromTenants, Start, ToDeviceProcess, ToRuntime
+from ..channels.device_protocols import FromRuntime, FromTenants, ToDeviceProcess, ToRuntime
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
@@ -106,7 +106,7 @@ class RemoteRuntime:
             if self.kept.affinity:
                 cores, builds = self.kept.affinity
                 proxy(ToDeviceProcess, channel).set_affinity(cores, builds, cores)
-            await process.start(self.kept.start(self.frontends))
+            await process.start(*self.kept.start(self.frontends))
             self.tenants.serve()
             self._resuming = asyncio.create_task(self._resume(channel))
         self._calls.sender = sender  # Before its start the process has no worker that could change links.
@@ -133,7 +133,7 @@ class RemoteRuntime:
 
     async def start(self, granules: Mapping[str, Granules]) -> _Cores:
         try:
-            cores = await self._process.start(Start(granules))
+            cores = await self._process.start(granules, {}, AS_CONFIGURED)
         except Unavailable as error:
             raise DeviceUnavailable(f"{self.label} ended while it partitioned the device; the log says why") from error
         self.kept.on_started(granules)

@@ -386,7 +386,6 @@ class SupervisedHttp:
         each.kill()
 
     async def forward(self, request: ForwardedRequest) -> ForwardedAnswer:
-        """As `FromHttpProcess.forward`."""
         return await answer(self._application, request)
 
 

@@ -19,11 +19,11 @@ from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
+from server.control.descriptions import AtStart
 from server.device import cache_paths
 from server.device.ahead import CHILD, CONTEXT, COPIES, MOST, Making, at_once, making_of
 from server.device.model_loader import open_model_loader
 from server.device.runtime import Runtime
-from server.device.tenant_models import AtStart
 from server.tenants.local_frontend import open_local
 from tests.engines import as_simulated
 from tests.engines.simulated import opened

@@ -9,7 +9,7 @@ import pytest
 
 from server.config.changes import with_options, with_tables
 from server.config.schema import Config, ModelOptions
-from server.device.tenant_models import CRASHED, AtStart
+from server.control.descriptions import CRASHED, AtStart
 from server.errors import Conflict, NotFound, Unavailable
 from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 from server.tenants.service import Tenant

@@ -2,6 +2,7 @@
 
 import pytest
 
+from server.control.descriptions import CRASHED
 from server.processes.remote.crashes import MOST, LoadCrashes
 
 
@@ -17,7 +18,7 @@ def test_a_model_is_left_out_when_processes_ended_often_enough_while_they_loaded
     end(crashes, MOST - 1, acme="m")
     assert crashes.left_out() == {}
     end(crashes, acme="m")
-    assert crashes.left_out() == {"acme": ["m"]}
+    assert crashes.left_out() == {("acme", "m"): CRASHED}
     assert crashes.crashes("acme", "m")
     assert not crashes.crashes("globex", "m")
     assert caplog.messages[0] == "the device process ended while it loaded model m of acme"
@@ -29,9 +30,9 @@ def test_a_load_that_succeeds_resets_the_count_of_crashes() -> None:
     end(crashes, MOST, acme="m", globex="other")
     crashes.on_loading("acme", "m")
     crashes.on_loading("acme", "")
-    assert crashes.left_out() == {"globex": ["other"]}
+    assert crashes.left_out() == {("globex", "other"): CRASHED}
     end(crashes, MOST - 1, acme="m")
-    assert crashes.left_out() == {"globex": ["other"]}
+    assert crashes.left_out() == {("globex", "other"): CRASHED}
 
 
 def test_a_process_that_ends_while_it_loads_nothing_leaves_nothing_out() -> None:

@@ -1,9 +1,11 @@
 """What is sent to the process that replaces one with a device side."""
 
+from server.control.descriptions import AtStart
 from server.control.stretch import Wide
 from server.processes.channels.device_protocols import Change
 from server.processes.remote.kept_state import KeptState
 from server.processes.remote.remote_frontend import RemoteFrontend
+from server.tenants.catalog import UNLOADED
 
 
 def test_wide_partitions_that_were_planned_before_a_move_are_not_those_of_a_replacement() -> None:
@@ -13,7 +15,7 @@ def test_wide_partitions_that_were_planned_before_a_move_are_not_those_of_a_repl
     kept.plans = {"acme": Wide((0, 1, 3), {"globex": (3,)}, 0.001)}
     kept.on_moved({"acme": (0,), "globex": (1, 2, 3)})
     assert kept.plans == {}
-    assert kept.start({}).granules == {"acme": (0,), "globex": (1, 2, 3)}
+    assert kept.start({})[0] == {"acme": (0,), "globex": (1, 2, 3)}
 
 
 def test_a_tenant_whose_wide_partition_was_taken_away_has_none_and_the_others_keep_theirs() -> None:
@@ -41,7 +43,7 @@ def test_what_was_used_last_is_loaded_first_and_what_may_have_ended_the_process_
     kept.on_started({"acme": (0,), "globex": (1,)})
     kept.crashes.on_loading("acme", "late")
     kept.crashes.on_end("its process")
-    found = kept.start({"acme": UsedFrontend(old=5, new=9, never=0, late=10), "globex": UsedFrontend(never=0)})
+    _, _, found = kept.start({"acme": UsedFrontend(old=5, new=9, never=0, late=10), "globex": UsedFrontend(never=0)})
     ranks = found.ranks["acme"]
     assert sorted(["never", "late", "old", "new"], key=lambda name: ranks.get(name, 0)) == ["new", "old", "never", "late"]
     assert found.left_out == {}, "it ended once"
@@ -53,4 +55,5 @@ def test_models_are_loaded_as_the_last_request_for_each_said() -> None:
     kept.on_started({"acme": (0,)})
     for change in (Change("acme", "a", True), Change("acme", "b", False), Change("acme", "a", True, "{}")):
         kept.on_changed(change)
-    assert kept.start({}).changes == [Change("acme", "a", True, "{}"), Change("acme", "b", False)]
+    _, _, found = kept.start({})
+    assert found == AtStart({("acme", "a"): "{}"}, {("acme", "b"): UNLOADED})

@@ -10,16 +10,17 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable
 from server.config.tenant import TenantConfig
-from server.control.descriptions import DeviceInfo, Pause
+from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Pause
 from server.control.device_runtime import Models, Moves
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
-from server.processes.channels.device_protocols import Change, FromTenants, Publication, Start, ToDeviceProcess, ToRuntime
+from server.processes.channels.device_protocols import FromTenants, Publication, ToDeviceProcess, ToRuntime
 from server.processes.channels.message_fields import ServedModelFields
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
+from server.tenants.catalog import UNLOADED
 
 from ..recorder import Recorder
 
@@ -153,7 +154,7 @@ async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) 
     process = Process()
     await process.start(runtime)
     await until_resumed(runtime)
-    assert process.heard[1] == ("start", Start({"acme": (0,)}, changes=[])), "it may be what ended the process"
+    assert process.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED), "it may be what ended the process"
     process.close()
 
 
@@ -195,7 +196,7 @@ async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRunti
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
-    assert third.heard[1] == ("start", Start({"acme": (1, 2)}, changes=[]))
+    assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AS_CONFIGURED)
     third.close()
 
 
@@ -213,7 +214,7 @@ async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forg
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
-    assert third.heard[1] == ("start", Start({"acme": (1, 2)}, changes=[]))
+    assert third.heard[1] == ("start", {"acme": (1, 2)}, {}, AS_CONFIGURED)
     third.close()
 
 
@@ -227,7 +228,7 @@ async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRu
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == ("start", Start({"acme": (1,)}, changes=[]))
+    assert second.heard[1] == ("start", {"acme": (1,)}, {}, AS_CONFIGURED)
     second.close()
 
 
@@ -239,7 +240,7 @@ async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: Rem
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == ("start", Start({"acme": (1,)}, changes=[]))
+    assert second.heard[1] == ("start", {"acme": (1,)}, {}, AS_CONFIGURED)
     second.close()
 
 
@@ -253,7 +254,7 @@ async def test_a_switch_that_work_in_flight_prevents_changes_nothing(runtime: Re
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == ("start", Start({"acme": (0,)}, changes=[]))
+    assert second.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED)
     second.close()
 
 
@@ -267,7 +268,7 @@ async def test_a_process_whose_switch_fails_is_replaced_by_one_with_the_old_gran
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    assert second.heard[1] == ("start", Start({"acme": (0,)}, changes=[]))
+    assert second.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED)
     second.close()
 
 
@@ -345,8 +346,8 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
         frontend._catalog.find("a")
     second = Process(loaded=asyncio.Event())
     await second.start(runtime)
-    changes = [Change("acme", "c", False), Change("acme", "b", True, "{}")]
-    assert second.heard[1] == ("start", Start({"acme": (0,)}, changes=changes))
+    again = AtStart({("acme", "b"): "{}"}, {("acme", "c"): UNLOADED})
+    assert second.heard[1] == ("start", {"acme": (0,)}, {}, again)
     await runtime.models.use({"acme": ["a"]})
     for name in ("a", "b"):
         await second.tenants.publish("acme", Publication(name, [model(name)], []))
@@ -383,7 +384,7 @@ async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRu
 
 
 async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.processes.remote.device_reports.REPORT_TIMEOUT", 0.01)
+    monkeypatch.setattr("server.processes.channels.report_source.REPORT_TIMEOUT", 0.01)
     process = await served(runtime)
     process.gates["executions"] = asyncio.Event()
     assert await asyncio.wait_for(runtime.models.executions(), 10) == []

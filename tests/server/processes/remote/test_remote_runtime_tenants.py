@@ -6,12 +6,12 @@ import socket
 import pytest
 
 from server.config.tenant import TenantConfig
-from server.control.descriptions import DeviceInfo, Loading
+from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Loading
 from server.control.device_runtime import Models
 from server.errors import Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels.descriptors import DescriptorSender
-from server.processes.channels.device_protocols import Change, Start, ToDeviceProcess, ToRuntime
+from server.processes.channels.device_protocols import Change, ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
@@ -96,7 +96,7 @@ async def test_a_process_that_replaces_another_is_away_until_its_models_are_load
     first.close()
     await second.connect(runtime)
     assert runtime.away
-    assert second.heard == [("open",), ("start", Start({"acme": (1,)}, changes=[]))]
+    assert second.heard == [("open",), ("start", {"acme": (1,)}, {}, AS_CONFIGURED)]
     second.loaded.set()
     assert runtime._resuming
     await runtime._resuming
@@ -120,7 +120,7 @@ async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left()
     runtime.disconnect("it has ended")
     first.close()
     await second.connect(runtime)
-    assert second.heard == [("open",), ("start", Start({"globex": (1,)}, changes=[change]))]
+    assert second.heard == [("open",), ("start", {"globex": (1,)}, {}, AtStart({("globex", "b"): None}))]
     second.loaded.set()
     assert runtime._resuming
     await runtime._resuming
@@ -148,7 +148,7 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed()
     assert runtime._resuming
     await runtime._resuming
     assert second.heard[1:] == [
-        ("start", Start({"acme": (1,)}, models={"acme": ["b", "c"]}, changes=[Change("acme", "b", True)])),
+        ("start", {"acme": (1,)}, {"acme": ["b", "c"]}, AtStart({("acme", "b"): None})),
         ("loaded",),
     ]
     assert runtime.handover.leave("acme")[0] == (1,)
@@ -175,7 +175,7 @@ async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them()
     assert runtime._resuming
     await runtime._resuming
     assert second.heard[1:] == [
-        ("start", Start({"acme": (1,)}, changes=[])),
+        ("start", {"acme": (1,)}, {}, AS_CONFIGURED),
         ("loaded",),
         ("use", {"acme": ["b"]}, {}),
     ]
