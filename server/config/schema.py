@@ -124,7 +124,7 @@ class ModelOptions(Section, frozen=True):
         default=None,
         ge=0,
         examples=[0],
-        description="The one optimization profile to run with. Without it each request runs with one that fits.",
+        description="The only optimization profile to run with. Without it each request runs with a profile that fits.",
     )
     profiles: Profiles | None = Field(
         default=None,

@@ -93,7 +93,7 @@ class TenantConfig(Section, frozen=True):
         ge=1,
         le=MOST_RATE,
         examples=[400],
-        description="Requests that may come at once after a pause; by default those of one second.",
+        description="Requests that may come at once after a pause; by default one second's.",
     )
     bytes_per_second: Size | None = Field(
         default=None,
@@ -107,8 +107,8 @@ class TenantConfig(Section, frozen=True):
         ge=1,
         le=MOST_RATE,
         examples=["200MB"],
-        description="Bytes that may come at once after a pause; a larger body is refused with 413. By default those of one "
-        "second, and at least `server.max_body`.",
+        description="Bytes that may come at once after a pause; a larger body is refused with 413. By default one "
+        "second's, and at least `server.max_body`.",
     )
     max_connections: int | None = Field(
         default=None,
