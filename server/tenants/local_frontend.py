@@ -14,12 +14,42 @@ from ..link.ring import Descriptors, Link
 from .catalog import IndexEntry, ServedModel
 from .frontend import DeviceSide, Report, not_ended
 from .publishing import agree, publish, withdraw
-from .service import last_uses, open_tenant, page_out, report, slots
+from .service import Tenant, last_uses, open_tenant, page_out, report, slots
 
 log = logging.getLogger("greenlane")
 
 
-class LocalFrontend:
+class LocalTenant:
+    """What a frontend does with a tenant of this process, by itself. Belongs to the event loop. Set `tenant` first."""
+
+    tenant: Tenant
+
+    def announce(self, name: str) -> None:
+        self.tenant.catalog.announce(name)
+
+    def listed(self) -> None:
+        self.tenant.catalog.expected = None
+
+    def withdraw(self, name: str) -> None:
+        withdraw(self.tenant, name)
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        return last_uses(self.tenant)
+
+    async def page_out(self, model: ModelKey) -> bool:
+        return page_out(self.tenant, model)
+
+    def page_in(self, model: ModelKey) -> None:
+        self.tenant.catalog.paged.discard(model)
+
+    def refuse(self, reason: str) -> None:
+        self.tenant.refuse(reason)
+
+    async def drained(self) -> None:
+        await self.tenant.lane.drained()
+
+
+class LocalFrontend(LocalTenant):
     """See `frontend.Frontend`. `only`: it is the only tenant of this process."""
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
@@ -37,30 +67,12 @@ class LocalFrontend:
         self._device = device
         self.tenant.lane.open(asyncio.get_running_loop())
 
-    def announce(self, name: str) -> None:
-        self.tenant.catalog.announce(name)
-
-    def listed(self) -> None:
-        self.tenant.catalog.expected = None
-
     async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
         return await agree(self.tenant, name, served)
-
-    def withdraw(self, name: str) -> None:
-        withdraw(self.tenant, name)
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         await publish(self.tenant, name, served, problems)
         return True
-
-    async def last_uses(self) -> Mapping[ModelKey, int]:
-        return last_uses(self.tenant)
-
-    async def page_out(self, model: ModelKey) -> bool:
-        return page_out(self.tenant, model)
-
-    def page_in(self, model: ModelKey) -> None:
-        self.tenant.catalog.paged.discard(model)
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         """If this is the only tenant, move the event loop to its cores: two threads that alternate on one interpreter wake each
@@ -75,9 +87,6 @@ class LocalFrontend:
 
     async def report(self) -> Report:
         return report(self.tenant)
-
-    def refuse(self, reason: str) -> None:
-        self.tenant.refuse(reason)
 
     def suspend(self, reason: str) -> None:
         self.tenant.suspend(reason)
@@ -103,9 +112,6 @@ class LocalFrontend:
         except BaseException:
             unused.close()
             raise
-
-    async def drained(self) -> None:
-        await self.tenant.lane.drained()
 
     def close(self) -> None:
         self.tenant.lane.close(asyncio.get_running_loop())

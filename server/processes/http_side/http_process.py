@@ -83,11 +83,10 @@ class HttpProcess:
         self._arguments = arguments
         self._hosted = hosted
         self._side = TenantSide(arguments, self._spawn)
-        handlers: Handlers = {
-            **serve(ToTenant)(lambda: self._side),
-            **serve(ToHttp)(lambda: self),
-            **serve(Logging)(lambda: self),
-        }
+        self._tenant: Tenant | None = None
+        handlers: Handlers = {**serve(ToHttp)(lambda: self), **serve(Logging)(lambda: self)}
+        if arguments.name in arguments.config.tenants:
+            handlers |= serve(ToTenant)(lambda: self._side)
         if hosted:
             handlers |= hosted.handlers()
         self._channel = Channel("the supervisor", handlers)
@@ -113,8 +112,8 @@ class HttpProcess:
     async def run(self) -> None:
         """Serve until the supervisor asks this process to exit. Ends it if the supervisor has ended."""
         arguments = self._arguments
-        self._side.open(self, self._hosted.tenant if self._hosted else None)
-        if tenant := self._side.tenant:
+        self._tenant = tenant = self._side.open(self, self._hosted.tenant if self._hosted else None)
+        if tenant:
             self._service = Service(arguments.config, [tenant])
             self._limit(tenant, arguments.config)
             if self._side.occupancy:
@@ -154,12 +153,12 @@ class HttpProcess:
 
     def _trace(self) -> "Spans | None":
         """Send spans of the tenant's requests, if that is configured. The thread that does belongs to this process."""
-        if not self._side.tenant or self._arguments.config.server.tracing_endpoint is None:
+        if not self._tenant or self._arguments.config.server.tracing_endpoint is None:
             return None
         from ...tenants.spans import Spans  # It takes a third of a second and 25 MB, and need not be installed.
 
         spans = Spans(self._arguments.config.server)
-        spans.trace([self._side.tenant.tracing])
+        spans.trace([self._tenant.tracing])
         return spans
 
     def cancel(self, slot: int, serial: int) -> None:
@@ -168,11 +167,11 @@ class HttpProcess:
 
     async def _serve_grpc(self) -> "GrpcServer | None":
         """Listen on the tenant's gRPC port, if it has one."""
-        if not self._side.tenant or self._side.tenant.config.grpc_port is None or self._arguments.number != LEAD:
+        if not self._tenant or self._tenant.config.grpc_port is None or self._arguments.number != LEAD:
             return None
         from ...grpc.server import GrpcServer  # It takes a tenth of a second and 20 MB, and need not be installed.
 
-        grpc = GrpcServer(self._service, self._side.tenant.name, partial(ask, self._application), shares_port=True)
+        grpc = GrpcServer(self._service, self._tenant.name, partial(ask, self._application), shares_port=True)
         await grpc.start()
         return grpc
 
@@ -252,8 +251,8 @@ class HttpProcess:
         config = live.config(self._service.config)
         self._service.reconfigure(config)
         self._shared.set(config.server.cors_origins)
-        if self._side.tenant and self._side.tenant.name in config.tenants:
-            self._limit(self._side.tenant, config)
+        if self._tenant and self._tenant.name in config.tenants:
+            self._limit(self._tenant, config)
         forget_heads(connections(self._server.server_state))
 
     def set_log_level(self, level: str) -> None:

@@ -13,8 +13,9 @@ from ...scheduling.pending import Canceller
 from ...tenants import publishing
 from ...tenants.catalog import IndexEntry
 from ...tenants.lending import lend
+from ...tenants.local_frontend import LocalTenant
 from ...tenants.relay import Cancellations, Relay
-from ...tenants.service import Tenant, last_uses, open_tenant, page_out, report
+from ...tenants.service import Tenant, open_tenant, report
 from ..channels.descriptors import DescriptorReceiver, SentLink
 from ..channels.http_protocols import Keys
 from ..channels.message_fields import ReportFields, ServedModelFields
@@ -22,14 +23,13 @@ from ..children.process_arguments import ProcessArguments
 from .spread_links import SpreadLinks
 
 
-class TenantSide:
-    """See `ToTenant`. Belongs to the event loop. Without a `tenant`, as in the shared HTTP process, nothing has an effect.
+class TenantSide(LocalTenant):
+    """See `ToTenant`. Belongs to the event loop. `open` sets `tenant`, but not in the shared HTTP process.
 
     `occupancy` is set if the tenant has several HTTP processes. `spawn` runs a task.
     """
 
     def __init__(self, arguments: ProcessArguments, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self.tenant: Tenant | None = None
         self.occupancy: Occupancy | None = None
         self._arguments = arguments
         self._spawn = spawn
@@ -41,12 +41,12 @@ class TenantSide:
     def __repr__(self) -> str:
         return f"<TenantSide of {self._arguments.name}>"
 
-    def open(self, canceller: Canceller, hosted: Tenant | None) -> None:
-        """Open the tenant on its link, or on its links to several devices; `hosted` is one that is open in this process.
+    def open(self, canceller: Canceller, hosted: Tenant | None) -> Tenant | None:
+        """Open the tenant, if there is one, on its link or on its links to several devices; `hosted` is open in this process.
 
         `canceller` is asked to cancel tickets, in a helper the lead.
         """
-        arguments = self._arguments
+        arguments, tenant = self._arguments, hosted
         if arguments.occupancy is not None:
             self.occupancy = Occupancy(arguments.occupancy, arguments.number)
         if arguments.to_lead:
@@ -54,79 +54,53 @@ class TenantSide:
         if arguments.spread:
             config, self._spread = arguments.config.tenants[arguments.name], SpreadLinks(arguments.spread)
             spread = self._spread.spread
-            self.tenant = self._spread.tenant = open_tenant(config, spread.link, canceller, self.occupancy, spread)
+            tenant = self._spread.tenant = open_tenant(config, spread.link, canceller, self.occupancy, spread)
         elif arguments.link:
             config = arguments.config.tenants[arguments.name]
-            self.tenant = open_tenant(config, links.attach(arguments.link), canceller, self.occupancy)
-        if self.tenant:
-            self.tenant.lane.open(asyncio.get_running_loop())
-        else:
-            self.tenant = hosted
-        if self.tenant and (page := arguments.pages.get(self.tenant.name)) is not None:
-            lend(self.tenant, arguments.config.tenants, page, arguments.number)
+            tenant = open_tenant(config, links.attach(arguments.link), canceller, self.occupancy)
+        if tenant is None:
+            return None
+        self.tenant = tenant
+        if tenant is not hosted:
+            tenant.lane.open(asyncio.get_running_loop())
+        if (page := arguments.pages.get(tenant.name)) is not None:
+            lend(tenant, arguments.config.tenants, page, arguments.number)
+        return tenant
 
     async def relays_ended(self) -> None:
         """Wait until all helpers have ended."""
         for each in self._relays.values():
             await each.ended.wait()
 
-    def announce(self, name: str) -> None:
-        if self.tenant:
-            self.tenant.catalog.announce(name)
-
-    def listed(self) -> None:
-        if self.tenant:
-            self.tenant.catalog.expected = None
-
     async def publish(self, name: str, served: Sequence[ServedModelFields], problems: list[IndexEntry], keys: Keys) -> bool:
         models = [each.served() for each in served]
         if self._spread:
             await self._spread.publish(name, models, problems, keys)
-        elif self.tenant:
+        else:
             if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
                 models = [replace(each, batching=None, queues=None) for each in models]
             await publishing.publish(self.tenant, name, models, problems)
         return True
 
     async def agree(self, name: str, served: Sequence[ServedModelFields]) -> str:
-        return await publishing.agree(self.tenant, name, [each.served() for each in served]) if self.tenant else ""
-
-    def withdraw(self, name: str) -> None:
-        if self.tenant:
-            publishing.withdraw(self.tenant, name)
-
-    async def last_uses(self) -> dict[str, int]:
-        return last_uses(self.tenant) if self.tenant else {}
-
-    async def page_out(self, model: str) -> bool:
-        return self.tenant is not None and page_out(self.tenant, model)
-
-    def page_in(self, model: str) -> None:
-        if self.tenant:
-            self.tenant.catalog.paged.discard(model)
-
-    def refuse(self, reason: str) -> None:
-        if self.tenant:
-            self.tenant.refuse(reason)
+        return await publishing.agree(self.tenant, name, [each.served() for each in served])
 
     def suspend(self, reason: str, device: str = "") -> None:
         if self._spread and device:
             self._spread.suspend(device, reason)
-        elif self.tenant:
+        else:
             self.tenant.suspend(reason)
 
     def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
         if self._spread and device:
             self._spread.fail_in_flight(device, reason)
-        elif self.tenant:
+        else:
             self.tenant.fail_in_flight(reason, queued)
 
     def lose_models(self) -> None:
-        if self.tenant:
-            self.tenant.catalog.lose()
+        self.tenant.catalog.lose()
 
     async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
-        assert self.tenant, "only tenants have links"
         unused = self._descriptors.take_link(link)
         try:
             if self._spread:
@@ -141,7 +115,6 @@ class TenantSide:
             unused.close()
 
     async def add_helper(self, number: int, link: SentLink) -> None:
-        assert self.tenant, "only tenants have helpers"
         assert self.occupancy
         arena, memory, tickets, completions, cancellations = self._descriptors.take(link.number, 5)
         descriptors = Descriptors(arena, memory, tickets, completions, link.slots, link.nbytes)
@@ -159,9 +132,4 @@ class TenantSide:
         descriptors.close()
 
     async def report(self) -> ReportFields:
-        assert self.tenant, "only tenants are asked for reports"
         return ReportFields.of(report(self.tenant))
-
-    async def drained(self) -> None:
-        if self.tenant:
-            await self.tenant.lane.drained()
