@@ -63,13 +63,16 @@ class Kernels:
         self._half = int(here.properties.max_threads_per_multiprocessor) // 2
 
     @contextmanager
-    def held(self, partition: Any) -> Iterator["Held"]:
-        """Every thread of the partition's SMs is taken, until `Held.release` or the block's end. The SMs have to be idle."""
+    def held(self, partition: Any, most: int = GIVE_UP_NS) -> Iterator["Held"]:
+        """Every thread of the partition's SMs is taken, until `Held.release` or the block's end, at most so many nanoseconds.
+
+        The SMs have to be idle.
+        """
         blocks = 2 * partition.size
         board = _Board(self._device, blocks + 2)
         with _sides([partition]) as (stream,):
             held = Held(board)
-            self._launch(self._hold, stream, blocks, self._half, board.at, board.at + 8, GIVE_UP_NS)
+            self._launch(self._hold, stream, blocks, self._half, board.at, board.at + 8, most)
             try:
                 _wait_until(lambda: board.words[2:].all())
                 held.sms = frozenset(int(word) - 1 for word in board.words[2:])

@@ -1,18 +1,21 @@
 """A process with the GPU that it sees as device 0, for tests of MPS.
 
 A line of JSON says whether it is a client of an MPS server, or the error. Then it does what lines on its standard input ask
-for, and answers each with a line: "hold" once the next line has come, as a client that is killed in work is a fault of all.
+for, and answers each with a line. What "hold" took it has until the next line: a client that is killed in work is a fault of
+all.
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable
-from select import select
+from contextlib import ExitStack
 from typing import Any
 
 from partitions import open_device
 from partitions.mps import is_mps_client
+
+from .holding import Kernels
 
 SOURCE = r"""
 extern "C" __global__ void bad(long long at) { *(volatile int *)at = 1; }
@@ -23,8 +26,7 @@ extern "C" __global__ void spin(long long nanoseconds) {
 }
 """
 NOWHERE, LONG = 16, 10_000_000_000
-HOLD = 0.25
-"""Seconds: far longer than partitions are held to see that they are apart."""
+MINUTE = 60_000_000_000
 
 
 def say(**what: object) -> None:
@@ -41,9 +43,11 @@ def main() -> None:
         "fault": lambda: (launch(device, partition, "bad", NOWHERE), partition.stream.sync()),
         "busy": lambda: launch(device, partition, "spin", LONG),
         "wait": partition.stream.sync,
-        "hold": lambda: [partition.hold(HOLD) for _ in iter(lambda: select([sys.stdin], [], [], 0)[0], [sys.stdin])],
+        "hold": lambda: held.enter_context(Kernels(device).held(partition, MINUTE)),
     }
+    held = ExitStack()
     for line in sys.stdin:
+        held.close()
         work[line.strip()]()
         say(done=line.strip())
 

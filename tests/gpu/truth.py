@@ -46,7 +46,7 @@ _UNCOUNTED = ("starting", "lending", "isolation")
 _NAME = re.compile(rf"(\d{{4}}-\d\d-\d\d)-([^-]+)-([0-9a-f]{{7,40}})-({'|'.join(PARTS)})(?:-[^-]+)?\.log")
 _HEAD = re.compile(r"^(command|date|revision|GPU): +(.+)$", re.MULTILINE)
 _ENDED = re.compile(r"ended with (\d+)$", re.MULTILINE)
-_SUMMARY = re.compile(r"^(?:=+ )?((?:\d+ (?:passed|failed|skipped|errors?|deselected)(?:, )?)+) in ", re.MULTILINE)
+_SUMMARY = re.compile(r"^(?:=+ )?((?:\d+ (?:passed|failed|skipped|errors?|deselected|xfailed)(?:, )?)+) in ", re.MULTILINE)
 _FIGURE = re.compile(r"^(met|missed|not exercised) ", re.MULTILINE)
 _COUNTED = re.compile(r"(\d+) (passed|failed|skipped|error)")
 _OVERRAN = 124

@@ -139,7 +139,7 @@ async def test_a_move_to_partitions_that_are_not_apart_is_discarded() -> None:
     assert site.processes["acme"].steps == ["discard"]
     assert site.shares == [1, 1, 1]
     found, shared = await site.controller.probe(site.controller.devices[0])
-    assert found["initech"] == Held(1, 600 * MILLISECOND, 700 * MILLISECOND), "the last and longest"
+    assert found["initech"] == Held(1, 600 * MILLISECOND, 1100 * MILLISECOND), "the last and longest"
     assert shared == [("acme", "initech", frozenset()), ("globex", "initech", frozenset())]
 
 
