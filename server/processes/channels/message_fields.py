@@ -1,11 +1,13 @@
-"""The parts of messages: each mirrors a class of ours, as messages have plain types only.
+"""Parts of messages that mirror classes of ours, and what msgspec does not know to encode.
 
-msgspec checks what arrives by the annotations of fields, which classes compiled by mypyc do not keep. So these are never
-compiled.
+msgspec checks what arrives by the annotations of fields, which classes compiled by mypyc do not keep: of those the fields are
+named here again.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from dataclasses import fields
+from operator import attrgetter
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -32,24 +34,10 @@ class Fields(Struct, array_like=True, forbid_unknown_fields=True):
     """Base of parts of messages that mirror a class of ours, with the same fields."""
 
 
-_F = TypeVar("_F", bound=Fields)
-
-
-def mirror(kind: type[_F], value: Any) -> _F:
-    return kind(*(getattr(value, name) for name in kind.__struct_fields__))
-
-
-class BatchingFields(Fields):
-    """A `Batching`."""
-
-    signature: Signature
-    most: int
-    delay: float
-    preferred: tuple[int, ...]
-
-
 class ServedModelFields(Fields):
-    """A `ServedModel`, without the counters and caches, which stay in the process that has them."""
+    """A `ServedModel`, with the fields of its `Batching` in their order, and without the counters and caches, which stay in the
+    process that has them.
+    """
 
     name: str
     version: str
@@ -57,7 +45,7 @@ class ServedModelFields(Fields):
     signature: Signature
     platform: str
     config: dict[str, Any]
-    batching: BatchingFields | None
+    batching: tuple[Signature, int, float, tuple[int, ...]] | None
     labels: dict[str, bytes]
     queues: QueuePolicy | None
     functions: Functions | None = None
@@ -65,85 +53,55 @@ class ServedModelFields(Fields):
 
     @classmethod
     def of(cls, served: ServedModel) -> "ServedModelFields":
-        batching = mirror(BatchingFields, served.batching) if served.batching else None
+        batching = (found.signature, found.most, found.delay, found.preferred) if (found := served.batching) else None
         plain = served.name, served.version, served.key, served.signature, served.platform, served.config
         return cls(*plain, batching, dict(served.labels.files), served.queues, served.functions, served.folder)
 
     def served(self) -> ServedModel:
-        batching = Batching(**asdict(self.batching)) if self.batching else None
+        batching = Batching(*self.batching) if self.batching else None
         plain = self.name, self.version, self.key, self.signature, self.platform, self.config
         return ServedModel(*plain, batching, Labels(self.labels), self.queues, self.functions, self.folder)
 
 
-class SizeFields(Fields):
-    """A `Size`."""
-
-    count: int
-    total: int
-    queue: int
-    compute_input: int
-    compute_infer: int
-    compute_output: int
-
-
-class ResponsesFields(Fields):
-    """A `Responses`."""
-
-    count: int
-    compute_infer: int
-    compute_output: int
-    ends: int
-    ends_ns: int
-    failed: int
-    failed_ns: int
-    cancelled: int
-    cancelled_ns: int
+_Size = tuple[int, int, int, int, int, int]
+_Responses = tuple[int, int, int, int, int, int, int, int, int]
+_of_size, _of_responses = (attrgetter(*(each.name for each in fields(kind))) for kind in (Size, Responses))
 
 
 class StatisticsFields(Fields):
-    """A `ModelStatistics`."""
+    """A `ModelStatistics`, with the fields of each `Size` and `Responses` in their order."""
 
-    sizes: dict[int, SizeFields]
-    joined: SizeFields
+    sizes: dict[int, _Size]
+    joined: _Size
     joined_rows: int
-    runs: dict[int, SizeFields]
+    runs: dict[int, _Size]
     last_run: int
     buckets: Annotated[list[int], Meta(min_length=len(BOUNDS) + 1, max_length=len(BOUNDS) + 1)]
     failures: dict[str, int]
     failed_ns: int
     last: int
-    responses: dict[int, ResponsesFields]
+    responses: dict[int, _Responses]
     firsts: Annotated[list[int], Meta(min_length=len(FIRST_BOUNDS) + 1, max_length=len(FIRST_BOUNDS) + 1)]
     firsts_ns: int
 
     @classmethod
     def of(cls, statistics: ModelStatistics) -> "StatisticsFields":
-        found = mirror(cls, statistics)
-        sizes, runs = ({rows: mirror(SizeFields, size) for rows, size in each.items()} for each in (found.sizes, found.runs))
-        responses = {number: mirror(ResponsesFields, each) for number, each in found.responses.items()}
-        joined = mirror(SizeFields, found.joined)
-        return msgspec.structs.replace(found, sizes=sizes, joined=joined, runs=runs, responses=responses)
+        plain = {name: getattr(statistics, name) for name in cls.__struct_fields__}
+        for name in ("sizes", "runs"):
+            plain[name] = {rows: _of_size(size) for rows, size in plain[name].items()}
+        responses = {number: _of_responses(each) for number, each in statistics.responses.items()}
+        return cls(**{**plain, "joined": _of_size(statistics.joined), "responses": responses})
 
     def statistics(self) -> ModelStatistics:
-        sizes, runs = ({rows: Size(**asdict(size)) for rows, size in each.items()} for each in (self.sizes, self.runs))
-        responses = {number: Responses(**asdict(each)) for number, each in self.responses.items()}
-        joined = Size(**asdict(self.joined))
+        sizes, runs = ({rows: Size(*size) for rows, size in each.items()} for each in (self.sizes, self.runs))
+        responses, joined = {number: Responses(*each) for number, each in self.responses.items()}, Size(*self.joined)
         return ModelStatistics(**{**asdict(self), "sizes": sizes, "joined": joined, "runs": runs, "responses": responses})
 
 
-class ModelReportFields(Fields):
-    """A `ModelReport`."""
-
-    name: str
-    version: str
-    statistics: StatisticsFields
-    pending: int
-
-
 class ReportFields(Fields):
-    """A `Report`."""
+    """A `Report`, with the fields of each `ModelReport` in their order."""
 
-    served: list[ModelReportFields]
+    served: list[tuple[str, str, StatisticsFields, int]]
     index: list[IndexEntry]
     lane: LaneStatistics
     slots: SlotStatistics
@@ -151,14 +109,11 @@ class ReportFields(Fields):
 
     @classmethod
     def of(cls, report: Report) -> "ReportFields":
-        served = [
-            ModelReportFields(each.name, each.version, StatisticsFields.of(each.statistics), each.pending)
-            for each in report.served
-        ]
+        served = [(each.name, each.version, StatisticsFields.of(each.statistics), each.pending) for each in report.served]
         return cls(served, list(report.index), report.lane, report.slots, report.lending)
 
     def report(self) -> Report:
-        served = [ModelReport(each.name, each.version, each.statistics.statistics(), each.pending) for each in self.served]
+        served = [ModelReport(name, version, found.statistics(), pending) for name, version, found, pending in self.served]
         return Report(served, self.index, self.lane, self.slots, lending=self.lending)
 
 

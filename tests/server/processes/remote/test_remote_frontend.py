@@ -367,3 +367,14 @@ async def test_cancelling_a_slot_that_the_link_does_not_have_closes_the_channel(
     assert device.asked == []
     assert f"slot {frontend.descriptors.slots} of {frontend.descriptors.slots}" in caplog.text
     process.close()
+
+
+async def test_only_the_lead_may_cancel_tickets(frontend: RemoteFrontend) -> None:
+    device, lead, helper = Device(), Process(), Process()
+    frontend.open(device)
+    channel, to_helper = await lead.meet(frontend), await helper.join(frontend, 2)
+    proxy(FromLead, helper.channel).cancel(0, 1)
+    await asyncio.wait_for(to_helper.closed.wait(), 10)
+    assert (device.asked, to_helper.distrusted, channel.closed.is_set()) == ([], True, False)
+    for end in (lead, helper, channel):
+        end.close()
