@@ -18,6 +18,7 @@ from server.control.controller import Controller
 from server.control.descriptions import TenantMemory
 from server.device.runtime import Runtime
 from server.errors import Unavailable
+from server.tenants.lending import lend, open_pages
 from server.tenants.local_frontend import open_local
 from tests.engines.small import model
 from tests.lanes import submit
@@ -74,9 +75,10 @@ async def on_gpu(
     count: int = COUNT,
     gpu: Gpu | None = None,
     copies: str = "engine",
+    lends: float = 0.0,
     **options: object,
 ) -> AsyncIterator[OnGpu]:
-    """`options` are acme's."""
+    """`options` are acme's, and `lends` is for how long globex does."""
     gpu = gpu or Gpu()
     for number in range(1, count + 1):
         path = root / f"m{number}" / "1" / "model.plan"
@@ -84,7 +86,7 @@ async def on_gpu(
         path.write_bytes(make_plan(model(TEXT.format(number)), {"x": [(1, 3), (2, 3), (8, 3)]}))
     tenants = [
         TenantConfig(name="acme", granules=2, models=("*",), device_memory=limit, paging=paging, memory=ARENA, **options),  # type: ignore[arg-type]
-        TenantConfig(name="globex", granules=2, models=("m1",), memory=ARENA),
+        TenantConfig(name="globex", granules=2, models=("m1",), memory=ARENA, lend=lends),
     ]
     # Memory is what is measured here, and verifying runs a model more often.
     by_name = {f"m{number}": ModelOptions(verify="off") for number in range(1, count + 1)}
@@ -104,7 +106,10 @@ async def on_gpu(
         def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
             return load_engine(path, device, settings, max_batch)  # Kernels are compiled here: a child has no simulation.
 
-        runtime = Runtime(config, device, frontends, on_state, controller.on_lost, read)
+        pages = open_pages(config.tenants)
+        for name, page in pages.items():
+            lend(frontends[name].tenant, config.tenants, page)
+        runtime = Runtime(config, device, frontends, on_state, controller.on_lost, read, pages=pages)
         controller.add(dict.fromkeys(frontends, runtime))
         await controller.start()
         await controller.loaded()
@@ -218,6 +223,30 @@ async def test_graphs_of_a_ladder_count_and_are_not_made_beyond_the_budget(
         await settled(site)
         assert by_kind(await site.memory()) == {"m1": {"kernels": KERNELS, "graphs": GRAPHS}}
         assert "it needs 8 MiB of device memory (graphs 8 MiB), but acme has 24 MiB of 25 MiB in use" in caplog.text
+
+
+async def test_a_model_is_on_a_wide_and_a_ready_placement_until_it_is_paged_out_or_moves(tmp_path: Path) -> None:
+    limit, shares = taken(2) + BOTH + 2 * GRAPHS + MIB, {"burst": 4, "ladder": (2, 3)}
+    async with on_gpu(tmp_path, limit, count=2, gpu=visible(), copies="sm", lends=1.0, **shares) as site:
+        await settled(site)
+        await site.infer(1)
+        await settled(site)
+        assert by_kind(await site.memory())["m1"] == {"kernels": KERNELS, "graphs": 3 * GRAPHS}
+        (state,) = await site.controller.placements.wide_states()
+        assert (state.granules, state.problems) == ((0, 1, 2, 3), ())
+        for _ in range(20):
+            await site.infer(1)
+        (state,) = await site.controller.placements.wide_states()
+        assert state.launches + sum(state.home_launches.values()) >= 20
+        await site.controller.repartition({"acme": 3, "globex": 1})
+        assert next(iter(site.controller.moves)).pauses["acme"].ladder
+        await site.infer(1)
+        await settled(site)
+        assert by_kind(await site.memory())["m1"]["graphs"] == 3 * GRAPHS
+        await site.infer(2)
+        await settled(site)
+        assert [each.name for each in (await site.memory()).models if each.paged] == ["m1"]
+        assert by_kind(await site.memory())["m2"]["graphs"] == 3 * GRAPHS
 
 
 async def test_a_load_of_what_is_served_has_the_shapes_in_use_ready_before_it_takes_over(tmp_path: Path) -> None:
