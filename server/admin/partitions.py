@@ -12,7 +12,7 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..control.descriptions import RungState
+from ..control.descriptions import ReadyState
 from ..control.stretch import WideState
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
@@ -173,7 +173,7 @@ async def _partitions(controller: Controller) -> Object:
             **on[0],
             **({"devices": on} if len(on) > 1 else {}),
             **({"wide": wide[name]} if name in wide else {}),
-            **({"ladder": [_rung(each) for each in ladders[name]]} if name in ladders else {}),
+            **({"ladder": [_ready(each) for each in ladders[name]]} if name in ladders else {}),
         }
         for name, on in shares.items()
     }
@@ -181,7 +181,7 @@ async def _partitions(controller: Controller) -> Object:
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.tenants if name in held}}
 
 
-def _rung(state: RungState) -> Object:
+def _ready(state: ReadyState) -> Object:
     return {"granules": list(state.granules), "models": state.models, "bytes": state.nbytes}
 
 

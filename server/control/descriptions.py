@@ -114,7 +114,7 @@ class TenantMemory(NamedTuple):
         )
 
 
-class RungState(NamedTuple):
+class ReadyState(NamedTuple):
     """Granules on which a tenant's models are ready beside its own: how many models, and the memory that they add."""
 
     tenant: str

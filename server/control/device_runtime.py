@@ -14,7 +14,7 @@ from partitions.probe import Placement
 
 from ..accounts.usage import Report
 from ..config.schema import ModelOptions
-from .descriptions import DeviceInfo, Execution, Pause, RungState, TenantMemory
+from .descriptions import DeviceInfo, Execution, Pause, ReadyState, TenantMemory
 from .stretch import Wide, WideState
 from .together import together
 
@@ -62,8 +62,8 @@ class Moves(Protocol):
         """Serve them from their old partitions, and close the new ones."""
 
 
-class Widths(Protocol):
-    """What its tenants have beside their own partitions: wide partitions on granules that others lend, and rungs of ladders."""
+class Placements(Protocol):
+    """What its tenants have beside their homes: wide placements on granules that others lend, and those ready for a move."""
 
     async def narrow(self, tenants: Collection[str]) -> None:
         """Have these tenants use their home partitions alone, until `stretch`, and return when they do; they are served on.
@@ -74,10 +74,10 @@ class Widths(Protocol):
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         """Give its tenants the wide partitions of this plan, and all others none; what is as planned already is used again.
 
-        One that cannot be made is left out, and logged.
+        The rest is made in the background. One that cannot be made is left out, and logged.
         """
 
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
         """Have models of its tenants ready on these granules too; all others have none. Returns when they are: what there is.
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
@@ -139,7 +139,7 @@ class DeviceRuntime(Protocol):
     @property
     def moves(self) -> Moves: ...
     @property
-    def widths(self) -> Widths: ...
+    def placements(self) -> Placements: ...
     @property
     def models(self) -> Models: ...
 

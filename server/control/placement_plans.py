@@ -13,7 +13,7 @@ from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
-from .descriptions import RungState
+from .descriptions import ReadyState
 from .device_runtime import DeviceRuntime
 from .stretch import Wide, WideState, plan_wide
 
@@ -36,7 +36,7 @@ class PlacementPlans:
         self._tenants = tenants
         self._devices = devices
         self._changing = changing
-        self.ready: dict[str, list[RungState]] = {}
+        self.ready: dict[str, list[ReadyState]] = {}
         """What was ready for a move when the last plan was carried out, by tenant."""
         self._with_ready: set[str] = set()
         """The names of devices where the last plan has tenants ready for a move."""
@@ -85,12 +85,17 @@ class PlacementPlans:
                 name for name, wide in device.wide.items() if name not in move.movers and changed.intersection(wide.granules)
             ]
             for runtime in device.distinct(names) if names else ():
-                await runtime.widths.narrow([name for name in names if device.runtimes.get(name) is runtime])
+                await runtime.placements.narrow([name for name in names if device.runtimes.get(name) is runtime])
 
     def remake(self) -> None:
         """Granules have changed hands, or could not: plan again, in the background."""
         if self._loaded:
             self._start(self._carry_out())
+
+    async def carried_out(self) -> None:
+        """Wait until the last plan is carried out, as far as it can be; executors on wide placements may come later."""
+        while (work := self._work) and not work.done():
+            await asyncio.wait({work})
 
     async def wide_states(self) -> list[WideState]:
         """Every tenant's wide partition, planned or made, as its device side reports it."""
@@ -98,7 +103,7 @@ class PlacementPlans:
         for device in self._devices if any(tenant.burst for tenant in self._tenants.values()) else ():
             for runtime in device.distinct():
                 try:
-                    found += await runtime.widths.stretches()
+                    found += await runtime.placements.stretches()
                 except RequestError:  # It is being started again, and has none.
                     continue
         return found
@@ -148,7 +153,7 @@ class PlacementPlans:
                 before, device.wide = device.wide, self._plan_wide(device)
                 for runtime in device.distinct() if before or device.wide else ():
                     try:
-                        await runtime.widths.stretch(device.of(runtime, device.wide))
+                        await runtime.placements.stretch(device.of(runtime, device.wide))
                     except _FAILURES as error:
                         lending_log.warning("no wide partitions for now: %s", error)
         for device in self._devices:
@@ -161,7 +166,7 @@ class PlacementPlans:
     async def _hold(self, runtime: DeviceRuntime, plans: Mapping[str, Sequence[Granules]]) -> None:
         """Have tenants of a device side ready for a move to these granules, and log what is new or has other models now."""
         try:
-            found = await runtime.widths.hold(plans)
+            found = await runtime.placements.hold(plans)
         except _FAILURES as error:
             ladder_log.warning("no ladders for now: %s", error)
             return
@@ -173,7 +178,7 @@ class PlacementPlans:
                 _log_ready(state)
 
 
-def _log_ready(state: RungState) -> None:
+def _log_ready(state: ReadyState) -> None:
     tenant, granules, count = state.tenant, list(state.granules), state.models
     if not count:
         text = "%s has no model ready on granules %s: a move there takes as long as without a ladder"

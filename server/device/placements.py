@@ -13,7 +13,7 @@ from engines.thread_priority import lower_priority
 from partitions import Device
 from partitions.plan import Granules
 
-from ..control.descriptions import RungState
+from ..control.descriptions import ReadyState
 from ..control.stretch import Wide, WideState
 from ..errors import Conflict
 from ..workers.worker import Worker
@@ -25,7 +25,7 @@ LOOK = 5.0
 
 
 class Placements:
-    """See `server.control.device_runtime.Widths`. Belongs to the event loop.
+    """See `server.control.device_runtime.Placements`. Belongs to the event loop.
 
     What is ready for a move is made on one thread: on a GPU at low priority, on CPU cores at normal priority, which the threads
     of a session would keep. `workers`, `pages` and `numbers` are as in `Means`.
@@ -69,9 +69,9 @@ class Placements:
         if plans and self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
 
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
-        for name in dict.fromkeys((*self._tenants, *rungs)):
-            self.of(name).hold(rungs.get(name, ()))
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+        for name in dict.fromkeys((*self._tenants, *ready)):
+            self.of(name).hold(ready.get(name, ()))
         await self.settled()
         return [state for each in self._tenants.values() for state in each.states()]
 

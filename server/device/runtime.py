@@ -85,7 +85,7 @@ class Runtime:
         self._locks = TenantLocks(frontends)
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
         numbers = {name: number for number, name in enumerate(config.tenants)}
-        self.widths = Placements(device, self._workers, self._locks, pages, numbers, max_pause)
+        self.placements = Placements(device, self._workers, self._locks, pages, numbers, max_pause)
         self.moves = PartitionMoves(
             self.manager,
             self._workers,
@@ -93,7 +93,7 @@ class Runtime:
             self._locks,
             max_pause,
             self._make_worker,
-            self.widths,
+            self.placements,
         )
         limits = {name: config.execution_limit(name) for name in frontends}
         self._supervision = Supervision(
@@ -109,7 +109,7 @@ class Runtime:
             self._locks,
             self._lifecycle,
             on_loading,
-            self.widths,
+            self.placements,
         )
         self._lists = ModelLists(self._tenant_models, self.model_loader)
         refresh = ModelRefresh(self._tenant_models, frontends, self.model_loader)
@@ -181,7 +181,7 @@ class Runtime:
         if name not in self._locks.changing:
             return
         async with self._tenant_models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
-            await self.widths.remove(name)
+            await self.placements.remove(name)
             if worker := self._workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
                 await asyncio.to_thread(worker.close)
@@ -284,7 +284,7 @@ class Runtime:
             if self._freeing:
                 self._freeing.cancel()
             self._supervision.close()
-            await self.widths.close()
+            await self.placements.close()
             workers = list(self._workers.values())
             self._workers.clear()
             await asyncio.to_thread(close_all, workers)

@@ -12,7 +12,7 @@ from engines.memory import added
 from partitions import Device, PartitionError
 from partitions.plan import Granules
 
-from ..control.descriptions import RungState
+from ..control.descriptions import ReadyState
 from ..control.stretch import Wide, WideState
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
@@ -170,9 +170,9 @@ class TenantPlacements:
         ready, self.ready = list(self.ready.values()), {}
         await asyncio.to_thread(close_all, ready)
 
-    def states(self) -> list[RungState]:
+    def states(self) -> list[ReadyState]:
         """What is ready now."""
-        return [RungState(self._name, key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
+        return [ReadyState(self._name, key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
 
     def wide_state(self) -> WideState | None:
         """The wide placement, made or planned; None for none."""

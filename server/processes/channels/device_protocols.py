@@ -1,6 +1,6 @@
 """What a process with the device side of some tenants and the supervisor call in each other, by `calls`.
 
-The supervisor also calls `Moves`, `Widths` and `Models` of `server.control.device_runtime`, where most of this is described.
+The supervisor also calls `Moves`, `Placements` and `Models` of `server.control.device_runtime`, which describes most of this.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from partitions.probe import Placement
 from ...accounts.usage import Report
 from ...config.schema import Config, DeviceConfig
 from ...control.descriptions import AtStart, DeviceInfo
-from ...control.device_runtime import Models, Moves, Widths
+from ...control.device_runtime import Models, Moves, Placements
 from ...device.runtime import Runtime
 from ...host.exit_codes import NEEDS_RESTART
 from ...tenants.frontend import Frontend
@@ -112,6 +112,6 @@ def handlers(server: Callable[[], RuntimeServer]) -> Handlers:
     return {
         **serve(ToRuntime)(server),
         **serve(Moves)(lambda: server().opened.moves),
-        **serve(Widths)(lambda: server().opened.widths),
+        **serve(Placements)(lambda: server().opened.placements),
         **serve(Models)(lambda: server().opened.models),
     }

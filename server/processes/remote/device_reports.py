@@ -2,7 +2,7 @@
 
 from ...accounts.usage import Report
 from ...control.descriptions import Execution, TenantMemory
-from ...control.device_runtime import Models, Widths
+from ...control.device_runtime import Models, Placements
 from ...control.stretch import WideState
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
@@ -16,7 +16,8 @@ class DeviceReports:
     """
 
     def __init__(self, caller: Caller) -> None:
-        self._models, self._widths, self._runtime = proxy(Models, caller), proxy(Widths, caller), proxy(ToRuntime, caller)
+        self._models, self._placements = proxy(Models, caller), proxy(Placements, caller)
+        self._runtime = proxy(ToRuntime, caller)
         self._executions: list[Execution] = []
         self._memory: list[TenantMemory] = []
         self._stretches: list[WideState] = []
@@ -35,7 +36,7 @@ class DeviceReports:
         return self._memory
 
     async def stretches(self) -> list[WideState]:
-        if (found := await in_time(self._widths.stretches())) is not None:
+        if (found := await in_time(self._placements.stretches())) is not None:
             self._stretches = found
         return self._stretches
 

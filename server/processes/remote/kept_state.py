@@ -19,7 +19,7 @@ Changes = dict[str, Change]
 
 
 class KeptState:
-    """Of one device side. `plans` are wide partitions, `rungs` the granules on which models are ready too, by tenant."""
+    """Of one device side. `plans` are wide partitions, `ready` the granules on which models are ready too, by tenant."""
 
     def __init__(self) -> None:
         self.lists = KeptLists()
@@ -27,7 +27,7 @@ class KeptState:
         self.affinity: tuple[frozenset[int], frozenset[int]] | None = None
         """The host's cores of the process, and of its builds."""
         self.plans: Mapping[str, Wide] = {}
-        self.rungs: dict[str, list[Granules]] = {}
+        self.ready: dict[str, list[Granules]] = {}
         self._granules: dict[str, Granules] = {}
         self._changes: dict[tuple[str, str], Change] = {}
 

@@ -15,7 +15,7 @@ from partitions.probe import Placement
 
 from ...accounts.usage import Report
 from ...control.descriptions import AS_CONFIGURED, DeviceInfo, Loading
-from ...control.device_runtime import Models, Widths
+from ...control.device_runtime import Models, Placements
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
@@ -31,7 +31,7 @@ from .handover import TenantHandover
 from .kept_state import KeptState
 from .remote_models import RemoteModels
 from .remote_moves import RemoteMoves
-from .remote_widths import RemoteWidths
+from .remote_placements import RemotePlacements
 
 log = logging.getLogger("greenlane.processes")
 
@@ -56,7 +56,7 @@ class RemoteRuntime:
         self._calls = DeviceCalls(label, self.tenants)
         self._reports = DeviceReports(self._calls)
         self.moves = RemoteMoves(self._calls, self.kept)
-        self.widths = RemoteWidths(self._calls, self.kept, self._reports)
+        self.placements = RemotePlacements(self._calls, self.kept, self._reports)
         self.models = RemoteModels(self._calls, self.tenants, self.kept, self._reports)
         self.handover = TenantHandover(self._calls, self.tenants, self.kept)
         self.end: Callable[[str], None] = lambda _: None
@@ -201,9 +201,9 @@ class RemoteRuntime:
         self.tenants.resume()
         if self.kept.plans:
             with suppress(RequestError):
-                await self.widths.stretch(self.kept.plans)
-        if self.kept.rungs:  # Not waited for: connections wait for the end of this.
-            send(proxy(Widths, channel).hold(self.kept.rungs))
+                await self.placements.stretch(self.kept.plans)
+        if self.kept.ready:  # Not waited for: connections wait for the end of this.
+            send(proxy(Placements, channel).hold(self.kept.ready))
 
     def _not_found_again(self, tenant: str, name: str) -> list[IndexEntry]:
         """The problem of a model that only the process before had published; none if the tenant may not call it any more."""

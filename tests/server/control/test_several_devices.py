@@ -32,7 +32,7 @@ class FakeRuntime:
         self._name = name
         self.moves: Any = self
         self.models: Any = self
-        self.widths: Any = self
+        self.placements: Any = self
 
     def _do(self, step: str) -> None:
         self._steps.append(f"{step} {self._name}")

@@ -41,13 +41,12 @@ async def site(root: Path) -> AsyncIterator[Site]:
 
 async def settled(site: Site) -> None:
     """Wait until the plan is carried out."""
-    while (work := site.controller.placements._work) and not work.done():
-        await asyncio.wait({work})
-    await site.runtime.widths.settled()
+    await site.controller.placements.carried_out()
+    await site.runtime.placements.settled()
 
 
 def ready(site: Site) -> dict[str, Mapping[Granules, Placement]]:
-    return {name: site.runtime.widths.of(name).ready for name in site.granules}
+    return {name: site.runtime.placements.of(name).ready for name in site.granules}
 
 
 def rungs(site: Site) -> dict[str, dict[Granules, int]]:
@@ -141,7 +140,7 @@ async def test_a_ladder_that_ends_while_a_rung_cannot_be_made_leaves_nothing(roo
 
         def refuse(granules: Any, lent: Any = ()) -> Any:
             if tuple(granules) == (2, 3, 4, 5):
-                asyncio.run_coroutine_threadsafe(site.runtime.widths.hold({}), loop)
+                asyncio.run_coroutine_threadsafe(site.runtime.placements.hold({}), loop)
                 raise PartitionError("no more contexts")
             return carve(granules, lent)
 
@@ -153,12 +152,12 @@ async def test_a_ladder_that_ends_while_a_rung_cannot_be_made_leaves_nothing(roo
 async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
-    await site.runtime.widths.settled()
+    await site.runtime.placements.settled()
     assert rungs(site)["acme"] == {WIDE: 3}
     await site.controller.unload("acme", "a")
     assert rungs(site)["acme"] == {WIDE: 2}
     await site.controller.load("acme", "b")
-    await site.runtime.widths.settled()
+    await site.runtime.placements.settled()
     assert rungs(site)["acme"] == {WIDE: 2}
     moved = await move(site, acme=4, globex=4)
     assert moved.pauses["acme"].ladder
@@ -268,7 +267,7 @@ async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
         assert [pause.ladder for pause in moved.pauses.values()] == [False, True], "not all models were ready there"
         await answered(site)
         await site.controller.unload("acme", "a")
-        await site.runtime.widths.settled()
+        await site.runtime.placements.settled()
         assert rungs(site)["acme"] == {NARROW: 1}, "it was tried again once there was room"
         assert await used(site) == 13
 
@@ -278,7 +277,7 @@ async def test_rungs_give_way_to_a_model_that_is_loaded(root: Path) -> None:
         assert await used(site) == 26
         add_model(root, "c")
         await site.controller.load("acme", "c")
-        await site.runtime.widths.settled()
+        await site.runtime.placements.settled()
         assert rungs(site)["acme"] == {WIDE: 0}
         assert await used(site) == 30
         moved = await move(site, acme=4, globex=4)
@@ -300,7 +299,7 @@ async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(roo
             assert ready(site)["acme"][granules].executors.keys() == {other}
             await site.infer("acme")
         await site.infer("acme", "a")
-        await site.runtime.widths.settled()
+        await site.runtime.placements.settled()
         assert rungs(site)["acme"] == {WIDE: 2}
         assert await used(site) == 26
         moved = await move(site, acme=4, globex=4)

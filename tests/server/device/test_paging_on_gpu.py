@@ -173,9 +173,8 @@ def visible() -> Gpu:
 
 async def settled(site: OnGpu) -> None:
     """Wait until the ladder is as it is to be."""
-    while (work := site.controller.placements._work) and not work.done():
-        await asyncio.wait({work})
-    await site.runtime.widths.settled()
+    await site.controller.placements.carried_out()
+    await site.runtime.placements.settled()
 
 
 def by_kind(memory: TenantMemory) -> dict[str, dict[str, int]]:

@@ -42,9 +42,8 @@ async def site(root: Path) -> AsyncIterator[Site]:
 
 async def settled(site: Site) -> None:
     """Wait until the plan is carried out."""
-    while (work := site.controller.placements._work) and not work.done():
-        await asyncio.wait({work})
-    await site.runtime.widths.settled()
+    await site.controller.placements.carried_out()
+    await site.runtime.placements.settled()
 
 
 def borrowing(site: Site, name: str = "acme") -> Borrowing:
@@ -125,7 +124,7 @@ async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_it
     worker.revoke = revoke_late  # type: ignore[method-assign]
     loading = asyncio.ensure_future(site.controller.load("acme", "c"))
     await begun.wait()
-    await site.runtime.widths.narrow(["acme"])
+    await site.runtime.placements.narrow(["acme"])
     narrowed.set()
     await loading
     await settled(site)
@@ -210,18 +209,18 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await site.runtime.widths.stretch({})
+        await site.runtime.placements.stretch({})
         await asyncio.wait_for(settled(site), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
-        (state,) = await site.runtime.widths.stretches()
+        (state,) = await site.runtime.placements.stretches()
         assert state.problems == (why,)
         before = wide(site)
         gate.open()
         await asking
         await site.infer("acme")
         assert before.stream.ran == 2, "nothing more goes there"
-        await site.runtime.widths.stretch({})
+        await site.runtime.placements.stretch({})
         await settled(site)
         assert before.closed
 
@@ -298,7 +297,7 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
     await site.runtime.release("acme")
     site.frontends.pop("acme")
     assert before.closed
-    assert await site.runtime.widths.stretches() == []
+    assert await site.runtime.placements.stretches() == []
 
 
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,17 +311,17 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
         "its batches (`max_batch`)"
     )
     for looks in range(1, 4):
-        site.runtime.widths.look()
+        site.runtime.placements.look()
         assert caplog.text.count(f"tenant acme: model {why}") == (looks > 1), "once, and only if it still is when looked again"
         (state,) = await site.controller.placements.wide_states()
         assert state.too_long == (why,)
     times.wide = 10**9
-    site.runtime.widths.look()
+    site.runtime.placements.look()
     (state,) = await site.controller.placements.wide_states()
     assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
     assert "lend for more than 1000 ms" in state.too_long[0]
     times.wide = 10**8
-    site.runtime.widths.look()
+    site.runtime.placements.look()
     (state,) = await site.controller.placements.wide_states()
     assert state.too_long == ()
 

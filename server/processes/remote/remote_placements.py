@@ -1,12 +1,12 @@
-"""Wide partitions and rungs of tenants whose device side is in another process; see `server.control.device_runtime.Widths`."""
+"""Placements of tenants whose device side is in another process; see `server.control.device_runtime.Placements`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from partitions.plan import Granules
 
-from ...control.descriptions import RungState
-from ...control.device_runtime import Widths
+from ...control.descriptions import ReadyState
+from ...control.device_runtime import Placements
 from ...control.stretch import Wide, WideState
 from ...errors import Unavailable
 from ..channels.calls import proxy
@@ -15,17 +15,17 @@ from .device_reports import DeviceReports
 from .kept_state import KeptState
 
 
-class RemoteWidths:
+class RemotePlacements:
     """Belongs to the supervisor's event loop. What is planned is kept for a process that replaces this one."""
 
     def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
         self._calls = calls
-        self._process = proxy(Widths, calls)
+        self._process = proxy(Placements, calls)
         self._kept = kept
         self._reports = reports
 
     def __repr__(self) -> str:
-        return f"<RemoteWidths of {self._calls.label}>"
+        return f"<RemotePlacements of {self._calls.label}>"
 
     async def narrow(self, tenants: Collection[str]) -> None:
         self._kept.on_narrowed(tenants)
@@ -36,9 +36,9 @@ class RemoteWidths:
         self._kept.plans = dict(plans)
         await self._process.stretch(plans)
 
-    async def hold(self, rungs: Mapping[str, Sequence[Granules]]) -> list[RungState]:
-        self._kept.rungs = {name: list(each) for name, each in rungs.items()}
-        return await self._process.hold(rungs)
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+        self._kept.ready = {name: list(each) for name, each in ready.items()}
+        return await self._process.hold(ready)
 
     async def stretches(self) -> list[WideState]:
         return await self._reports.stretches()
