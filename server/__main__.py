@@ -22,7 +22,6 @@ import uvloop
 from partitions import PartitionError
 
 from .app import configuration, log_compilation, log_configuration, on_host_cores, open_configured
-from .check import check
 from .config.file import load
 from .config.schema import Config
 from .config.section import ConfigError
@@ -46,6 +45,8 @@ def run(options: Options, adjust: Callable[[Config], Config] | None = None) -> i
     signals.raise_keyboard_interrupt()
     try:
         if options.check:
+            from .check import check  # What serves needs none of it.
+
             return check(options.check, open_configured, configuration)
         return _serve(options, adjust)
     except (ConfigError, PartitionError) as error:

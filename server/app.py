@@ -54,7 +54,6 @@ from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD
 from .link import ring
 from .observing.observers import Observers
-from .repository.mirror import fetch_first
 from .tenants.lending import lend, open_pages
 from .tenants.limits import limit
 from .tenants.local_frontend import open_local
@@ -328,7 +327,10 @@ def configuration(path: str | None) -> AbstractContextManager[Config]:
     if not path:
         return demo.configuration()
     config = load(Path(path))
-    fetch_first(config.models)
+    if config.models.remote:
+        from .repository.mirror import fetch_first
+
+        fetch_first(config.models)
     return nullcontext(config)
 
 

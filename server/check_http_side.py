@@ -4,11 +4,11 @@ import asyncio
 from typing import NamedTuple
 
 from .config.text import TextOptions
+from .functions.definition import FunctionsFailed
 from .tenants.catalog import ServedModel
-from .tenants.running_functions import FunctionsFailed, open_functions
+from .tenants.running_functions import open_functions
 from .tenants.running_text import open_text
-from .text.encoder import NoEncoder
-from .text.tokenizer import TokenizerFailed
+from .text.errors import NoEncoder, TokenizerFailed
 
 _LIMIT = 0.0, ""
 """None for single calls; loading has its own."""

@@ -10,7 +10,6 @@ from ..config.text import DEFAULTS, TextOptions
 from ..errors import BadRequest, NotFound
 from ..protocol.json_document import parse
 from ..tenants.service import Service, Tenant
-from ..text.encoder import cosines
 from . import text_messages, text_schemas
 from .body import read_body
 from .dependencies import ServiceDep, TenantDep
@@ -107,6 +106,8 @@ async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
         texts.close(error)
         raise
     texts.close()
+    from ..text.encoder import cosines  # As what runs the tokenizer, only where a model takes texts.
+
     scores: list[float] = rows[:, 0].tolist() if pairs else cosines(rows[0], rows[1:])
     return json_response(text_messages.ranking(asked, scores, sum(len(each.ids) for each in tokens)))
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from ..inference.inference import Inference
 from ..link.messages import Done
 from ..protocol.request import Input, write_inputs
 from ..scheduling.admission import expired
-from ..tenants.running_text import RunningText
 from ..tenants.service import Tenant
-from ..text.encoder import Encoder, NoEncoder
-from ..text.tokenizer import Tokens
+from ..text.errors import NoEncoder
+
+if TYPE_CHECKING:
+    from ..tenants.running_text import RunningText
+    from ..text.encoder import Encoder
+    from ..text.tokenizer import Tokens
 
 _AT_A_TIME = 2
 """Runs of one request that are queued or in flight: one is ready when another ends, and other requests get their turn."""
@@ -63,7 +66,7 @@ class Texts:
     def __repr__(self) -> str:
         return f"<Texts for {self._name} of {self._tenant.name}>"
 
-    async def tokens(self, texts: Sequence[Any], where: str) -> list[Tokens]:
+    async def tokens(self, texts: Sequence[Any], where: str) -> "list[Tokens]":
         """The tokens of texts, of pairs, or of lists of tokens. Raises as `RunningText.tokens`, and DeadlineExceeded."""
         try:
             async with asyncio.timeout(self._left()):
@@ -73,7 +76,7 @@ class Texts:
         except TimeoutError:
             raise self._tenant.lane.admission.expire(self._timeout or 0.0) from None
 
-    async def results(self, tokens: Sequence[Tokens]) -> Any:
+    async def results(self, tokens: "Sequence[Tokens]") -> Any:
         """A row for each text. Raises what an inference ends with; then all of the request's runs are cancelled."""
         batches = self.encoder.batches(tokens)
         rows: list[Any] = [None] * len(tokens)
@@ -97,7 +100,7 @@ class Texts:
             first.cancel(error)
         self._tenant.lane.end_several()
 
-    async def _run_all(self, batches: list[list[int]], tokens: Sequence[Tokens], rows: list[Any]) -> None:
+    async def _run_all(self, batches: list[list[int]], tokens: "Sequence[Tokens]", rows: list[Any]) -> None:
         """Run batches until none is left, and put their results where they belong."""
         while batches:
             batch, begun = batches.pop(0), self._first is None
@@ -112,7 +115,7 @@ class Texts:
             for index, row in zip(batch, found, strict=True):
                 rows[index] = row
 
-    async def _run(self, tokens: Sequence[Tokens]) -> Any:
+    async def _run(self, tokens: "Sequence[Tokens]") -> Any:
         inference, self._first = self._first, None
         if inference is None:
             lane = self._tenant.lane
@@ -135,7 +138,7 @@ class Texts:
             for each in self._open - {inference}:
                 each.silent = True
 
-    async def _run_one(self, inference: Inference, tokens: Sequence[Tokens]) -> Any:
+    async def _run_one(self, inference: Inference, tokens: "Sequence[Tokens]") -> Any:
         ended: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
         def on_end(end: Done | Exception) -> None:
@@ -167,7 +170,7 @@ class Texts:
         inference.succeed(done)
         return found
 
-    def _submit(self, inference: Inference, tokens: Sequence[Tokens], on_end: Any) -> Encoder:
+    def _submit(self, inference: Inference, tokens: "Sequence[Tokens]", on_end: Any) -> "Encoder":
         """Write a batch into a slot and queue it."""
         slot = inference.take_slot(begun=True)
         served = inference.served
@@ -186,7 +189,7 @@ class Texts:
         return None if self._timeout is None else self._timeout - (time.monotonic_ns() - self._arrived) / 1e9
 
 
-def encoder_of(served: Any, options: TextOptions) -> tuple[RunningText, Encoder]:
+def encoder_of(served: Any, options: TextOptions) -> "tuple[RunningText, Encoder]":
     """The tokenizer and the encoder of a version. Raises NotFound for one that takes no texts."""
     if served.text is None:
         why = "its tokenizer cannot be used, see the log" if served.folder else "it has no tokenizer.json"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engines import EngineError
 from partitions import PartitionError
@@ -15,8 +15,10 @@ from ..config.schema import ModelsConfig
 from ..config.tenant import TenantConfig
 from ..errors import RequestError, Unavailable
 from ..repository.changes import Settling, Stamp, stamps
-from ..repository.mirror import Mirror
 from ..repository.model_repository import Repository, some
+
+if TYPE_CHECKING:
+    from ..repository.mirror import Mirror
 
 log = logging.getLogger("greenlane.control")
 
@@ -77,7 +79,11 @@ class Watcher:
         self._period = models.watch
         self._other_period = asyncio.Event()
         self._repository = Repository(self._root, models.options)
-        self._mirror = Mirror(models) if models.remote else None
+        self._mirror: Mirror | None = None
+        if models.remote:
+            from ..repository import mirror
+
+            self._mirror = mirror.Mirror(models)
         self._settling = Settling({})
         self._unreadable = ""
         self._changed: set[str] = set()

@@ -57,7 +57,7 @@ from ..repository.model_repository import Listing, ModelFile, Repository
 from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
-from ..text.encoder import Encoder, NoEncoder
+from ..text.errors import NoEncoder
 from .ahead import Making, making_of
 from .engine_pool import EnginePool
 from .joining import UNSEEN, Rows, look
@@ -453,6 +453,8 @@ def _try_texts(file: ModelFile, signature: Signature, executor: Executor) -> lis
     Above `_MOST_TRIED` tokens the number of positions in the model's config.json is believed, as a run takes long. Raises
     ModelRefused; the executor is closed then.
     """
+    from ..text.encoder import Encoder
+
     folder = file.text
     assert folder
     try:

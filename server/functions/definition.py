@@ -20,3 +20,7 @@ class Functions:
     inner: Signature
     preprocess: bool
     postprocess: bool
+
+
+class FunctionsFailed(Exception):
+    """`model.py` could not be run; the text says why."""

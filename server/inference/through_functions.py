@@ -4,20 +4,23 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from engines.signature import align
 
 from ..errors import DeadlineExceeded, Failed, Outgrown, RequestError
-from ..functions.arrays import Data, Raw, copied
-from ..functions.thread import Call
 from ..link.messages import Done, Extent, Shape
 from ..link.slots import Slot
 from ..protocol.request import Input, write_inputs
 from ..scheduling.admission import expired
 from ..tenants.catalog import ServedModel
-from ..tenants.running_functions import RunningFunctions
 from ..tenants.service import Tenant
 from .outgrown import reserve_more
+
+if TYPE_CHECKING:
+    from ..functions.arrays import Data, Raw
+    from ..functions.thread import Call
+    from ..tenants.running_functions import RunningFunctions
 
 
 class ThroughFunctions:
@@ -66,7 +69,7 @@ class ThroughFunctions:
         tensors, room = slot.inputs(served.signature, shapes, slot.capacity)
         if self._running.functions.preprocess:
             places = [(shape, t.address - slot.address, t.nbytes) for shape, t in zip(shapes, tensors, strict=True)]
-            raw = copied(served.signature.inputs, places, slot.view)
+            raw = self._running.copied(served.signature.inputs, places, slot.view)
             self._running.thread.check_room()
             self._tenant.lane.hold(slot, served.key, shapes, self._on_done)
             self._start("preprocess", partial(self._running.module.preprocess, raw), self._on_preprocessed)
@@ -84,10 +87,10 @@ class ThroughFunctions:
             self._running.thread.cancel(self._call)
             self._call = None
 
-    def _start(self, name: str, work: Callable[[], object], then: Callable[[Sequence[Data]], None]) -> None:
+    def _start(self, name: str, work: Callable[[], object], then: "Callable[[Sequence[Data]], None]") -> None:
         self._call = self._running.call(name, work, partial(self._returned, then))
 
-    def _returned(self, then: Callable[[Sequence[Data]], None], outcome: object) -> None:
+    def _returned(self, then: "Callable[[Sequence[Data]], None]", outcome: object) -> None:
         self._call = None
         try:
             if isinstance(outcome, Exception):
@@ -97,7 +100,7 @@ class ThroughFunctions:
         except Exception as error:
             self._fail(error)
 
-    def _on_preprocessed(self, tensors: Sequence[Data]) -> None:
+    def _on_preprocessed(self, tensors: "Sequence[Data]") -> None:
         """Write what `preprocess` returned into the slot, and have the model run."""
         inputs = [Input(shape, data) for shape, data in tensors]
         shapes = tuple([item.shape for item in inputs])
@@ -129,7 +132,7 @@ class ThroughFunctions:
                 raise end
             elif self._running.functions.postprocess:
                 slot = self._tenant.lane.slots.at(end.slot) if end.rows else self._slot
-                raw: list[Raw] = copied(self._inner.outputs, end.outputs, slot.view)
+                raw: list[Raw] = self._running.copied(self._inner.outputs, end.outputs, slot.view)
                 work = partial(self._running.module.postprocess, raw, self._served.signature)
                 self._start("postprocess", work, partial(self._on_postprocessed, end))
             else:
@@ -137,7 +140,7 @@ class ThroughFunctions:
         except Exception as error:
             self._fail(error)
 
-    def _on_postprocessed(self, done: Done, tensors: Sequence[Data]) -> None:
+    def _on_postprocessed(self, done: Done, tensors: "Sequence[Data]") -> None:
         """Write what `postprocess` returned into the slot, in place of what the model did."""
         extents, end = [], 0
         for shape, data in tensors:

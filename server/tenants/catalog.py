@@ -4,7 +4,7 @@ from bisect import bisect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engines import Signature
 
@@ -16,10 +16,12 @@ from ..protocol.request_cache import RequestCache
 from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
 from ..text.folder import TextFolder
-from .running_functions import RunningFunctions
-from .running_text import RunningText
 from .statistics import ModelStatistics
 from .turns import Turns
+
+if TYPE_CHECKING:
+    from .running_functions import RunningFunctions
+    from .running_text import RunningText
 
 _LONGEST_NAME = 200
 """Characters of an unknown name that is compared with those that there are."""
@@ -51,8 +53,8 @@ class ServedModel:
     queues: QueuePolicy | None = None
     functions: Functions | None = None
     folder: TextFolder | None = None
-    text: RunningText | None = field(default=None, compare=False)
-    running: RunningFunctions | None = field(default=None, compare=False)
+    text: "RunningText | None" = field(default=None, compare=False)
+    running: "RunningFunctions | None" = field(default=None, compare=False)
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     request_cache: RequestCache = field(default_factory=RequestCache, compare=False)
 

@@ -5,15 +5,18 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..config.tables import dotted
-from ..functions.definition import Functions
+from ..functions.definition import Functions, FunctionsFailed
+from ..text.errors import TokenizerFailed
 from ..text.folder import TextFolder
-from ..text.tokenizer import TokenizerFailed
 from .catalog import IndexEntry, ServedModel
-from .running_functions import FunctionsFailed, RunningFunctions, close_all, open_functions
-from .running_text import RunningText, open_text
 from .service import Tenant
+
+if TYPE_CHECKING:
+    from .running_functions import RunningFunctions
+    from .running_text import RunningText
 
 log = logging.getLogger("greenlane")
 
@@ -44,7 +47,7 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
                 await tenant.lane.model_drained(key)
         tenant.lane.end_parts(key, f"model {name!r} was unloaded or replaced while it answered; send the request again")
         await tenant.lane.model_drained(key)
-    close_all([each for item in left for each in (item.running, item.text)])
+    _close(left)
 
 
 async def agree(tenant: Tenant, name: str, served: Sequence[ServedModel]) -> str:
@@ -93,7 +96,7 @@ async def _with_functions(
     return found, problems
 
 
-def _take(staged: list[ServedModel], item: ServedModel) -> RunningFunctions | None:
+def _take(staged: list[ServedModel], item: ServedModel) -> "RunningFunctions | None":
     """The functions of a version that run already, which are not `staged` then."""
     for each in staged:
         if (each.version, each.functions) == (item.version, item.functions):
@@ -102,13 +105,17 @@ def _take(staged: list[ServedModel], item: ServedModel) -> RunningFunctions | No
     return None
 
 
-async def _functions(tenant: Tenant, functions: Functions, name: str) -> RunningFunctions:
+async def _functions(tenant: Tenant, functions: Functions, name: str) -> "RunningFunctions":
     """Raises FunctionsFailed."""
+    from .running_functions import open_functions
+
     return await open_functions(functions, name, tenant.config.queue, _setting(tenant), tenant.execution_limit)
 
 
-async def _text(tenant: Tenant, item: ServedModel, folder: TextFolder) -> RunningText | None:
+async def _text(tenant: Tenant, item: ServedModel, folder: TextFolder) -> "RunningText | None":
     """The tokenizer of a version; None, with a line in the log, if it cannot be used: the model is served all the same."""
+    from .running_text import open_text
+
     queue, limit = tenant.config.queue, tenant.execution_limit
     try:
         return await open_text(folder, item.name, item.signature, queue, _setting(tenant), limit)
@@ -122,4 +129,6 @@ def _setting(tenant: Tenant) -> str:
 
 
 def _close(staged: Iterable[ServedModel]) -> None:
-    close_all([item.running for item in staged])
+    """End what runs of them."""
+    for running in [each for item in staged for each in (item.running, item.text) if each]:
+        running.close()

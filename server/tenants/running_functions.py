@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..errors import DeadlineExceeded
-from ..functions.definition import Functions
+from ..functions.arrays import copied
+from ..functions.definition import Functions, FunctionsFailed
 from ..functions.module import FunctionModule
 from ..functions.thread import Call, FunctionThread, OnEnd
-from .running_text import RunningText
 
 log = logging.getLogger("greenlane.functions")
 
@@ -16,12 +16,11 @@ LOAD_SECONDS = 60.0
 """How long `model.py` may take to run when its model is loaded."""
 
 
-class FunctionsFailed(Exception):
-    """`model.py` could not be run; the text says why."""
-
-
 class RunningFunctions:
     """Belongs to the event loop of the tenant's HTTP process; `open_functions` makes one. `name` is the model's."""
+
+    copied = staticmethod(copied)
+    """As `functions.arrays.copied`, for `ThroughFunctions`, which imports none of this."""
 
     def __init__(self, functions: Functions, name: str, thread: FunctionThread) -> None:
         self.functions = functions
@@ -69,10 +68,3 @@ async def open_functions(
         text = too_long if isinstance(end, DeadlineExceeded) else str(end)
         raise FunctionsFailed(text)
     return running
-
-
-def close_all(running: "Sequence[RunningFunctions | RunningText | None]") -> None:
-    """Close those that there are."""
-    for each in running:
-        if each:
-            each.close()

@@ -11,6 +11,7 @@ from engines import Signature, TensorSpec
 
 from ..config.text import TextOptions
 from ..errors import Failed
+from .errors import NoEncoder
 from .folder import TextFolder
 from .tokenizer import Tokens
 
@@ -22,10 +23,6 @@ _POOLINGS = ("mean", "cls", "last", "max")
 _ANY = 1 << 30
 _STEP = 8
 """Lengths are padded to a multiple of this, so that requests have few different shapes and join into batches."""
-
-
-class NoEncoder(Exception):
-    """A model that texts cannot be given to; the text says why."""
 
 
 class Filled(NamedTuple):

@@ -11,6 +11,7 @@ from partitions.installing import install_command
 
 from ..errors import BadRequest, TooLarge, Unavailable
 from ..scheduling.limits import TokenBucket
+from .errors import TokenizerFailed
 from .folder import TextFolder
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
@@ -40,10 +41,6 @@ class Tokens(NamedTuple):
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
-
-
-class TokenizerFailed(Exception):
-    """A tokenizer that cannot be used; the text says why."""
 
 
 class TextTokenizer:

@@ -140,7 +140,7 @@ def test_ctrl_c_during_a_check_ends_it_without_a_traceback(monkeypatch: pytest.M
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("server.__main__.check", interrupted)
+    monkeypatch.setattr("server.check.check", interrupted)
     assert main(["check", "greenlane.toml"]) == 130
 
 

@@ -7,7 +7,8 @@ from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from server.config.text import TextOptions
 from server.errors import Failed
-from server.text.encoder import Encoder, NoEncoder, cosines
+from server.text.encoder import Encoder, cosines
+from server.text.errors import NoEncoder
 from server.text.folder import TextFolder
 from server.text.tokenizer import Tokens
 

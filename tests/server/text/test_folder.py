@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from server.config.text import TextOptions
-from server.text.encoder import Encoder, NoEncoder
+from server.text.encoder import Encoder
+from server.text.errors import NoEncoder
 from server.text.folder import TextFolder, read_folder
 from server.text.tokenizer import TextTokenizer
 from tests import encoders
