@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -35,20 +36,19 @@ class _Program(NamedTuple):
 
 
 class Forked(subprocess.Popen[str]):
-    """`Popen` for `[sys.executable, "-m", module, ...]` or `[sys.executable, script, ...]`."""
+    """`Popen` for `[sys.executable, "-m", module, ...]` or `[sys.executable, script, ...]`, in this process's session."""
 
     def _execute_child(self, args: Any, *given: Any) -> None:
         """In place of Popen's own, with its arguments."""
-        _, _, _, _, folder, environment, _, _, _, *pipes = given[:15]
+        (_, before, _, passed, folder, environment, _, _, _), pipes, (*_, session, _) = given[:9], given[9:15], given[15:]
+        assert (before, list(passed), session) == (None, [], False), "a forked program cannot be given this"
         program = _Program(args[1:], dict(environment or os.environ), str(folder or os.getcwd()))
-        standard = [pipe if pipe != -1 else own for own, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
+        standard = [own if pipe == -1 else pipe for own, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
         try:
             self.pid = _forks.start(program, standard)
             self._child_created = True
         finally:
-            for pipe in (pipes[0], pipes[3], pipes[5]):
-                if pipe != -1:
-                    os.close(pipe)
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
 class _Forks:
@@ -125,6 +125,7 @@ def _become(program: _Program) -> None:
     os.environ.clear()
     os.environ.update(program.environment)
     os.chdir(program.folder)
+    tempfile.tempdir = None  # It is TMPDIR's.
     util.spawnv_passfds = _spawn
     words = program.words
     sys.orig_argv = [sys.executable, *words]

@@ -21,7 +21,7 @@ from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import SOON, configure, running, running_device, running_devices
+from .processes import configure, running, running_device, running_devices
 from .test_several_devices import devices
 from .wire import until
 
@@ -377,7 +377,7 @@ def test_what_a_function_forks_ends_with_its_process_and_holds_no_port(tmp_path:
             server.popen.kill()
         else:
             server.signal()
-            assert server.wait(SOON) == 0
+            assert server.wait() == 0
         until(lambda: all(map(gone, left)))
     for port in (own, grpc):
         until(lambda port=port: can_listen(port))

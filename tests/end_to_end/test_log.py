@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+
+from tests.forked import Forked
 
 from .golden import OK, infer
 from .harness import PATIENCE
@@ -31,7 +32,7 @@ class Started:
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
         command = [sys.executable, "-m", *words, *([str(config)] if words[0] == "server" else [])]
-        self.popen = subprocess.Popen(command, stderr=writer, env={**os.environ, "GREENLANE_CONFIG": str(config)})
+        self.popen = Forked(command, stderr=writer, env={**os.environ, "GREENLANE_CONFIG": str(config)})
         os.close(writer)
         self.log: IO[str] = os.fdopen(reader)
         self.port = 0

@@ -19,6 +19,8 @@ import aiohttp
 import httpx
 import pytest
 
+from tests.forked import Forked
+
 from .harness import PATIENCE, Served, configuration, serving
 from .wire import FOREVER, SMALL, Connection, binary, post, posted, request, tensor, until
 
@@ -69,7 +71,8 @@ def running(config: Path, command: Sequence[str], **settings: Any) -> Iterator[P
     port = free_port()
     words = [sys.executable, "-m", *command, "--port", str(port)]
     environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, **settings) as popen:
+    start = subprocess.Popen if settings else Forked
+    with start(words, env=environment, stderr=subprocess.PIPE, text=True, **settings) as popen:
         process = Process(popen, port)
         try:
             process.read_until("ready: acme")
@@ -247,7 +250,7 @@ def test_without_an_option_greenlane_toml_of_the_folder_is_served_or_else_the_de
     environment = {key: value for key, value in os.environ.items() if key != "GREENLANE_CONFIG"}
     words = [sys.executable, "-m", "server", "--port", "0"]
     folder = config.parent if beside else tmp_path_factory.mktemp("empty")
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, cwd=folder) as popen:
+    with Forked(words, env=environment, stderr=subprocess.PIPE, text=True, cwd=folder) as popen:
         process = Process(popen, 0)
         for each in said:
             process.read_until(each)

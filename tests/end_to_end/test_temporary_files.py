@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from greenlane.load.server_process import alive
+from tests.forked import Forked
 
 from .processes import Running, client, configure, running
 from .wire import answered, until
@@ -65,7 +66,7 @@ def _kill_forkserver(server: Running) -> None:
 def test_the_demos_models_are_removed_after_a_second_signal_too(temporary: Path) -> None:
     given = {name: value for name, value in os.environ.items() if name != "GREENLANE_CONFIG"}
     words = [sys.executable, "-m", "server", "--port", "0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=given, cwd=temporary) as popen:
+    with Forked(words, stderr=subprocess.PIPE, text=True, env=given, cwd=temporary) as popen:
         server = Running(popen)
         try:
             server.start(["listening on"])
