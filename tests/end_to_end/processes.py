@@ -25,8 +25,9 @@ class Running(ServerProcess):
 
     def pid(self, name: str) -> int:
         """The HTTP process of this name, or the dispatcher, once there is one."""
-        until(lambda: bool(self._named(f"greenlane {name}"[:15])))
-        return self._named(f"greenlane {name}"[:15])[0]
+        found: list[int] = []
+        until(lambda: bool(found.extend(self.pids(name)) or found))
+        return found[0]
 
     def pids(self, name: str) -> list[int]:
         """The processes of this name that there are now."""
@@ -196,7 +197,10 @@ def _opened(pid: int) -> set[str]:
 
 
 class Load(threading.Thread):
-    """Asks for sums, one after another, until stopped; what came instead of a right answer is in `wrong`."""
+    """Asks for sums, one after another, until stopped; what came instead of a right answer is in `wrong`.
+
+    There is a pause after each: what else runs here needs the cores.
+    """
 
     def __init__(self, server: Running, model: str = "identity", **headers: str) -> None:
         super().__init__(daemon=True)
@@ -204,10 +208,10 @@ class Load(threading.Thread):
         self.wrong: list[object] = []
         self._http = client(server, **headers)
         self._model = model
-        self._go_on = True
+        self._stop_asking = threading.Event()
 
     def run(self) -> None:
-        while self._go_on:
+        while not self._stop_asking.wait(0.005):
             value = self.answered % 1000
             try:
                 answer = infer(self._http, self._model, request(tensor("x", "FP32", [1, 1], [value])))
@@ -230,6 +234,6 @@ class Load(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._go_on = False
+        self._stop_asking.set()
         self.join()
         self._http.close()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -189,7 +189,7 @@ def repartitioned(admin: httpx.Client, counts: dict[str, int], client: httpx.Cli
     """The answer to a repartition, and the seconds of the slowest of this client's requests meanwhile."""
     with ThreadPoolExecutor(1) as others:
         moving, took = others.submit(admin.put, "/admin/partitions", json=counts), [0.0]
-        while not moving.done():
+        while not wait([moving], timeout=0.005).done:
             begun = time.monotonic()
             assert infer(client, "identity", SMALL).status_code == 200
             took.append(time.monotonic() - begun)

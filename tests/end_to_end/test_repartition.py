@@ -131,7 +131,7 @@ def leftovers() -> tuple[int, int, int]:
     return executors, open_partitions, workers
 
 
-@pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.load)])
+@pytest.mark.parametrize("times", [50, pytest.param(1000, marks=pytest.mark.load)])
 def test_repartitions_under_load_lose_no_request_and_leak_nothing(moving: Served, times: int) -> None:
     clients = [Client(name, seed) for seed, name in enumerate(NAMES * 2)]
 
