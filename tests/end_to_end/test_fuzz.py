@@ -198,7 +198,9 @@ class Target:
         assert self.connection.answer().json["outputs"][0]["data"] == [1, 2]
 
 
-bounded = settings(derandomize=True, max_examples=500, database=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = 2 * settings.default.max_examples
+"""At night it is ten times as many; they are the same in each run."""
+bounded = settings(derandomize=True, max_examples=EXAMPLES, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(("model", "document"), JSON, ids=[model for model, _ in JSON])
@@ -211,7 +213,7 @@ def test_json_changed_at_random_is_refused_or_answered_rightly(served: Served, m
     with Connection(served) as connection:
         target = Target(connection)
         attack()
-    assert min(target.statuses[200], target.statuses[400]) > 20, target
+    assert min(target.statuses[200], target.statuses[400]) > EXAMPLES // 40, target
 
 
 @pytest.mark.parametrize(("model", "document", "tensors"), BINARY, ids=[model for model, *_ in BINARY])
@@ -229,4 +231,4 @@ def test_binary_tensors_changed_at_random_are_refused_or_answered_rightly(
     with Connection(served) as connection:
         target = Target(connection)
         attack()
-    assert min(target.statuses[200], target.statuses[400]) > 20, target
+    assert min(target.statuses[200], target.statuses[400]) > EXAMPLES // 40, target
