@@ -18,9 +18,9 @@ from ..link import ring as links
 from ..single_process import SWITCH_INTERVAL
 from ..tenants.local_frontend import LocalFrontend
 from ..tenants.service import Tenant, slots
-from .channels.calls import Handlers, proxy
+from .channels.calls import proxy
 from .channels.device_protocols import FromRuntime
-from .channels.rpc import Channel
+from .channels.rpc import Channel, Handlers
 from .children import spawn
 from .children.process_arguments import ProcessArguments
 from .children.process_setup import set_up

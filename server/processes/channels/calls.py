@@ -1,28 +1,29 @@
 """Calls between processes, as a Protocol declares them: `proxy` has its methods at one end of a channel, `serve` at the other.
 
-Each method is a message of its name and its arguments. What arrives is checked by the method's annotations, bounds included;
-so are results. Methods with `async` are calls, all others are notifications. A process may call what it is served, no more.
+What arrives of a method's arguments is checked by its annotations, bounds included; so are results. Methods with `async` are
+calls, all others are notifications. A process may call what it is served, no more.
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
+from types import GenericAlias, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
-import msgspec
+from msgspec.msgpack import Decoder
 
-from .rpc import Message
+from .message_fields import decode_hook
+from .rpc import Handler, Handlers
 
 _P = TypeVar("_P")
-Handlers = dict[type[Message], Callable[[Any], Any]]
 
 
 class Caller(Protocol):
     """What carries calls: a `Channel`, or an object that finds the channel of the process that serves now."""
 
-    def notify(self, message: Message) -> None: ...
-    def call(self, message: Message, result: Any) -> Any: ...
+    def notify(self, method: str, arguments: Sequence[Any]) -> None: ...
+    def call(self, method: str, arguments: Sequence[Any], result: Any) -> Any: ...
 
 
 def send(call: Awaitable[Any]) -> None:
@@ -31,16 +32,13 @@ def send(call: Awaitable[Any]) -> None:
 
 
 class _Method(NamedTuple):
-    """`message` is the class of its messages, `result` the type of its result, and `awaited` says whether it is a call."""
+    """`name` has the Protocol that declares it, `arguments` decodes them, and `awaited` says whether it is a call."""
 
-    message: Any
+    name: str
     signature: inspect.Signature
+    arguments: "Decoder[tuple[Any, ...]]"
     result: Any
     awaited: bool
-
-
-class _Proxy:
-    """Has the methods of a Protocol."""
 
 
 def proxy(protocol: Callable[..., _P], caller: Caller) -> _P:
@@ -48,9 +46,7 @@ def proxy(protocol: Callable[..., _P], caller: Caller) -> _P:
 
     A call over a channel is sent at once, and not when it is awaited.
     """
-    found: Any = _Proxy()
-    for name, method in _methods(protocol).items():
-        setattr(found, name, partial(_send, method, caller))
+    found: Any = SimpleNamespace(**{name: partial(_send, method, caller) for name, method in _methods(protocol).items()})
     return found  # type: ignore[no-any-return]
 
 
@@ -59,19 +55,21 @@ def serve(protocol: Callable[..., _P]) -> Callable[[Callable[[], _P]], Handlers]
 
     The function is called for each call. The Protocol has no methods with keyword-only arguments.
     """
-    methods = _methods(protocol)
-    return lambda implementation: {each.message: partial(_receive, name, implementation) for name, each in methods.items()}
+    methods = _methods(protocol).items()
+    return lambda implementation: {
+        each.name: Handler(each.arguments, each.awaited, partial(_run, name, implementation)) for name, each in methods
+    }
 
 
 def _send(method: _Method, caller: Caller, *given: Any, **named: Any) -> Any:
-    arguments = method.signature.bind(None, *given, **named)
-    arguments.apply_defaults()
-    message = method.message(*arguments.args[1:])
-    return caller.call(message, method.result) if method.awaited else caller.notify(message)
+    bound = method.signature.bind(None, *given, **named)
+    bound.apply_defaults()
+    arguments = bound.args[1:]
+    return caller.call(method.name, arguments, method.result) if method.awaited else caller.notify(method.name, arguments)
 
 
-def _receive(name: str, implementation: Callable[[], Any], message: Message) -> Any:
-    return getattr(implementation(), name)(*msgspec.structs.astuple(message))
+def _run(name: str, implementation: Callable[[], Any], *arguments: Any) -> Any:
+    return getattr(implementation(), name)(*arguments)
 
 
 @cache
@@ -82,7 +80,6 @@ def _methods(protocol: Any) -> dict[str, _Method]:
 
 def _method(function: Any) -> _Method:
     signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-    fields = [(each, hints[each]) for each in list(signature.parameters)[1:]]
-    name = function.__qualname__  # With the Protocol that declares it.
-    message = msgspec.defstruct(name, fields, bases=(Message,), tag=name)
-    return _Method(message, signature, hints["return"], inspect.iscoroutinefunction(function))
+    types = GenericAlias(tuple, tuple(hints[each] for each in list(signature.parameters)[1:]))
+    arguments: Decoder[tuple[Any, ...]] = Decoder(types, dec_hook=decode_hook)
+    return _Method(function.__qualname__, signature, arguments, hints["return"], inspect.iscoroutinefunction(function))

@@ -1,17 +1,16 @@
-"""Calls and notifications between the supervisor and one other process, as typed messages over a socket.
+"""Calls and notifications between the supervisor and one other process, over a socket.
 
-HTTP processes parse bytes of untrusted clients. So what they send is decoded into the message types of the channel's handlers
-and nothing else: no pickles. Whatever does not decode is logged and closes the channel; the process is replaced then.
+HTTP processes parse bytes of untrusted clients. So what they send is decoded into the types of the arguments of the channel's
+handlers and nothing else: no pickles. Whatever does not decode is logged and closes the channel; the process is replaced then.
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, reduce
+from functools import partial
 from itertools import count
-from operator import or_
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,17 +32,27 @@ class Malformed(Exception):
     """The other process sent something that it may not send. Handlers may raise it."""
 
 
-class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages; on the wire an array of the class's name and its fields."""
+class Handler(NamedTuple):
+    """What answers calls of one method, or notifications if they are not `awaited`: `run` gets the decoded arguments."""
+
+    arguments: msgspec.msgpack.Decoder[tuple[Any, ...]]
+    awaited: bool
+    run: Callable[..., Any]
 
 
-class _Notification(Message, tag="notify"):
-    message: msgspec.Raw
+Handlers = dict[str, Handler]
+"""By the names of methods."""
+
+
+class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """On the wire an array of its tag and its fields."""
 
 
 class _Call(Message, tag="call"):
-    number: int
-    message: msgspec.Raw
+    number: int | None
+    """None for a notification."""
+    method: str
+    arguments: msgspec.Raw
 
 
 class _Result(Message, tag="result"):
@@ -61,7 +70,7 @@ class _Cancellation(Message, tag="cancel"):
     number: int
 
 
-_Frame = _Notification | _Call | _Result | _Failure | _Cancellation
+_Frame = _Call | _Result | _Failure | _Cancellation
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
 _frames: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
@@ -73,21 +82,19 @@ class _PendingCall(NamedTuple):
 
 
 class Channel:
-    """One end. `handlers` are called, and awaited if they return a coroutine, with the messages of their type.
+    """One end. `handlers` are what the other end may call.
 
     Belongs to the event loop. Messages are handled in the order in which they were sent: a notification is done before the
     next message is looked at, a call is begun. Cancelling the future of a call cancels its handler at the other end. `peer`
     is what the log calls the other process.
     """
 
-    def __init__(self, peer: str, handlers: Mapping[type[Message], Callable[[Any], Any]]) -> None:
+    def __init__(self, peer: str, handlers: Handlers) -> None:
         self.closed = asyncio.Event()
         self.distrusted = False
         """It was closed because the other process sent what it may not send: that process is to be killed."""
         self._peer = peer
         self._handlers = handlers
-        types: Any = reduce(or_, handlers) if handlers else msgspec.UnsetType  # Without handlers, no message is valid.
-        self._messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(types, dec_hook=decode_hook)
         self._numbers = count(1)
         self._calls: dict[int, _PendingCall] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
@@ -105,12 +112,12 @@ class Channel:
         reader, self._writer = await asyncio.open_connection(sock=end)
         self._running = asyncio.create_task(self._run(reader))
 
-    def notify(self, message: Message) -> None:
-        """Send a message that has no answer. It is lost if the other process is gone. Raises ValueError over MAX_MESSAGE."""
-        self._write(_pack(_Notification(_raw(message))))
+    def notify(self, method: str, arguments: Sequence[Any]) -> None:
+        """Send a notification. It is lost if the other process is gone. Raises ValueError over MAX_MESSAGE."""
+        self._write(_pack(_Call(None, method, _raw(arguments))))
 
-    def call(self, message: Message, result: Any = None) -> "asyncio.Future[Any]":
-        """Send a message, at once, and return the future of its answer, which is decoded as a `result`.
+    def call(self, method: str, arguments: Sequence[Any], result: Any) -> "asyncio.Future[Any]":
+        """Send a call, at once, and return the future of its answer, which is decoded as a `result`.
 
         The future raises Unavailable if the other process ends before it answers, and what its handler raised (see
         `remote_errors`).
@@ -121,7 +128,7 @@ class Channel:
             return answer
         number = next(self._numbers)
         try:
-            data = _pack(_Call(number, _raw(message)))
+            data = _pack(_Call(number, method, _raw(arguments)))
         except ValueError as error:
             answer.set_exception(Failed(str(error)))
             return answer
@@ -174,12 +181,8 @@ class Channel:
 
     def _handle(self, frame: _Frame) -> None:
         """Raises MsgspecError or Malformed."""
-        if isinstance(frame, _Notification):
-            self._handle_notification(self._messages.decode(frame.message))
-        elif isinstance(frame, _Call):
-            message = self._messages.decode(frame.message)
-            self._answering[frame.number] = task = asyncio.ensure_future(self._answer(frame.number, message))
-            task.add_done_callback(lambda _: self._answering.pop(frame.number, None))
+        if isinstance(frame, _Call):
+            self._handle_call(frame.number, frame.method, frame.arguments)
         elif isinstance(frame, _Cancellation):
             if answering := self._answering.get(frame.number):
                 answering.cancel()
@@ -189,18 +192,28 @@ class Channel:
             else:
                 pending.answer.set_exception(rebuild(frame.kind, frame.text))
 
-    def _handle_notification(self, message: Message) -> None:
+    def _handle_call(self, number: int | None, method: str, arguments: msgspec.Raw) -> None:
+        handler = self._handlers.get(method)
+        if handler is None or handler.awaited == (number is None):
+            raise Malformed(f"{'a notification' if number is None else 'a call'} of {method!r}, which it may not make")
+        run = partial(handler.run, *handler.arguments.decode(arguments))
+        if number is None:
+            self._notified(run)
+            return
+        self._answering[number] = task = asyncio.ensure_future(self._answer(number, run))
+        task.add_done_callback(lambda _: self._answering.pop(number, None))
+
+    def _notified(self, run: Callable[[], Any]) -> None:
         try:
-            self._handlers[type(message)](message)
+            run()
         except Malformed:
             raise
         except Exception:
             log.exception("a notification from %s failed", self._peer)
 
-    async def _answer(self, number: int, message: Message) -> None:
+    async def _answer(self, number: int, run: Callable[[], Any]) -> None:
         try:
-            found = self._handlers[type(message)](message)
-            data = _pack(_Result(number, _raw(await found if asyncio.iscoroutine(found) else found)))
+            data = _pack(_Result(number, _raw(await run())))
         except Exception as error:
             data = _pack(_Failure(number, *describe(error)))
         self._write(data)

@@ -17,8 +17,9 @@ from ...control.device_runtime import Models, Moves, Placements
 from ...device.runtime import Runtime
 from ...host.exit_codes import NEEDS_RESTART
 from ...tenants.frontend import Frontend
-from ..channels.calls import Handlers, serve
+from ..channels.calls import serve
 from ..channels.device_protocols import FromRuntime, ToRuntime
+from ..channels.rpc import Handlers
 
 log = logging.getLogger("greenlane.runtime")
 

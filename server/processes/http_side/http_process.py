@@ -29,10 +29,10 @@ from ...scheduling.limits import TokenBucket
 from ...tenants.frontend import Report, State
 from ...tenants.limits import limit, too_many_connections
 from ...tenants.service import Service, Tenant
-from ..channels.calls import Handlers, proxy, serve
+from ..channels.calls import proxy, serve
 from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Live, Logging, ToHttp, ToTenant
 from ..channels.routing import SHARED, UNAUTHENTICATED
-from ..channels.rpc import Channel
+from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.process_arguments import ProcessArguments
 from ..children.process_setup import set_up

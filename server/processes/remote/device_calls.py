@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import Unavailable
 from ..channels.descriptors import DescriptorSender
-from ..channels.rpc import Channel, Message
+from ..channels.rpc import Channel
 from .device_tenants import DeviceTenants
 
 log = logging.getLogger("greenlane.processes")
@@ -40,17 +41,17 @@ class DeviceCalls:
         """The error for what a process that has ended cannot do any more."""
         return Unavailable(f"{self.label} has ended{what} and is being started again")
 
-    def notify(self, message: Message) -> None:
-        """Send the process this message; without a process nothing is sent."""
+    def notify(self, method: str, arguments: Sequence[Any]) -> None:
+        """Send the process this notification; without a process nothing is sent."""
         if self.channel:
-            self.channel.notify(message)
+            self.channel.notify(method, arguments)
 
-    async def call(self, message: Message, result: Any = None) -> Any:
+    async def call(self, method: str, arguments: Sequence[Any], result: Any) -> Any:
         """The answer. Raises Unavailable if there is no process, it does not serve yet, or it ends before it answers."""
         channel = self.channel
         if channel and not self._tenants.away:
             try:
-                return await channel.call(message, result)
+                return await channel.call(method, arguments, result)
             except Unavailable:
                 if not channel.closed.is_set():
                     raise

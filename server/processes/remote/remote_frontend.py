@@ -19,11 +19,11 @@ from ...link.ring import Descriptors, Link
 from ...tenants.catalog import Catalog, IndexEntry, ServedModel
 from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
-from ..channels.calls import Handlers, proxy, serve
+from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorSender
 from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant
 from ..channels.message_fields import ReportFields, ServedModelFields
-from ..channels.rpc import Channel, Malformed
+from ..channels.rpc import Channel, Handlers, Malformed
 from .http_processes import HttpProcesses
 
 log = logging.getLogger("greenlane.processes")

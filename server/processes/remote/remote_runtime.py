@@ -19,10 +19,10 @@ from ...control.device_runtime import Models, Placements
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import State
-from ..channels.calls import Handlers, proxy, send, serve
+from ..channels.calls import proxy, send, serve
 from ..channels.descriptors import DescriptorSender
 from ..channels.device_protocols import FromRuntime, FromTenants, ToDeviceProcess, ToRuntime
-from ..channels.rpc import Channel
+from ..channels.rpc import Channel, Handlers
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
 from .device_reports import DeviceReports

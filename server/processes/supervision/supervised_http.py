@@ -17,9 +17,9 @@ from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
 from ..channels import descriptors, handoff
-from ..channels.calls import Handlers, proxy, send, serve
+from ..channels.calls import proxy, send, serve
 from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest, FromHttpProcess, Live, ToHttp
-from ..channels.rpc import Channel
+from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
 from ..children.process_arguments import ProcessArguments

@@ -2,19 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import isawaitable
 from typing import Any
 
-from server.processes.channels.calls import Handlers, serve
-
-
-class _Called:
-    """Has every method."""
-
-    def __init__(self, hear: Callable[[str, tuple[Any, ...]], Any]) -> None:
-        self._hear = hear
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments: self._hear(name, arguments)
+from server.processes.channels.calls import serve
+from server.processes.channels.rpc import Handler, Handlers
 
 
 class Recorder:
@@ -34,8 +27,8 @@ class Recorder:
         return f"<Recorder {self.names()}>"
 
     def handlers(self) -> Handlers:
-        called = _Called(self.hear)
-        return {kind: handler for each in self._protocols for kind, handler in serve(each)(lambda: called).items()}
+        served = {name: handler for each in self._protocols for name, handler in serve(each)(lambda: None).items()}
+        return {name: each._replace(run=partial(self._run(each), name.split(".")[1])) for name, each in served.items()}
 
     def names(self) -> list[str]:
         return [name for name, *_ in self.heard]
@@ -53,6 +46,13 @@ class Recorder:
         """Keep a call; returns its answer."""
         self.heard.append((name, *arguments))
         return self._answer_later(name) if name in self.gates else self._answer(name)
+
+    def _run(self, handler: Handler) -> Callable[..., Any]:
+        async def call(name: str, *arguments: Any) -> Any:
+            found = self.hear(name, arguments)
+            return await found if isawaitable(found) else found
+
+        return call if handler.awaited else lambda name, *arguments: self.hear(name, arguments)
 
     async def _answer_later(self, name: str) -> Any:
         await self.gates[name].wait()

@@ -98,18 +98,19 @@ MALFORMED: dict[str, list[Any]] = {
     "a fact of another type": ["Rooms.fit", [["a", ["b"]]], 3],
     "a fact with a field too many": ["Rooms.fit", [["a", [], 1]], 3],
     "out of bounds": ["Rooms.fit", [], -1],
-    "named arguments": ["Rooms.close", {"reason": ""}],
+    "a method named without its Protocol": ["fit", [], 3],
 }
 
 
-@pytest.mark.parametrize("kind", ["call", "notify"])
+@pytest.mark.parametrize("number", [1, None], ids=["a call", "a notification"])
 @pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_what_the_protocol_does_not_allow_closes_the_channel(kind: str, message: list[Any]) -> None:
+async def test_what_the_protocol_does_not_allow_closes_the_channel(number: int | None, message: list[Any]) -> None:
     office = Office()
     ours, theirs = socket.socketpair()
     channel = Channel("a hostile process", serve(Rooms)(lambda: office))
     await channel.open(ours)
-    data = msgspec.msgpack.encode([kind, 1, message] if kind == "call" else [kind, message])
+    method, *arguments = message
+    data = msgspec.msgpack.encode(["call", number, method, arguments])
     with theirs:
         theirs.sendall(len(data).to_bytes(4, "little") + data)
         await asyncio.wait_for(channel.closed.wait(), 10)

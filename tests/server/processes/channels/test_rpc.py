@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any
 
 import msgspec
@@ -14,35 +15,29 @@ import pytest
 import uvloop
 
 from server.errors import Failed, Unavailable
-from server.processes.channels.rpc import MAX_MESSAGE, Channel, Malformed, Message
+from server.processes.channels.rpc import MAX_MESSAGE, Channel, Handler, Handlers, Malformed
 
 
-class Note(Message):
-    value: int
+def answers(run: Callable[..., Any], *types: Any) -> Handler:
+    """Answers calls with arguments of these types."""
+
+    async def awaited(*arguments: Any) -> Any:
+        found = run(*arguments)
+        return await found if asyncio.iscoroutine(found) else found
+
+    return hears(awaited, *types)._replace(awaited=True)
 
 
-class Echo(Message):
-    data: bytes
+def hears(run: Callable[..., Any], *types: Any) -> Handler:
+    """As `answers`, for notifications."""
+    return Handler(msgspec.msgpack.Decoder(GenericAlias(tuple, types)), False, run)
 
 
-class Wait(Message):
-    name: str = ""
-
-
-class Ok(Message):
-    pass
-
-
-class Fail(Message):
-    pass
-
-
-class Bounded(Message):
-    value: Annotated[int, msgspec.Meta(ge=0)]
+COUNT = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @asynccontextmanager
-async def channels(handlers: dict[type[Message], Callable[..., Any]]) -> AsyncIterator[tuple[Channel, Channel]]:
+async def channels(handlers: Handlers) -> AsyncIterator[tuple[Channel, Channel]]:
     """One that calls, and one with these handlers."""
     ends = socket.socketpair()
     found = Channel("two", {}), Channel("one", handlers)
@@ -54,7 +49,7 @@ async def channels(handlers: dict[type[Message], Callable[..., Any]]) -> AsyncIt
 
 
 @asynccontextmanager
-async def alone(handlers: dict[type[Message], Callable[..., Any]]) -> AsyncIterator[tuple[Channel, socket.socket]]:
+async def alone(handlers: Handlers) -> AsyncIterator[tuple[Channel, socket.socket]]:
     """One with these handlers, and the bare socket at the other end."""
     ours, theirs = socket.socketpair()
     channel = Channel("the HTTP process of acme", handlers)
@@ -75,13 +70,13 @@ def packed(*fields: Any) -> bytes:
 async def test_calls_are_answered_while_another_one_waits() -> None:
     gate = asyncio.Event()
 
-    async def slow(_: Wait) -> int:
+    async def slow() -> int:
         await gate.wait()
         return 1
 
-    async with channels({Wait: slow, Note: lambda note: 2 * note.value}) as (one, other):
-        first = one.call(Wait(), int)
-        assert await one.call(Note(21), int) == 42
+    async with channels({"wait": answers(slow), "double": answers(lambda value: 2 * value, int)}) as (one, other):
+        first = one.call("wait", [], int)
+        assert await one.call("double", [21], int) == 42
         assert repr(one) == "<Channel to two, 1 calls, 0 to answer>"
         assert repr(other) == "<Channel to one, 0 calls, 1 to answer>"
         gate.set()
@@ -90,33 +85,36 @@ async def test_calls_are_answered_while_another_one_waits() -> None:
 
 async def test_messages_are_handled_in_order() -> None:
     values: list[int] = []
-    async with channels({Note: lambda note: values.append(note.value), Ok: lambda _: list(values)}) as (one, _):
+    async with channels({"note": hears(values.append, int), "ok": answers(lambda: list(values))}) as (one, _):
         for value in range(1000):
-            one.notify(Note(value))
-        assert await one.call(Ok(), list[int]) == list(range(1000))
+            one.notify("note", [value])
+        assert await one.call("ok", [], list[int]) == list(range(1000))
 
 
 async def test_cancelling_a_call_cancels_its_handler_and_no_other() -> None:
     ended: list[str] = []
     begun, gate = asyncio.Event(), asyncio.Event()
 
-    async def wait(message: Wait) -> str:
+    async def wait(name: str) -> str:
         try:
             begun.set()
             await gate.wait()
         except asyncio.CancelledError:
-            ended.append(message.name)
+            ended.append(name)
             raise
-        return message.name
+        return name
 
-    async def until_begun(_: Echo) -> None:
+    async def until_begun() -> None:
         await begun.wait()
 
-    async with channels({Wait: wait, Echo: until_begun, Ok: lambda _: list(ended)}) as (one, other):
-        first, second = one.call(Wait("first"), str), one.call(Wait("second"), str)
-        await one.call(Echo(b""))
+    async with channels({"wait": answers(wait, str), "begun": answers(until_begun), "ok": answers(lambda: list(ended))}) as (
+        one,
+        other,
+    ):
+        first, second = one.call("wait", ["first"], str), one.call("wait", ["second"], str)
+        await one.call("begun", [], None)
         first.cancel()
-        assert await one.call(Ok(), list[str]) in ([], ["first"])
+        assert await one.call("ok", [], list[str]) in ([], ["first"])
         while not ended:
             await asyncio.sleep(0)
         assert repr(other) == "<Channel to one, 0 calls, 1 to answer>"
@@ -126,59 +124,59 @@ async def test_cancelling_a_call_cancels_its_handler_and_no_other() -> None:
 
 
 async def test_cancelling_a_call_after_its_answer_was_sent() -> None:
-    async with channels({Ok: lambda _: 1}) as (one, _):
-        call = one.call(Ok(), int)
-        assert await one.call(Ok(), int) == 1  # So the first is answered by now.
+    async with channels({"ok": answers(lambda: 1)}) as (one, _):
+        call = one.call("ok", [], int)
+        assert await one.call("ok", [], int) == 1  # So the first is answered by now.
         call.cancel()
-        assert await one.call(Ok(), int) == 1
+        assert await one.call("ok", [], int) == 1
 
 
 async def test_an_answer_to_a_cancelled_call_is_ignored() -> None:
     gate = asyncio.Event()
 
-    async def wait(_: Wait) -> None:
+    async def wait() -> None:
         await gate.wait()
 
-    async with channels({Wait: wait, Ok: lambda _: 1}) as (one, _):
-        one.call(Wait()).cancel()
+    async with channels({"wait": answers(wait), "ok": answers(lambda: 1)}) as (one, _):
+        one.call("wait", [], None).cancel()
         gate.set()
-        assert await one.call(Ok(), int) == 1
+        assert await one.call("ok", [], int) == 1
 
 
 async def test_long_messages() -> None:
-    async with channels({Echo: lambda echo: echo.data}) as (one, _):
+    async with channels({"echo": answers(lambda data: data, bytes)}) as (one, _):
         data = bytes(10_000_000)
-        assert await one.call(Echo(data), bytes) == data
+        assert await one.call("echo", [data], bytes) == data
 
 
 async def test_a_message_over_the_limit_fails_where_it_is_made_and_the_channel_stays_open() -> None:
     data = bytes(MAX_MESSAGE)
-    async with channels({Ok: lambda _: data, Note: lambda note: note.value}) as (one, _):
+    async with channels({"ok": answers(lambda: data), "same": answers(lambda value: value, int)}) as (one, _):
         with pytest.raises(Failed, match=rf"^a message of \d+ bytes; at most {MAX_MESSAGE}$"):
-            await one.call(Echo(data))
+            await one.call("echo", [data], None)
         with pytest.raises(Failed, match=r"ValueError: a message of \d+ bytes"):
-            await one.call(Ok(), bytes)
-        assert await one.call(Note(1), int) == 1
+            await one.call("ok", [], bytes)
+        assert await one.call("same", [1], int) == 1
 
 
 async def test_a_handler_that_raises_fails_the_call() -> None:
-    async with channels({Fail: lambda _: 1 / 0, Ok: lambda _: lambda: None}) as (one, _):
+    async with channels({"fail": answers(lambda: 1 / 0), "ok": answers(lambda: lambda: None)}) as (one, _):
         with pytest.raises(Failed, match="ZeroDivisionError: division by zero"):
-            await one.call(Fail())
+            await one.call("fail", [], None)
         with pytest.raises(Failed, match="function"):
-            await one.call(Ok())
+            await one.call("ok", [], None)
 
 
 async def test_a_notification_whose_handler_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with channels({Fail: lambda _: 1 / 0, Ok: lambda _: 1}) as (one, _):
-        one.notify(Fail())
-        assert await one.call(Ok(), int) == 1
+    async with channels({"fail": hears(lambda: 1 / 0), "ok": answers(lambda: 1)}) as (one, _):
+        one.notify("fail", [])
+        assert await one.call("ok", [], int) == 1
     assert "division by zero" in caplog.text
 
 
 async def test_calls_fail_when_the_other_process_ends() -> None:
     async with alone({}) as (channel, theirs):
-        call, given_up = channel.call(Ok(), int), channel.call(Ok(), int)
+        call, given_up = channel.call("ok", [], int), channel.call("ok", [], int)
         given_up.cancel()
         theirs.sendall(packed("result", 1, 1)[:-1])  # It dies in the middle of its answer.
         theirs.close()
@@ -186,8 +184,8 @@ async def test_calls_fail_when_the_other_process_ends() -> None:
             await call
         await channel.closed.wait()
         with pytest.raises(Unavailable):
-            await channel.call(Ok())
-        channel.notify(Ok())
+            await channel.call("ok", [], None)
+        channel.notify("ok", [])
         assert "closed" in repr(channel)
 
 
@@ -197,11 +195,11 @@ def test_a_channel_that_is_finished_handles_what_was_sent_though_the_other_end_s
         found: list[int] = []
         ours, theirs = socket.socketpair()
         kept = theirs.dup()
-        channel, other = Channel("two", {Note: lambda note: found.append(note.value)}), Channel("one", {})
+        channel, other = Channel("two", {"note": hears(found.append, int)}), Channel("one", {})
         await other.open(theirs)
         await channel.open(ours)
         for value in range(3):
-            other.notify(Note(value))
+            other.notify("note", [value])
         channel.finish()
         await asyncio.wait_for(channel.closed.wait(), 10)
         assert found == [0, 1, 2]
@@ -215,7 +213,7 @@ def test_a_channel_that_is_finished_handles_what_was_sent_though_the_other_end_s
 async def test_a_call_before_the_channel_is_open_fails() -> None:
     channel = Channel("two", {})
     with pytest.raises(Unavailable):
-        await channel.call(Ok())
+        await channel.call("ok", [], None)
     channel.close()
     assert channel.closed.is_set()
 
@@ -233,29 +231,37 @@ class Trap:
 MALFORMED = {
     "junk": framed(b"junk"),
     "nothing": framed(b""),
-    "bytes after a message": framed(msgspec.msgpack.encode(["notify", ["Ok"]]) + b"\xc0"),
+    "bytes after a message": framed(msgspec.msgpack.encode(["call", None, "ok", []]) + b"\xc0"),
     "no frame": packed("shout", 1),
     "a frame without its fields": packed("call"),
-    "a number that is none": packed("call", "1", ["Ok"]),
-    "a message of no known type": packed("notify", ["Unknown"]),
-    "a message that only the other side may send": packed("notify", ["Echo", b""]),
-    "a field of another type": packed("notify", ["Bounded", "1"]),
-    "a field that is missing": packed("notify", ["Bounded"]),
-    "a field out of range": packed("call", 1, ["Bounded", -1]),
-    "an object in place of a message": packed("notify", {"Ok": 1}),
+    "a number that is none": packed("call", "1", "ok", []),
+    "a method that is not known": packed("call", None, "unknown", []),
+    "a method of the other side": packed("call", None, "echo", [b""]),
+    "an argument of another type": packed("call", None, "bounded", ["1"]),
+    "an argument that is missing": packed("call", None, "bounded", []),
+    "an argument out of range": packed("call", None, "bounded", [-1]),
+    "a call of a notification": packed("call", 1, "ok", []),
+    "a notification of a call": packed("call", None, "answered", []),
+    "an object in place of arguments": packed("call", None, "ok", {"a": 1}),
     "nested without end": framed(b"\x91" * 100_000),
     "too long": (MAX_MESSAGE + 1).to_bytes(4, "little"),
-    "a handler finds it malformed": packed("notify", ["Fail"]),
+    "a handler finds it malformed": packed("call", None, "fail", []),
 }
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_a_malformed_message_closes_the_channel(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    def malformed(_: Fail) -> None:
+    def malformed() -> None:
         raise Malformed("slot 7 of 4")
 
     handled: list[Any] = []
-    async with alone({Ok: handled.append, Bounded: handled.append, Fail: malformed}) as (channel, theirs):
+    handlers = {
+        "ok": hears(lambda: handled.append("ok")),
+        "answered": answers(lambda: handled.append("answered")),
+        "bounded": hears(handled.append, COUNT),
+        "fail": hears(malformed),
+    }
+    async with alone(handlers) as (channel, theirs):
         theirs.sendall(data)
         await asyncio.wait_for(channel.closed.wait(), 10)
         theirs.setblocking(False)
@@ -268,7 +274,7 @@ async def test_a_malformed_message_closes_the_channel(data: bytes, caplog: pytes
 @pytest.mark.parametrize("result", [["result", 1, "no number"], ["result", 1, {}], ["result", 1]])
 async def test_a_malformed_result_closes_the_channel(result: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     async with alone({}) as (channel, theirs):
-        call = channel.call(Ok(), int)
+        call = channel.call("ok", [], int)
         theirs.sendall(packed(*result))
         with pytest.raises(Unavailable):
             await call
@@ -279,8 +285,8 @@ async def test_a_malformed_result_closes_the_channel(result: list[Any], caplog: 
 @pytest.mark.parametrize("as_field", [False, True], ids=["a pickle", "a pickle as a field"])
 async def test_a_pickle_is_refused_and_never_loaded(tmp_path: Path, as_field: bool, caplog: pytest.LogCaptureFixture) -> None:
     trap = pickle.dumps((0, "cancel", (Trap(tmp_path / "loaded"),)))
-    async with alone({Ok: lambda _: None, Bounded: lambda _: None}) as (channel, theirs):
-        theirs.sendall(packed("notify", ["Bounded", trap]) if as_field else framed(trap))
+    async with alone({"ok": hears(lambda: None), "bounded": hears(lambda _: None, COUNT)}) as (channel, theirs):
+        theirs.sendall(packed("call", None, "bounded", [trap]) if as_field else framed(trap))
         await asyncio.wait_for(channel.closed.wait(), 10)
     assert "malformed message" in caplog.text
     assert not (tmp_path / "loaded").exists()
@@ -297,7 +303,7 @@ def test_nothing_raises_while_the_other_process_ends() -> None:
         await channel.open(ours)
         theirs.close()
         while not channel.closed.is_set():
-            channel.notify(Ok())
+            channel.notify("ok", [])
             await asyncio.sleep(0)
 
     uvloop.run(asyncio.wait_for(send(), 10))
