@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ...link.ring import Descriptors
@@ -24,11 +25,8 @@ class DeviceFrontend(HttpSide, Protocol):
     def last_uses_known(self) -> Mapping[str, int]:
         """When each model was last used, as far as the supervisor knows without asking, on any clock; 0 for never."""
 
-    def begin_load(self, name: str) -> None:
-        """This device loads a model on request; `end_load` follows."""
-
-    def end_load(self, name: str, error: Exception | None) -> None:
-        """That has ended, with this error or none."""
+    def loading(self, name: str) -> AbstractContextManager[None]:
+        """Within the block this device loads a model on request: each device of the tenant has it then, or none."""
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         """As `ManagedFrontend.fail_in_flight`; with `queued` no model is served any more that is not published again."""

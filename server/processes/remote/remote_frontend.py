@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from mmap import PAGESIZE
 from typing import Any
 
@@ -195,11 +195,9 @@ class RemoteFrontend:
         for process in self._processes.all:
             process.listed()
 
-    def begin_load(self, name: str) -> None:
+    def loading(self, name: str) -> AbstractContextManager[None]:
         """Nothing to do: no other device loads it."""
-
-    def end_load(self, name: str, error: Exception | None) -> None:
-        """As `begin_load`."""
+        return nullcontext()
 
     async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
         """A process that ends meanwhile does not refuse: the next one runs the functions when it is sent the models."""

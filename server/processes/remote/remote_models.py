@@ -1,8 +1,8 @@
 """Models of tenants whose device side is in another process; see `server.control.device_runtime.Models`."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 
 from engines import EngineError
@@ -15,7 +15,6 @@ from ...errors import RequestError, Unavailable
 from ..channels.calls import proxy
 from ..channels.device_protocols import Change
 from .device_calls import DeviceCalls
-from .device_frontend import DeviceFrontend
 from .device_reports import DeviceReports
 from .device_tenants import DeviceTenants
 from .kept_state import KeptState
@@ -37,7 +36,7 @@ class RemoteModels:
         return f"<RemoteModels of {self._calls.label}>"
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        with _loading(self._tenants.frontends[tenant], name):
+        with self._tenants.frontends[tenant].loading(name):
             await self._process.load(tenant, name, override)
             self._kept.on_changed(Change(tenant, name, True, override))
 
@@ -47,7 +46,7 @@ class RemoteModels:
 
     async def refresh(self, tenant: str, name: str) -> str:
         """A process that replaces this one loads the files as they are then."""
-        with suppress(_Refused), _loading(self._tenants.frontends[tenant], name):
+        with suppress(_Refused), self._tenants.frontends[tenant].loading(name):
             reason = await self._process.refresh(tenant, name)
             if reason:
                 raise _Refused(reason)
@@ -84,17 +83,3 @@ class RemoteModels:
 
 class _Refused(Exception):
     """A model cannot be served as the repository has it."""
-
-
-@contextmanager
-def _loading(frontend: DeviceFrontend, name: str) -> Iterator[None]:
-    """Within the block a model is loaded, on each device of the tenant or on none."""
-    frontend.begin_load(name)
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as raised:
-        error = raised
-        raise
-    finally:
-        frontend.end_load(name, error)

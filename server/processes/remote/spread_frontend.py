@@ -7,7 +7,8 @@ started again and loads models as for a tenant that is on it alone.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...config.tenant import TenantConfig
@@ -187,11 +188,17 @@ class MemberFrontend:
         """Each device reads the same repository."""
         self._whole.listed()
 
-    def begin_load(self, name: str) -> None:
-        self._whole.agreements.begin(name, self.device)
-
-    def end_load(self, name: str, error: Exception | None) -> None:
-        self._whole.agreements.end(name, self.device, error)
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        agreements, error = self._whole.agreements, None
+        agreements.begin(name, self.device)
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+            raise
+        finally:
+            agreements.end(name, self.device, error)
 
     async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
         return await self._whole.agreements.agree(name, self.device, served)

@@ -8,6 +8,7 @@ import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.config.tenant import TenantConfig
+from server.errors import Unavailable
 from server.processes.remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from server.tenants.catalog import ServedModel
 
@@ -103,15 +104,21 @@ async def test_what_both_load_on_request_is_published_once(frontend: SpreadFront
     process = Process()
     channel = await process.meet(frontend)
     members = list(frontend.members.values())
-    for member in members:
-        member.begin_load("m")
-    assert await asyncio.gather(*(member.agree("m", []) for member in members)) == ["", ""]
-    await asyncio.gather(*(member.publish("m", [model("m", at)], []) for at, member in enumerate(members, 4)))
-    for member in members:
-        member.end_load("m", None)
+    zero, one = members
+    with zero.loading("m"), one.loading("m"):
+        assert await asyncio.gather(*(member.agree("m", []) for member in members)) == ["", ""]
+        await asyncio.gather(*(member.publish("m", [model("m", at)], []) for at, member in enumerate(members, 4)))
     assert published(process) == [{"m/1#1": {"0": "m/1#4", "1": "m/1#5"}}]
     process.close()
     channel.close()
+
+
+async def test_what_cannot_be_loaded_on_one_device_is_served_on_none(frontend: SpreadFrontend) -> None:
+    zero, one = frontend.members.values()
+    with one.loading("m"):
+        with pytest.raises(Unavailable), zero.loading("m"):
+            raise Unavailable("no memory")
+        assert await one.agree("m", []) == "device 0: no memory"
 
 
 def test_a_cancellation_reaches_every_device() -> None:
