@@ -73,8 +73,8 @@ def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(tmp_pa
             for to in "10":
                 moved = server.admin("PUT", "tenants/acme/device", {"device": to, "granules": 4})
                 assert moved["partitions"]["acme"]["device"] == to
-                moving.more()
-                beside.more()
+                moving.more(20)
+                beside.more(20)
         assert (moving.wrong, beside.wrong) == ([], [])
         two.check_both(server)
         both = daemons(server)
@@ -84,12 +84,12 @@ def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(tmp_pa
             left = daemons(server)
             assert len(left) == 1
             assert left < both, "the GPU without tenants has none"
-            last.more()
+            last.more(20)
             server.admin("PUT", "tenants/globex/device", {"device": "1", "granules": 4})
             (again,) = daemons(server) - left
             os.kill(again, signal.SIGKILL)
             server.process.wait_for_log("the process of device 1 for globex serves again")
         with two.Asking(server.port, "globex") as last:
-            last.more()
+            last.more(20)
         assert last.wrong == []
         assert len(daemons(server)) == 2

@@ -15,9 +15,14 @@ from server.processes.channels.descriptors import MOST, DescriptorReceiver, Desc
 Ends = tuple[DescriptorSender, DescriptorReceiver]
 
 
-def opened() -> int:
-    """How many descriptors this process has, without those of objects of other tests."""
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> None:
+    """No object of another module's tests has a descriptor."""
     gc.collect()
+
+
+def opened() -> int:
+    """How many descriptors this process has."""
     return len(os.listdir("/proc/self/fd"))
 
 
