@@ -58,7 +58,7 @@ class Placements:
         waiting = {name: asyncio.ensure_future(self.of(name).narrow()) for name in tenants}
         if waiting:
             await asyncio.wait(waiting.values(), timeout=self.means.max_pause)
-        if late := [name for name, at_home in waiting.items() if not at_home.done()]:
+        if late := [name for name, at_home in waiting.items() if not (at_home.done() and at_home.result())]:
             for name in late:
                 waiting[name].cancel()
             raise Conflict(f"tenant {late[0]}: {self.means.too_late}; nothing was changed")

@@ -114,10 +114,12 @@ class TenantPlacements:
         while self._making:
             await asyncio.wait({self._making})
 
-    async def narrow(self) -> None:
-        """Keep works from the wide placement until `stretch`, and return when nothing is in flight there."""
+    async def narrow(self) -> bool:
+        """Keep works from the wide placement until `stretch`, and return True when nothing is in flight there; False if that is
+        called before.
+        """
         self._narrowed = True
-        await _narrow(self.worker)
+        return await _narrow(self.worker)
 
     def leave(self, keys: Iterable[ModelKey]) -> list[Executor]:
         """These models leave: their executors, for the caller to close. With either of the tenant's locks held."""
@@ -247,7 +249,8 @@ class TenantPlacements:
         if before := worker.borrowing:
             try:
                 async with asyncio.timeout(self._means.max_pause):
-                    await _narrow(worker)
+                    if not await _narrow(worker):
+                        return False
             except TimeoutError:  # Its granules did not change hands: `narrow` would have refused that.
                 self._problem = self._means.too_late
                 text = "tenant %s keeps its wide partition for now, and does not use it: %s"
@@ -404,8 +407,12 @@ def _ms(nanoseconds: int) -> str:
     return f"{round(nanoseconds / 1e6, 2 if nanoseconds < 10**8 else 0):g}"
 
 
-async def _narrow(worker: Worker | None) -> None:
-    """Keep the worker from its wide partition, and return when nothing is in flight there."""
+async def _narrow(worker: Worker | None) -> bool:
+    """Keep the worker from its wide partition until nothing is in flight there; returns False if `widen` comes before that."""
     if worker and (borrowing := worker.borrowing):
-        await asyncio.wrap_future(borrowing.narrow())
+        at_home = borrowing.narrow()
+        await asyncio.wait({asyncio.wrap_future(at_home)})  # If this is cancelled, others wait for the same future still.
+        if at_home.cancelled():
+            return False
         await asyncio.to_thread(worker.revoke)
+    return True

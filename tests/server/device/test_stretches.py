@@ -225,6 +225,40 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         assert before.closed
 
 
+async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_that_up(root: Path) -> None:
+    async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
+        await settled(site)
+        await go_wide(site)
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        await site.runtime.placements.stretch({})
+        while not borrowing(site).suspended:
+            await asyncio.sleep(0)
+        narrowing = asyncio.ensure_future(site.runtime.placements.of("acme").narrow())
+        await settled(site)
+        gate.open()
+        await asking
+        assert await asyncio.wait_for(narrowing, 30)
+
+
+async def test_what_is_to_be_ready_is_made_though_a_change_of_the_wide_partition_is_taken_back(site: Site) -> None:
+    await go_wide(site)
+    gate = site.script.hold("run")
+    (asking,) = await site.asked(1)
+    await asyncio.to_thread(gate.wait_for_arrival)
+    await site.runtime.placements.stretch({})
+    while not borrowing(site).suspended:
+        await asyncio.sleep(0)
+    holding = asyncio.ensure_future(site.runtime.placements.hold({"acme": [(0, 1, 6)]}))
+    await asyncio.sleep(0)
+    await site.runtime.placements.stretch(site.controller.devices[0].wide)
+    assert [(state.granules, state.models) for state in await holding] == [((0, 1, 6), 2)]
+    gate.open()
+    await asking
+    await go_wide(site)
+
+
 async def test_more_than_the_burst_is_refused_with_the_numbers(site: Site) -> None:
     with pytest.raises(DoesNotFit, match=r"acme: 6 granules, but tenants.acme.burst allows 5 at most"):
         await site.controller.repartition({"acme": 6})
