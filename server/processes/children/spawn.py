@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from multiprocessing import reduction
@@ -33,10 +34,13 @@ reduction.ForkingPickler.register(MappingProxyType, lambda table: (_read_only, (
 
 
 class Inherited:
-    """A descriptor that is sent to a process while it starts, and belongs to that process from then on."""
+    """A copy of a descriptor that is sent to a process while it starts. The descriptor itself may be closed, and its number be
+    another's, before the process is forked.
+    """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self.descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor)
 
     def __reduce__(self) -> Any:
         return _detach, (reduction.DupFd(self.descriptor),)
@@ -72,8 +76,8 @@ def prepare() -> None:
 async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start a process that calls this function with these arguments, which may be sockets. Raises OSError or EOFError.
 
-    They are in use until this returns. If it is cancelled, that may take as long as the forkserver needs to load its modules;
-    then the process, if there is one, has been killed.
+    Sockets are in use until this returns. If it is cancelled, that may take as long as the forkserver needs to load its
+    modules; then the process, if there is one, has been killed.
     """
     process, given_up = early.context().Process(target=target, args=arguments, daemon=True), Event()
     starting = asyncio.ensure_future(asyncio.to_thread(_start, process, given_up))
