@@ -38,8 +38,6 @@ class PlacementPlans:
         self._changing = changing
         self.ready: dict[str, list[ReadyState]] = {}
         """What was ready for a move when the last plan was carried out, by tenant."""
-        self._with_ready: set[str] = set()
-        """The names of devices where the last plan has tenants ready for a move."""
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
 
@@ -148,19 +146,19 @@ class PlacementPlans:
         await self._carry_out()
 
     async def _carry_out(self) -> None:
+        """Every device side is sent all that is planned, as the plan before may not have come to all of them."""
+        tenants = self._tenants.values()
         async with self._changing:
-            for device in self._devices:
-                before, device.wide = device.wide, self._plan_wide(device)
-                for runtime in device.distinct() if before or device.wide else ():
+            for device in self._devices if any(tenant.burst for tenant in tenants) else ():
+                device.wide = self._plan_wide(device)
+                for runtime in device.distinct():
                     try:
                         await runtime.placements.stretch(device.of(runtime, device.wide))
                     except _FAILURES as error:
                         lending_log.warning("no wide partitions for now: %s", error)
-        for device in self._devices:
-            plans, had = self.plan_ready(device), device.name in self._with_ready
-            has = any(plans.values())
-            self._with_ready = self._with_ready | {device.name} if has else self._with_ready - {device.name}
-            for runtime in device.distinct() if had or has else ():
+        for device in self._devices if any(tenant.ladder for tenant in tenants) else ():
+            plans = self.plan_ready(device)
+            for runtime in device.distinct():
                 await self._hold(runtime, device.of(runtime, plans))
 
     async def _hold(self, runtime: DeviceRuntime, plans: Mapping[str, Sequence[Granules]]) -> None:

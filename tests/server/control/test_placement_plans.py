@@ -1,0 +1,56 @@
+"""Plans of placements, each carried out in the background and given up for the next one."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from partitions.plan import Granules
+from server.config.tenant import TenantConfig
+from server.control.controlled_device import ControlledDevice
+from server.control.descriptions import DeviceInfo, ReadyState
+from server.control.placement_plans import PlacementPlans
+
+from .test_several_devices import FakeRuntime
+
+
+class Runtime(FakeRuntime):
+    """The device process of one tenant, which does what is planned once `free` is set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__([], name)
+        self.free = asyncio.Event()
+        self.free.set()
+        self.asked = asyncio.Event()
+        self.held: Mapping[str, Sequence[Granules]] = {}
+
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+        self.asked.set()
+        await self.free.wait()
+        self.held = ready
+        return []
+
+
+async def loaded() -> None:
+    """All models are."""
+
+
+async def test_a_plan_that_gives_up_the_one_before_comes_to_every_device_process() -> None:
+    names = ("acme", "globex")
+    sides = {name: Runtime(name) for name in names}
+    runtimes: Any = sides
+    device = ControlledDevice("0", runtimes, info=DeviceInfo("cpu", "", "core", (1,) * 4))
+    device.hold({"acme": (0, 1), "globex": (2, 3)})
+    tenants = {name: TenantConfig(name=name, granules=2, ladder=(1,), models=("*",)) for name in names}
+    plans = PlacementPlans(tenants, [device], asyncio.Lock())
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert {name: len(side.held[name]) for name, side in sides.items()} == {"acme": 1, "globex": 1}
+    device.hold({"acme": (0,), "globex": (3,)})
+    sides["acme"].free.clear()
+    sides["acme"].asked.clear()
+    plans.remake()
+    await sides["acme"].asked.wait()
+    sides["acme"].free.set()
+    plans.remake()
+    await plans.carried_out()
+    assert {name: side.held for name, side in sides.items()} == {"acme": {"acme": []}, "globex": {"globex": []}}
