@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from engines import Signature
+from engines import DATATYPES, Signature
 
 from ...config.schema import ModelOptions
 from ...config.tenant import TenantConfig
@@ -65,6 +65,8 @@ class ServedModelFields(Fields):
 
 _Size = tuple[int, int, int, int, int, int]
 _Responses = tuple[int, int, int, int, int, int, int, int, int]
+_NUMPY = {each.numpy.str: each.numpy for each in DATATYPES.values()}
+"""NumPy parses what it is given as a type, and may raise a SyntaxError."""
 _of_size, _of_responses = (attrgetter(*(each.name for each in fields(kind))) for kind in (Size, Responses))
 
 
@@ -136,4 +138,6 @@ def decode_hook(kind: Any, value: Any) -> Any:
         return options_of(msgspec.convert(value, dict[str, Any]))
     if kind is TenantConfig:
         return tenant_of(msgspec.convert(value, dict[str, Any]))
-    return np.dtype(value)
+    if value not in _NUMPY:
+        raise ValueError("expected a data type of the protocol")
+    return _NUMPY[value]

@@ -97,6 +97,15 @@ def test_statistics_with_another_number_of_buckets_are_refused() -> None:
         sent(report, ReportFields)
 
 
+@pytest.mark.parametrize("sent_type", ["f4,(", "O", "<f4,<f4", "<f16", ["<f4"], None, 4])
+def test_a_data_type_that_the_protocol_does_not_have_is_refused(sent_type: object) -> None:
+    """NumPy would parse it."""
+    signature = msgspec.to_builtins(SIGNATURE, enc_hook=encode_hook)
+    signature["inputs"][0]["datatype"]["numpy"] = sent_type
+    with pytest.raises(msgspec.ValidationError, match=r"inputs\[0\]\.datatype\.numpy"):
+        sent(signature, Signature)
+
+
 def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(NotImplementedError, match="object cannot be sent to another process"):
         msgspec.msgpack.encode([object()], enc_hook=encode_hook)
