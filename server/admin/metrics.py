@@ -7,7 +7,9 @@ counter's name. So they are of its unknown type here, and counters in the text (
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from operator import index
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -239,24 +241,25 @@ class ServerCollector(Collector):
             labels=[*_MODEL_LABELS, "verdict"],
         )
         for execution in self._executions:
-            labels = [execution.name, execution.version, execution.tenant]
-            graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
-            if isinstance(kernels := execution.description.get("kernels"), dict):
-                for which in ("found", "saved"):
-                    cached.add_metric([*labels, which], kernels[which])
-                refused.add_metric(labels, float(kernels["refused"]))
-            if isinstance(lacking := execution.description.get("missing_sms"), int):
-                missing.add_metric(labels, lacking)
-            if isinstance(driver := execution.description.get("driver_memory"), dict):
-                unmeasured.add_metric(labels, driver["unmeasured"])
-            if isinstance(verified := execution.description.get("verified"), dict):
-                others = [each["verdict"] for each in verified["others"]]
-                for verdict, count in (("right", verified["right"]), *((word, others.count(word)) for word in _NOT_RIGHT)):
-                    judged.add_metric([*labels, verdict], count)
-            counts = execution.description.get("counts")
-            for name, count in counts.items() if isinstance(counts, dict) else ():
-                if name in families:
-                    families[name].add_metric(labels, count)
+            with suppress(KeyError, TypeError):  # What one process describes badly breaks no other tenant's metrics.
+                labels = [execution.name, execution.version, execution.tenant]
+                graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
+                if isinstance(kernels := execution.description.get("kernels"), dict):
+                    for which in ("found", "saved"):
+                        cached.add_metric([*labels, which], index(kernels[which]))
+                    refused.add_metric(labels, index(kernels["refused"]))
+                if isinstance(lacking := execution.description.get("missing_sms"), int):
+                    missing.add_metric(labels, lacking)
+                if isinstance(driver := execution.description.get("driver_memory"), dict):
+                    unmeasured.add_metric(labels, index(driver["unmeasured"]))
+                if isinstance(verified := execution.description.get("verified"), dict):
+                    others = [each["verdict"] for each in verified["others"]]
+                    for verdict, count in (("right", verified["right"]), *((word, others.count(word)) for word in _NOT_RIGHT)):
+                        judged.add_metric([*labels, verdict], index(count))
+                counts = execution.description.get("counts")
+                for name, count in counts.items() if isinstance(counts, dict) else ():
+                    if name in families:
+                        families[name].add_metric(labels, index(count))
         yield from (graphs, *families.values(), cached, refused, missing, unmeasured, judged)
 
     def _readiness(self) -> Metric:
