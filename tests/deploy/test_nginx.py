@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from greenlane.load.server_process import free_port
 from tests.end_to_end import repository
 from tests.end_to_end.processes import configure, running
 from tests.end_to_end.wire import binary, request, tensor, until
@@ -43,8 +44,7 @@ def _nginx(folder: Path, upstream: str) -> Iterator[str]:
     subprocess.run(
         [*key, *names, "-keyout", folder / "models.key", "-out", folder / "models.crt"], check=True, capture_output=True
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     text = FILE.read_text().replace("server 127.0.0.1:8000;", f"server {upstream};").replace("/etc/nginx/tls", str(folder))
     site = re.sub(r"listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;", text)
     places = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))

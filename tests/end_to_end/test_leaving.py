@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from greenlane.load.server_process import family_of
+from greenlane.load.server_process import family_of, free_port
 
 from .harness import PATIENCE
 from .processes import configure
-from .test_shutdown import free_port
 from .wire import until
 
 TENANTS = """

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -19,6 +18,7 @@ import aiohttp
 import httpx
 import pytest
 
+from greenlane.load.server_process import free_port
 from tests.forked import Forked
 
 from .harness import PATIENCE, Served, configuration, serving
@@ -57,13 +57,6 @@ class Process:
             if text in self.log[-1]["message"]:
                 return
         raise AssertionError(f"the process ended without saying {text!r}: {self.log}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
