@@ -171,5 +171,6 @@ if __name__ == "__main__":
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         program = _serve(control)
-    if program:
-        _become(program)
+    if not program:
+        posix._exit(0)  # What coverage would save here came too late.
+    _become(program)
