@@ -19,9 +19,10 @@ class Kubernetes:
     """What one version of Kubernetes takes; keys that it does not know are mistakes."""
 
     def __init__(self, version: str) -> None:
+        self._files = zipfile.ZipFile(wheel(KUBERNETES))
         self._folder = f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict/"
         definitions = Resource.from_contents(self._read("_definitions.json"), default_specification=DRAFT202012)
-        self._registry: Registry[Any] = Registry().with_resource("_definitions.json", definitions)
+        self._registry: Registry[Any] = Registry().with_resource("_definitions.json", definitions).crawl()
 
     def mistakes(self, manifest: dict[str, Any]) -> list[str]:
         """What is wrong with this object. Raises KeyError for a kind that Kubernetes does not have."""
@@ -39,8 +40,7 @@ class Kubernetes:
         return [f"{error.json_path}: {error.message}" for error in found]
 
     def _read(self, name: str) -> Any:
-        with zipfile.ZipFile(wheel(KUBERNETES)) as files:
-            return json.loads(files.read(self._folder + name))
+        return json.loads(self._files.read(self._folder + name))
 
 
 @cache

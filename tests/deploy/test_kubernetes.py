@@ -45,7 +45,7 @@ def rendered(*settings: str, version: str = NEWEST, chart: Path = CHART) -> dict
     """What Helm renders, by kind and name."""
     done = template(*settings, version=version, chart=chart)
     assert done.returncode == 0, done.stderr
-    documents = [each for each in yaml.safe_load_all(done.stdout) if each]
+    documents = [each for each in yaml.load_all(done.stdout, yaml.CSafeLoader) if each]
     return {f"{each['kind']} {each['metadata']['name']}": each for each in documents}
 
 
