@@ -70,7 +70,7 @@ for part in "$@"; do
       OUT='' run tests "$(limit "${LIMIT_tests:-200}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m "$others" $side \
         -p no:cacheprovider -p no:benchmark --junitxml="$out/tests.xml" ;;
     alone)
-      OUT=$out run alone "$(limit "${LIMIT_alone:-240}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
+      OUT=$out run alone "$(limit "${LIMIT_alone:-350}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
         -p no:cacheprovider --junitxml="$out/alone.xml" ;;
     felt)
       # shellcheck disable=SC2086  # File names without spaces.

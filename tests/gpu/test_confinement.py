@@ -198,7 +198,7 @@ def test_an_engines_own_kernels_run_only_on_its_partitions_sms(
 
         took = f"while its SMs were taken: {everywhere_took:.3f} s on all of the GPU, {beside_took:.3f} s on others"
         if gave_up and way == "without graphs":
-            pytest.xfail(f"{took}: an enqueue without graphs waits in the driver, and others with it (docs/gpu.md)")
+            pytest.xfail(f"{took}: the library loaded a module, and waited for running kernels (docs/gpu.md)")
         assert not gave_up, took
         assert stood_still
         assert not any(output.any() for output in outputs), "the engine has computed something on other SMs"
