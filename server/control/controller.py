@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal
 
-from partitions import Misplaced, Move
+from partitions import DeviceUnavailable, Misplaced, Move
 from partitions.plan import Granules
 from partitions.probe import Overlap, Placement, explained, overlaps
 
@@ -163,7 +163,7 @@ class Controller:
         after = device.plan(counts).after
         for cores in await together(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
-        await self._check_held(device)
+        await self._check_started(device)
         device.hold(after)
         self._divided(device)
         which = f"device {device.name}, " if len(self.devices) > 1 else ""
@@ -444,6 +444,20 @@ class Controller:
             await self._check_held(device)
         except (Misplaced, Conflict, Unavailable) as error:
             log.critical("%s; POST /admin/partitions/probe looks again", error)
+
+    async def _check_started(self, device: ControlledDevice) -> None:
+        """As `_check_held`, as often as it takes: models are being loaded, and nothing but the start waits for the partitions.
+
+        Raises DeviceUnavailable if a process ends meanwhile.
+        """
+        while True:
+            try:
+                return await self._check_held(device)
+            except Conflict as error:
+                log.warning("device %s, which is looked at again: %s", device.name, error)
+            except Unavailable as error:
+                why = f"device {device.name}: its partitions could not be seen to be apart: {error}"
+                raise DeviceUnavailable(why) from error
 
     async def _check_held(self, device: ControlledDevice) -> None:
         """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart.

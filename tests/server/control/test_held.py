@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partitions import Misplaced
+from partitions import DeviceUnavailable, Misplaced
 from partitions.base import Held
 from partitions.plan import Granules
 from partitions.probe import Placement
@@ -15,7 +15,7 @@ from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Pause
 from server.control.device_runtime import DeviceRuntime
-from server.errors import Conflict
+from server.errors import Conflict, Unavailable
 
 MILLISECOND = 1_000_000
 
@@ -30,6 +30,8 @@ class Process:
         self.away = False
         self.asked: list[float] = []
         self.steps: list[str] = []
+        self.raises: list[Exception] = []
+        """What the next looks raise."""
         self.moves: Any = self
 
     async def open(self) -> DeviceInfo:
@@ -41,6 +43,8 @@ class Process:
     async def probe(self, seconds: float) -> dict[str, Placement]:
         assert not self.away
         self.asked.append(seconds)
+        if self.raises:
+            raise self.raises.pop(0)
         late = self.delays.pop(0) if self.delays else self.late
         return {self.tenant: Held(1, late, late + round(seconds * 1e9))}
 
@@ -128,6 +132,21 @@ async def test_a_server_does_not_start_with_partitions_that_are_never_held_at_th
     with pytest.raises(
         Misplaced, match=r"^device 0: acme and initech did not have all their units at the same time.*; globex and"
     ):
+        await site.controller.start()
+
+
+async def test_a_start_goes_on_once_a_model_that_is_loaded_lets_its_partition_be_held(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    site.processes["globex"].raises = [Conflict("tenant globex: an inference"), Conflict("tenant globex: an inference")]
+    await site.controller.start()
+    assert site.shares == [1, 1, 1]
+    assert caplog.text.count("device 0, which is looked at again: tenant globex: an inference") == 2
+
+
+async def test_a_start_fails_with_the_device_where_a_process_ends_when_its_partition_is_to_be_held() -> None:
+    site = Site()
+    site.processes["globex"].raises = [Unavailable("the device process for globex has ended")]
+    with pytest.raises(DeviceUnavailable, match=r"^device 0: its .* apart: the device process for globex has ended$"):
         await site.controller.start()
 
 
