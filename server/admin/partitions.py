@@ -44,16 +44,16 @@ async def partitions(
 @router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(500))
 async def probe(controller: ControllerDep) -> Response:
     """Run a small amount of work in every partition and report on which units (cores or SMs) it ran."""
-    found, shared = await _partitions(controller), []
-    for each in controller.devices:  # Units of different devices have the same numbers.
-        placements, overlaps = await controller.probe(each)
-        for name, placement in placements.items():
-            partition = found["partitions"][name]
-            for share in [*([partition] if partition["device"] == each.name else []), *partition.get("devices", ())]:
-                if share["device"] == each.name:
+    probed = [(each.name, *await controller.probe(each)) for each in controller.devices]
+    found = await _partitions(controller)  # Now, as tenants may have come and gone while the probes waited.
+    for device, placements, _ in probed:  # Units of different devices have the same numbers.
+        for name in placements.keys() & found["partitions"].keys():
+            partition, placement = found["partitions"][name], placements[name]
+            for share in (partition, *partition.get("devices", ())):
+                if share["device"] == device:
                     share["located"] = sorted(placement) if isinstance(placement, frozenset) else None
-        shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps]
-    found["overlaps"] = shared
+    shared = [overlap for _, _, overlaps in probed for overlap in overlaps]
+    found["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in shared]
     return json_response(found)
 
 
