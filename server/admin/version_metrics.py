@@ -16,7 +16,7 @@ def family(by_tenant: Mapping[str, Weights], reports: Sequence[tuple[TenantConfi
     about = "Part of the requests without a version that this version gets, by its weight"
     found = GaugeMetricFamily("greenlane_version_share_ratio", about, labels=["model", "version", "tenant"])
     for tenant, report in reports:
-        weights = by_tenant[tenant.name]
+        weights = by_tenant.get(tenant.name, {})  # It may have gone since it was asked for its report.
         served = [(item.name, item.version) for item in report.served if item.name in weights]
         for name, version in served:
             whole = sum(weights[name].get(other, 0.0) for model, other in served if model == name)
