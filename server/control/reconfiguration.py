@@ -72,9 +72,9 @@ class Reconfiguration:
         self._before = controller.config
         self._config = config
         self._everywhere = everywhere
-        options = loaded_again(self._before, config)
-        self._lists = changed(self._before, config) | concerned(self._before, config, options)
-        self._models = ModelChange(controller.devices, self._lists, options, removals(self._before, config))
+        self._options = loaded_again(self._before, config)
+        self._lists = changed(self._before, config) | concerned(self._before, config, self._options)
+        self._models = ModelChange((), {})
 
     def __repr__(self) -> str:
         return f"<Reconfiguration of {self._models!r}>"
@@ -90,6 +90,8 @@ class Reconfiguration:
                 raise Conflict(f"{UNCHANGED}: {names}: {_ONE_PROCESS}")
             for name in (*self._lists, *found.go):
                 await locks.enter_async_context(self._controller.models_change(name))
+            gone = removals(self._before, self._config)  # Only now, as tenants have moved to other devices until here.
+            self._models = ModelChange(self._controller.devices, self._lists, self._options, gone)
             async with AsyncExitStack() as undo:
                 arrivals = await self._prepare(found, undo)
                 undo.push_async_callback(self._put_back_configuration)

@@ -17,6 +17,7 @@ from server.control.tenant_host import Arrival
 from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavailable
 
 from .test_several_devices import FakeRuntime
+from .test_several_devices import Site as SeveralDevices
 
 
 class Models:
@@ -303,3 +304,31 @@ async def test_a_tenant_that_cannot_be_admitted_leaves_nothing_else_undone() -> 
     assert site.steps[-4:] == ["leave globex", "admit initech", "admit hooli", "end globex"]
     assert set(site.held) == {"acme", "initech", "hooli"}
     assert not site.controller.moving, "the lock is free"
+
+
+async def test_models_of_a_tenant_that_moves_when_a_reload_begins_change_on_the_device_that_it_moves_to() -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    class Moving(SeveralDevices):
+        async def _transfer(self, *given: Any) -> Any:
+            begun.set()
+            await gate.wait()
+            return await super()._transfer(*given)
+
+    async def everywhere(_: Config) -> None:
+        pass
+
+    site = await Moving().start()
+    for runtime in site.runtimes.values():
+        runtime.models = Models(runtime)
+    moving = asyncio.ensure_future(site.controller.transfer("acme", "1"))
+    await begun.wait()
+    before = site.controller.config
+    config = with_tables(before, before.server, {**before.tenants, "acme": before.tenants["acme"].with_models(("m",))})
+    reloading = asyncio.ensure_future(site.controller.reconfigure(config, everywhere))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    gate.set()
+    await moving
+    await reloading
+    assert site.steps == ["prepare models 1", "use models 1"]
