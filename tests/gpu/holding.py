@@ -29,20 +29,22 @@ __device__ unsigned multiprocessor() {
 }
 
 // Blocks that fill the SMs stay until the gate is opened, or for so long; no other kernel gets a thread meanwhile.
-extern "C" __global__ void __launch_bounds__(1024, 2) hold(volatile unsigned *gate, volatile unsigned *rows, u64 most) {
+extern "C" __global__ void __launch_bounds__(1024, 2) hold(long long gate_at, long long rows_at, long long most) {
+    volatile unsigned *gate = (volatile unsigned *)gate_at, *rows = (volatile unsigned *)rows_at;
     if (threadIdx.x == 0) {
         const u64 began = nanoseconds();
         rows[blockIdx.x] = multiprocessor() + 1;
         __threadfence_system();
-        while (!gate[0] && nanoseconds() - began < most) __nanosleep(2000);
+        while (!gate[0] && nanoseconds() - began < (u64)most) __nanosleep(2000);
         if (!gate[0]) gate[1] = 1;
         __threadfence_system();
     }
     __syncthreads();
 }
 
-extern "C" __global__ void fetch(const volatile unsigned char *from, volatile unsigned char *to, u64 nbytes) {
-    for (u64 at = threadIdx.x; at < nbytes; at += blockDim.x) to[at] = from[at];
+extern "C" __global__ void fetch(long long from_at, long long to_at, long long nbytes) {
+    volatile unsigned char *from = (volatile unsigned char *)from_at, *to = (volatile unsigned char *)to_at;
+    for (long long at = threadIdx.x; at < nbytes; at += blockDim.x) to[at] = from[at];
     __threadfence_system();
 }
 """

@@ -173,14 +173,14 @@ def test_a_process_that_takes_a_tenant_s_sms_is_noticed_and_no_partition_changes
     one, other = (name for name in TENANTS if name != owner)
     with client_of(serving) as client, closing(Client(serving.port)) as asking:
         print("hold", file=client.stdin, flush=True)
-        assert json.loads(client.stdout.readline())["done"] == "hold"
+        assert json.loads(client.stdout.readline()) == {"done": "hold"}
         overlaps = serving.admin("POST", "partitions/probe")["overlaps"]
         assert overlaps == [{"tenants": sorted((owner, name)), "units": []} for name in (one, other)]
         counts = {name: len(before[name]["granules"]) for name in (one, other)}
         counts = {one: counts[one] - 1, other: counts[other] + 1}
         status, answer, _ = asking.ask("PUT", "/admin/partitions", json.dumps(counts).encode())
         print("wait", file=client.stdin, flush=True)
-        assert json.loads(client.stdout.readline())["done"] == "wait"
+        assert json.loads(client.stdout.readline()) == {"done": "wait"}
     assert status == 500, answer.decode()
     assert "did not have all their units at the same time" in answer.decode()
     assert serving.admin("GET", "partitions")["partitions"] == before

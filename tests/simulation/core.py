@@ -354,7 +354,7 @@ class ObjectCode:
         self._target_type = target_type
 
     def get_kernel(self, name: str) -> "Kernel":
-        declared = re.search(rf"__global__ void {name}\(([^)]*)\)", self._code)
+        declared = re.search(rf"__global__ void (?:__launch_bounds__\([^)]*\) )?{name}\(([^)]*)\)", self._code)
         if self._target_type != "cubin" or not declared:
             raise CUDAError("CUDA_ERROR_NOT_FOUND: no such kernel")
         return Kernel(name, re.split(r",\s+", declared[1]))

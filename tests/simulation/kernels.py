@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from ctypes import c_int64, c_uint32, c_uint64
+from itertools import cycle
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import IO, Any
 
 from .errors import Misuse
 from .gpu import Gpu
@@ -28,7 +29,7 @@ KEPT = 16
 def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, nanoseconds: int) -> Callable[[], None]:
     """Each block writes its SM, and when it began and ended. An SM has room for two; others wait until these end.
 
-    Under MPS the SMs are taken from other processes meanwhile, by locks on files in the daemon's folder.
+    Under MPS other processes do not get the SMs meanwhile. Blocks for SMs that another process has are run by the others later.
     """
     if nanoseconds <= 0:
         raise Misuse("blocks that end at once do not fill an SM")
@@ -36,9 +37,10 @@ def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, nanoseconds: in
     def run() -> None:
         rows = (c_int64 * 3 * blocks).from_address(gpu.reach(seen, ROW * blocks))
         waves: Counter[int] = Counter()
-        with _taken(gpu, stream):
-            start = gpu.timer()
-            for row, sm in zip(rows, gpu.run_blocks(stream, blocks), strict=True):
+        with taken(gpu, stream) as (free, busy):
+            start, others = gpu.timer(), cycle(free)
+            for row, chosen in zip(rows, gpu.run_blocks(stream, blocks), strict=True):
+                sm = next(others) if chosen in busy else chosen
                 began = start + waves[sm] // 2 * nanoseconds
                 row[:] = [sm, began, began + nanoseconds]
                 waves[sm] += 1
@@ -49,13 +51,27 @@ def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, nanoseconds: in
 
 
 @contextmanager
-def _taken(gpu: Gpu, stream: Stream) -> Iterator[None]:
-    """No other process that is a client of the same daemon has the SMs of this stream."""
-    with ExitStack() as taken:
-        for sm in sorted(stream.context.sms) if gpu.mps else ():
-            file = taken.enter_context(Path(os.environ[PIPES], f"sm{sm}").open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def taken(gpu: Gpu, stream: Stream) -> Iterator[tuple[list[int], set[int]]]:
+    """Take the SMs of this stream that no other client of the same daemon has, by locks on files in the daemon's folder.
+
+    Yields their numbers in the stream's context, and the numbers of those that others have. Waits for one if that is all.
+    """
+    with ExitStack() as left:
+        names = [f"sm{sm}" for sm in sorted(stream.context.sms)] if gpu.mps else []
+        files = [left.enter_context(Path(os.environ[PIPES], name).open("w")) for name in names]
+        busy = {sm for sm, file in enumerate(files) if not _locked(file)}
+        if files and len(busy) == len(files):
+            fcntl.flock(files[0], fcntl.LOCK_EX)
+            busy.remove(0)
+        yield [sm for sm in range(len(files)) if sm not in busy], busy
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def copy_in(
