@@ -41,7 +41,7 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_all_files_of_the_packages_and_nothing_else(wheel: Path) -> None:
     ours = [path for package in ("greenlane", *PACKAGES) for path in (ROOT / package).rglob("*") if path.is_file()]
-    expected = {str(path.relative_to(ROOT)) for path in ours if path.suffix not in (".pyc", ".c", ".h")}
+    expected = {str(path.relative_to(ROOT)) for path in ours if path.suffix not in (".pyc", ".c", ".h", ".md")}
     packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected
     assert {f"{package}/py.typed" for package in PACKAGES} < packed
