@@ -70,7 +70,7 @@ def load(url: str, tenant: str, model: str, rate: float, turns: int) -> Iterator
     stop = threading.Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=url, headers={"X-Tenant": tenant}) as http:
+        with httpx.Client(timeout=60, base_url=url, headers={"X-Tenant": tenant}) as http:
             while not stop.wait(1 / rate):
                 infer(http, model, spin(turns) if model == "spin" else SMALL)
 

@@ -79,7 +79,7 @@ async def focus_on(page: Page, what: str) -> None:
 
 async def test_numbers_appear_under_load(page: Page, served: Served) -> None:
     number = ".tenant[data-key='acme'] [data-number='{}']"
-    with httpx.Client(base_url=served.url) as http:
+    with httpx.Client(timeout=60, base_url=served.url) as http:
         for _ in range(50):
             assert infer(http, "identity", SMALL).status_code == 200
     await page.until(f'document.querySelector("{number.format("p99")}").innerText.match(/\\d (ms|µs)/)')
@@ -94,7 +94,7 @@ async def test_the_page_links_to_what_else_there_is(page: Page, served: Served) 
     links = await page.evaluate("[...document.querySelectorAll('nav a')].map((each) => each.getAttribute('href'))")
     local = [each for each in links if each.startswith("/")]
     assert local == ["/docs", "/admin/docs", "/metrics"]
-    async with httpx.AsyncClient(base_url=served.url) as http:
+    async with httpx.AsyncClient(timeout=60, base_url=served.url) as http:
         assert [(await http.get(each)).status_code for each in local] == [200] * 3
     assert any("/docs/operations.md" in each for each in links)
 

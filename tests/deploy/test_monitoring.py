@@ -62,7 +62,10 @@ def live(standard: Path) -> Iterator[dict[str, set[str]]]:
     """The labels of each metric of a server with all that has metrics: lending, targets, budgets, and a GPU's readings."""
     acme = TenantConfig(name="acme", granules=2, burst=4, target_p99=0.1, models=("identity",))
     globex = TenantConfig(name="globex", granules=2, lend=1.0, device_memory=2**30, models=("identity",))
-    with serving(configuration(standard, acme, globex), VirtualDevice(8)) as served, httpx.Client(base_url=served.url) as http:
+    with (
+        serving(configuration(standard, acme, globex), VirtualDevice(8)) as served,
+        httpx.Client(timeout=60, base_url=served.url) as http,
+    ):
         assert infer(http, "identity", SMALL).status_code == 200
         served.application.observers().health._readings["0"] = GPU, 0.0
         served.application.observers().health._first_energy["0"] = 0.0

@@ -124,7 +124,7 @@ def test_get_with_probe_is_405(admin: httpx.Client, value: str) -> None:
 def test_probe_reports_overlaps(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
     device = VirtualDevice(2)
-    with serving(configuration(standard, *tenants), device) as served, httpx.Client(base_url=served.url) as http:
+    with serving(configuration(standard, *tenants), device) as served, httpx.Client(timeout=60, base_url=served.url) as http:
         for partition in device.carved:
             partition.locate = lambda: frozenset({1})  # type: ignore[method-assign]
         answer = http.post("/admin/partitions/probe").json()
@@ -399,7 +399,10 @@ def test_allowed_hosts_are_names_of_the_server(standard: Path) -> None:
 
 def test_moves_are_kept_with_what_they_cost(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("identity",)) for name in ("acme", "globex")]
-    with serving(configuration(standard, *tenants), VirtualDevice(6)) as served, httpx.Client(base_url=served.url) as client:
+    with (
+        serving(configuration(standard, *tenants), VirtualDevice(6)) as served,
+        httpx.Client(timeout=60, base_url=served.url) as client,
+    ):
         assert client.get("/admin/moves").json() == {"moves": []}
         assert client.put("/admin/partitions", json={"acme": 4}).status_code == 200
         assert client.put("/admin/partitions", json={"acme": 5}).status_code == 409
@@ -419,7 +422,7 @@ def test_advice_compares_what_a_tenant_needed_with_its_share(standard: Path) -> 
     globex = TenantConfig(name="globex", granules=1, models=("identity",))
     with (
         serving(configuration(standard, acme, globex), VirtualDevice(4)) as served,
-        httpx.Client(base_url=served.url) as client,
+        httpx.Client(timeout=60, base_url=served.url) as client,
     ):
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(httpx.get, f"{served.url}/admin/advice?seconds=0.5", timeout=30)

@@ -32,7 +32,7 @@ async def asked(served: Served) -> AsyncIterator[None]:
     """acme is asked back to back."""
 
     async def ask() -> None:
-        async with httpx.AsyncClient(base_url=served.url, headers={"X-Tenant": "acme"}) as client:
+        async with httpx.AsyncClient(timeout=60, base_url=served.url, headers={"X-Tenant": "acme"}) as client:
             while True:
                 assert (await client.post("/v2/models/identity/infer", json=SMALL)).status_code == 200
 
@@ -65,7 +65,7 @@ async def reached(served: Served, wanted: dict[str, int]) -> None:
 
 
 async def admin(served: Served, path: str, body: object = None) -> Any:
-    async with httpx.AsyncClient(base_url=served.url) as client:
+    async with httpx.AsyncClient(timeout=60, base_url=served.url) as client:
         answer = await (client.get(path) if body is None else client.put(path, json=body))
         assert answer.status_code == 200
         return answer.json()

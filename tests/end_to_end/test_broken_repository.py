@@ -220,7 +220,7 @@ def test_a_repository_missing_at_startup_is_logged_and_served_as_empty(tmp_path:
     with (
         logged("greenlane.models") as lines,
         serving(configuration(tmp_path / "gone", named)) as served,
-        httpx.Client(base_url=served.url) as http,
+        httpx.Client(timeout=60, base_url=served.url) as http,
     ):
         assert http.get("/v2/health/ready").status_code == 503, "its only tenant asks for a model, and is served none"
         assert index(http) == [{"name": "identity", "state": "UNAVAILABLE", "reason": "not in the repository"}]

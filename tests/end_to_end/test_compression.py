@@ -37,7 +37,7 @@ def narrow(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def limited(narrow: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=narrow.url, verify=False) as client:
+    with httpx.Client(timeout=60, base_url=narrow.url, verify=False) as client:
         yield client
 
 

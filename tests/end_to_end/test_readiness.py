@@ -28,7 +28,10 @@ def http(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Clien
             yield client
     else:
         config = configuration(root, strict_readiness=True)
-        with serving(config, direct=request.param == "direct") as server, httpx.Client(base_url=server.url) as client:
+        with (
+            serving(config, direct=request.param == "direct") as server,
+            httpx.Client(timeout=60, base_url=server.url) as client,
+        ):
             yield client
 
 
@@ -81,7 +84,7 @@ def test_a_tenant_without_any_model_is_not_ready_for_itself_and_takes_no_other_o
 
 def test_a_server_without_any_model_is_not_ready(tmp_path: Path) -> None:
     repository.write(tmp_path, "broken", repository.IDENTITY, config="max_batch_size: many")
-    with serving(configuration(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
+    with serving(configuration(tmp_path)) as server, httpx.Client(timeout=60, base_url=server.url) as http:
         refused = http.get("/v2/health/ready")
         assert (refused.status_code, "no tenant is served a model" in refused.text) == (503, True)
         assert http.get("/admin/status").json()["state"] == "incomplete"

@@ -257,7 +257,9 @@ def test_a_port_accepts_connections_only_once_its_tenant_has_come(site: Site, tm
         assert answer.status_code == (200 if comes else 409), answer.text
         assert _accepts(port) == comes
         if comes:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}) as own:
+            with httpx.Client(
+                timeout=60, base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}
+            ) as own:
                 assert infer(own, "gated", SMALL).status_code == 200
     finally:
         shutil.rmtree(folder.parent)

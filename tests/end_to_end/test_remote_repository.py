@@ -90,7 +90,7 @@ def bucket(s3: ThreadedMotoServer, tmp_path: Path) -> Iterator[Bucket]:
 class GoogleBucket:
     def __init__(self, folder: Path, endpoint: str) -> None:
         self._folder = folder
-        self._client = httpx.Client(base_url=endpoint)
+        self._client = httpx.Client(timeout=60, base_url=endpoint)
 
     def put(self, name: str, version: int) -> None:
         """Upload a model that answers what it is sent."""

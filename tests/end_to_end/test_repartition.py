@@ -163,7 +163,7 @@ async def idle(served: Served) -> None:
 
 def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(moving: Served) -> None:
     worker = moving.runtime._workers["acme"]
-    with httpx.Client(base_url=moving.url) as http:
+    with httpx.Client(timeout=60, base_url=moving.url) as http:
         answer = http.put("/admin/partitions", json={"globex": 3}).json()
     assert answer["moved"] == ["globex"]
     assert moving.runtime._workers["acme"] is worker
@@ -173,7 +173,7 @@ def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(mov
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_repartition_that_fails_half_way_keeps_the_old_plan(standard: Path, nth: int) -> None:
     device = VirtualDevice(GRANULES, failures=[len(NAMES) + nth])
-    with serving(configuration(standard, *tenants()), device) as served, httpx.Client(base_url=served.url) as http:
+    with serving(configuration(standard, *tenants()), device) as served, httpx.Client(timeout=60, base_url=served.url) as http:
         before = http.get("/admin/partitions").json()
         answer = http.put("/admin/partitions", json={"acme": 1, "globex": 3})
         assert answer.status_code == 500

@@ -298,7 +298,7 @@ def test_index_lists_loadable_models_and_drops_removed_ones(root: Path, changing
 
 def test_index_hides_models_of_other_tenants(root: Path) -> None:
     limited = TenantConfig(name="acme", granules=1, models=("rows",))
-    with serving(configuration(root, limited)) as served, httpx.Client(base_url=served.url) as http:
+    with serving(configuration(root, limited)) as served, httpx.Client(timeout=60, base_url=served.url) as http:
         assert [entry["name"] for entry in index(http)] == ["rows"]
 
 

@@ -139,7 +139,7 @@ def test_sighup_of_a_closed_terminal_drains_as_sigterm_does(config: Path, comman
     with running(config, command, **settings) as process, Connection(process) as connection:
         os.close(theirs)
         connection.send(posted("spin", spin(FOREVER)))
-        with httpx.Client(base_url=process.url) as http:
+        with httpx.Client(timeout=60, base_url=process.url) as http:
             until(lambda: http.get("/admin/tenants").json()["tenants"][0]["in_flight"] == 1)
         os.close(ours)
         answer = connection.answer()
@@ -151,7 +151,7 @@ def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard
     config = tmp_path / "greenlane.toml"
     config.write_text(CONFIG.format(repository=standard, grace="60s"))
     small = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-    with running(config, OURS) as process, httpx.Client(base_url=process.url) as http:
+    with running(config, OURS) as process, httpx.Client(timeout=60, base_url=process.url) as http:
         assert http.get("/v2/health/ready").status_code == 200
         process.popen.send_signal(signal.SIGTERM)
         process.read_until("draining")

@@ -147,7 +147,7 @@ def test_a_full_queue_is_429_and_does_not_affect_the_other_tenant(pair: Served) 
 
 def test_unloading_for_one_tenant_leaves_the_model_with_the_other(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
-    with serving(configuration(standard, *tenants)) as served, httpx.Client(base_url=served.url) as client:
+    with serving(configuration(standard, *tenants)) as served, httpx.Client(timeout=60, base_url=served.url) as client:
         assert client.post("/v2/repository/models/identity/unload", headers={"X-Tenant": "one"}).status_code == 200
         gone = client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "one"})
         there = client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "two"})

@@ -257,7 +257,7 @@ def test_twenty_models_in_a_third_of_their_memory_and_the_neighbours_latency(ser
                 if not ask(http, model, seed):
                     wrong.append(model)
 
-    with ThreadPoolExecutor(3) as threads, httpx.Client(base_url=served.url) as http:
+    with ThreadPoolExecutor(3) as threads, httpx.Client(timeout=60, base_url=served.url) as http:
         beside = threads.submit(neighbour)
         time.sleep(SECONDS / 4)
         phase = "paging"
