@@ -1,5 +1,8 @@
 """What one device process reports of itself, as the supervisor gets it: the last report where it does not answer."""
 
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeVar
+
 from ...accounts.usage import Report
 from ...control.descriptions import Execution, TenantMemory
 from ...control.device_runtime import Models, Placements
@@ -9,13 +12,24 @@ from ..channels.device_protocols import ToRuntime
 from ..channels.report_source import in_time
 
 
-class DeviceReports:
-    """Belongs to the event loop. `caller` calls the process.
+class _OfTenant(Protocol):
+    @property
+    def tenant(self) -> str: ...
 
-    Each report is the last one that is known if the process does not answer in time.
+
+_Row = TypeVar("_Row", bound=_OfTenant)
+
+
+class DeviceReports:
+    """Belongs to the event loop. `caller` calls the process, which has these `tenants` now.
+
+    Each report is the last one that is known if the process does not answer in time. What a process says of tenants that it
+    never had is left out: on cores it is a tenant's own, and could write on another one's bill.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, tenants: Collection[str]) -> None:
+        self._tenants = tenants
+        self._had = set[str]()
         self._models, self._placements = proxy(Models, caller), proxy(Placements, caller)
         self._runtime = proxy(ToRuntime, caller)
         self._executions: list[Execution] = []
@@ -27,19 +41,24 @@ class DeviceReports:
 
     async def executions(self) -> list[Execution]:
         if (found := await in_time(self._models.executions())) is not None:
-            self._executions = found
+            self._executions = self._own(found)
         return self._executions
 
     async def memory(self) -> list[TenantMemory]:
         if (found := await in_time(self._models.memory())) is not None:
-            self._memory = found
+            self._memory = self._own(found)
         return self._memory
 
     async def stretches(self) -> list[WideState]:
         if (found := await in_time(self._placements.stretches())) is not None:
-            self._stretches = found
+            self._stretches = self._own(found)
         return self._stretches
 
     async def usage(self) -> Report | None:
         """None if the process does not answer: what was used is not reported twice."""
-        return await in_time(self._runtime.usage())
+        found = await in_time(self._runtime.usage())
+        return found and found._replace(tenants=self._own(found.tenants))
+
+    def _own(self, rows: Sequence[_Row]) -> list[_Row]:
+        self._had.update(self._tenants)
+        return [row for row in rows if row.tenant in self._had]

@@ -5,8 +5,9 @@ import socket
 
 import pytest
 
+from server.accounts.usage import Report, TenantUsages
 from server.config.tenant import TenantConfig
-from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Loading
+from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, Loading, TenantMemory
 from server.control.device_runtime import Models
 from server.errors import Unavailable
 from server.processes.channels import descriptors
@@ -61,6 +62,26 @@ async def test_a_model_that_children_are_making_is_not_what_ended_the_process() 
     runtime.on_loading(Loading("acme", "mob", "compiling or loading the kernels of", 0, 0, 2))
     runtime.kept.crashes.on_end("the process")
     assert runtime.kept.crashes.suspects() == {("acme", "mob")}
+    acme.close()
+
+
+async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out() -> None:
+    acme = frontend("acme")
+    runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
+    names = "acme", "globex"
+    process.answers |= {
+        "usage": Report(1, [TenantUsages(name, []) for name in names], 7),
+        "executions": [Execution(name, "mob", "1", {}) for name in names],
+        "memory": [TenantMemory(name, None, []) for name in names],
+    }
+    await process.connect(runtime)
+    report = await runtime.usage()
+    assert report == Report(1, [TenantUsages("acme", [])], 7)
+    assert [each.tenant for each in await runtime.models.executions()] == ["acme"]
+    assert [each.tenant for each in await runtime.models.memory()] == ["acme"]
+    runtime.tenants.leave("acme")
+    assert await runtime.usage() == report, "what a tenant used that has left is billed"
+    process.close()
     acme.close()
 
 
