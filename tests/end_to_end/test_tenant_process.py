@@ -119,7 +119,7 @@ def test_a_replaced_process_has_the_granules_and_models_of_before(server: Runnin
     server.kill("acme")
     with client(server, **{"X-Tenant": "acme"}) as http:
         until(lambda: refused(http) == "model 'identity' is unavailable: unloaded")
-        assert http.post("/v2/repository/models/identity/load").status_code == 200
+        until(lambda: http.post("/v2/repository/models/identity/load").status_code == 200)
         assert infer(http, "identity", SMALL).status_code == 200
 
 

@@ -42,6 +42,7 @@ def simulated() -> Iterator[None]:
         patch.setattr(real, "used", lambda: 0)
         patch.setattr(real, "REPARTITIONS", 4)
         patch.setattr(real, "LIMIT", 2)
+        patch.setattr(real, "AGAIN", 120)
         patch.setattr(two, "ASKED", 100)
         yield
 
