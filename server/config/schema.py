@@ -194,9 +194,9 @@ class ModelsConfig(Section, frozen=True):
     )
     watch: Watched = Field(
         default=0.0,
-        description="How often the repository is looked at while it is served; true is every 5 s, false never. New "
-        "models, new versions, changed files and what was removed are followed, once two looks found the same; what "
-        "cannot be served leaves the old in place.",
+        description="How often the server looks for changes of the repository; true is every 5 s, false never. It "
+        "loads new models, versions and changed files and unloads removed ones, once two looks found the same. A version "
+        "that cannot be served leaves the old one in place.",
     )
     python: bool = Field(
         default=False,
