@@ -2,8 +2,9 @@
 
 Right requests (every answer is checked), wrong ones, slow readers, and clients that leave; beside that repartitions with a
 ladder and without, lending, loads of models, reloads of the configuration, and kills of two tenants' processes. The device is
-16 granules on whatever cores there are (`benchmarks.virtualcores`), or with `--device cuda` a GPU. The load comes from threads
-of this one process, at a bounded rate: latencies say how long clients waited here, not what the server can do.
+16 granules on whatever cores there are (`benchmarks.virtualcores`), or with `--device cuda` a GPU; with `--mps` each tenant has
+a device process there, and these are killed too. The load comes from threads of this one process, at a bounded rate: latencies
+say how long clients waited here, not what the server can do.
 
 Exit status 0 if it held: no wrong answer, none missing but on connections that a kill ended, memory and descriptors flat, the
 account's sums right, and every tenant answered at the end.
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="default: 10")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when; default: 0")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--mps", action="store_true", help="a device process for each tenant; with --device cuda")
     parser.add_argument("--every", type=float, default=1.5, help="seconds between two changes, on average; default: 1.5")
     parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between two kills; default: 20")
     parser.add_argument("--json", type=Path, help="where the report is written to as JSON")
@@ -100,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def soak(folder: Path, options: argparse.Namespace) -> Report:
     """Serve, and do all of it; the report."""
-    texts, config = [configuration(folder, options.device, limits) for limits in LIMITS], folder / "greenlane.toml"
+    texts, config = [configuration(folder, options.device, options.mps, limits) for limits in LIMITS], folder / "greenlane.toml"
     for name, width in MODELS.items():
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "1" / "model.onnx").write_bytes(onnx_of(name))
@@ -120,7 +122,7 @@ def soak(folder: Path, options: argparse.Namespace) -> Report:
             config,
             texts,
             PLANS,
-            KILLED,
+            [name for tenant in KILLED for name in ([tenant, f"dev {tenant}"] if options.mps else [tenant])],
             options.every,
             options.kill_every,
             random.Random(chance.getrandbits(64)),
@@ -134,9 +136,10 @@ def soak(folder: Path, options: argparse.Namespace) -> Report:
     return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log)
 
 
-def configuration(folder: Path, device: str, limits: dict[str, str]) -> str:
+def configuration(folder: Path, device: str, mps: bool, limits: dict[str, str]) -> str:
     """The text of a configuration file."""
-    head = '[server]\nport = 0\ndrain_grace = "0s"\n[device]\nbackend = "{}"\n[models]\nrepository = "{}/models"\n'
+    device = f'backend = "{device}"' + ('\nmps = "on"' if mps else "")
+    head = '[server]\nport = 0\ndrain_grace = "0s"\n[device]\n{}\n[models]\nrepository = "{}/models"\n'
     return head.format(device, folder) + TENANTS.format(**limits)
 
 

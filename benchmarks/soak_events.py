@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ class Events:
     texts: Sequence[str]
     plans: Sequence[dict[str, int]]
     killed: Sequence[str]
-    """Tenants whose processes are killed, in turn."""
+    """Processes that are killed, in turn: a tenant's name for its HTTP process, "dev" and the name for its device process."""
     every: float
     kill_every: float
     chance: random.Random
@@ -69,13 +70,14 @@ class Events:
             name, act = self.chance.choice(what)
             if time.monotonic() > next_kill:
                 next_kill += self.kill_every
-                name, act = "kill", self._kill
+                whose = self.killed[self._kills % len(self.killed)]
+                name, act = "kill of dev" if whose.startswith("dev ") else "kill", partial(self._kill, whose)
             began = time.monotonic()
             try:
                 tenant, status = act()
             except (OSError, http.client.HTTPException):
                 tenant, status = "", 0
-            self.done.append(Event(name, tenant, self._killed if name == "kill" else began, time.monotonic(), status))
+            self.done.append(Event(name, tenant, self._killed if name.startswith("kill") else began, time.monotonic(), status))
 
     def _ask(self, method: str, path: str, body: object = None, tenant: str = "") -> int:
         return ask(self.server.port, method, path, body, tenant)[0]
@@ -103,10 +105,10 @@ class Events:
         finally:
             self.config.write_text(self.texts[0])
 
-    def _kill(self) -> tuple[str, int]:
-        tenant = self.killed[self._kills % len(self.killed)]
+    def _kill(self, whose: str) -> tuple[str, int]:
+        tenant, self._killed = whose.removeprefix("dev "), time.monotonic()
         for one in self.server.family():
-            if one.name == f"greenlane {tenant}"[:15] and one.state != "Z":
+            if one.name == f"greenlane {whose}"[:15] and one.state != "Z":
                 self._killed = time.monotonic()
                 os.kill(one.pid, signal.SIGKILL)
                 self._kills += 1

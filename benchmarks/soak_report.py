@@ -155,7 +155,9 @@ class Report:
         yield "\n| done to the server | status | count | median | worst |\n|---|---|---|---|---|"
         for name, status in sorted({(each.name, each.status) for each in self.events}):
             took = [(e.ended - e.began) * 1e3 for e in self.events if (e.name, e.status) == (name, status)]
-            shown = "" if name in ("kill", "reload (SIGHUP)") else f"{median(took):,.0f} ms | {max(took):,.0f} ms"
+            shown = (
+                "" if name in ("kill", "kill of dev", "reload (SIGHUP)") else f"{median(took):,.0f} ms | {max(took):,.0f} ms"
+            )
             yield f"| {name} | {status or 'not answered'} | {len(took)} | {shown or ' | '} |"
         yield "\n| tenant | beside | right answers | p50 | p99 | worst |\n|---|---|---|---|---|---|"
         for (tenant, what), times in self.latencies().items():
