@@ -15,8 +15,8 @@ from engines import Engine, Executor, Room, Tensor, Work
 from engines.signature import align
 from greenlane.load.figures import Samples
 from partitions import Device, Partition
-from server.workers.bundling import BUNDLE
 from server.workers.gil_priority import GilPriorities, GilPriority
+from server.workers.ticket_runner import BUNDLE
 
 from .subjects import Array
 

@@ -12,7 +12,7 @@ from ..link.messages import ModelKey, Shape
 from ..repository.model_repository import ModelFile
 from ..repository.model_settings import ResolvedSettings
 from ..tenants.catalog import IndexEntry, ServedModel
-from ..workers.closing import close_all
+from ..workers.placement import close_all
 
 _MAX_REASONS = 3
 """The most reasons that the answer to a failed load gives."""

@@ -11,9 +11,8 @@ from partitions.plan import Granules
 
 from ..control.descriptions import Pause
 from ..control.device_runtime import halt_all
-from ..workers.closing import close_all
 from ..workers.halting import Halting, hold
-from ..workers.placement import Placement
+from ..workers.placement import Placement, close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .placements import Placements

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
+from typing import NamedTuple
 
 from engines import Engine, EngineError, Executor
 from engines.memory import added
@@ -27,13 +28,12 @@ from ..errors import RequestError, Unavailable
 from ..link.messages import ModelKey
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
-from ..workers.closing import close_all
+from ..workers.placement import close_all
 from ..workers.worker import Worker
 from .budget import Claim, missing, refusal, sized
 from .loaded_model import Source
 from .loaded_models import LoadedModels
 from .model_loader import ModelLoader
-from .page_choice import Resident, choose
 from .paged_executor import PagedExecutor
 from .placements import Placements
 from .taken_memory import bound_executors, label, model_memory, shared_in, taken, taken_more
@@ -408,3 +408,34 @@ class Pager:
 
     def _source(self, tenant: str, model: ModelKey) -> Source:
         return next(loaded.sources[model] for loaded in self._served.of(tenant).values() if model in loaded.sources)
+
+
+class Resident(NamedTuple):
+    """A model that could be paged out: the bytes that this frees, and when it was last used, in any unit."""
+
+    model: ModelKey
+    nbytes: int
+    used: int
+
+
+def choose(residents: Iterable[Resident], missing: int) -> list[Resident] | None:
+    """The models to page out to free so many bytes, the least recently used first; None if all of them are not enough.
+
+    Models that were used at the same time go in the order given. No model is among them without need: if a large one makes an
+    earlier, smaller one superfluous, that stays.
+    """
+    chosen: list[Resident] = []
+    freed = 0
+    for each in sorted(residents, key=lambda resident: resident.used):
+        if freed >= missing:
+            break
+        if each.nbytes > 0:
+            chosen.append(each)
+            freed += each.nbytes
+    if freed < missing:
+        return None
+    for each in reversed(chosen[:]):  # Of those that need not go, the most recently used stay.
+        if freed - each.nbytes >= missing:
+            chosen.remove(each)
+            freed -= each.nbytes
+    return chosen

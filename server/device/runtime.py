@@ -21,9 +21,8 @@ from ..errors import Conflict
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
-from ..workers.closing import close_all
 from ..workers.gil_priority import GilPriorities
-from ..workers.placement import Placement
+from ..workers.placement import Placement, close_all
 from ..workers.supervision import Supervision
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl

@@ -20,7 +20,7 @@ from ..link.messages import ModelKey
 from ..tenants.catalog import UNLOADED, IndexEntry
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
-from ..workers.closing import close_all
+from ..workers.placement import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead

@@ -17,8 +17,7 @@ from ..control.stretch import Wide, WideState
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
 from ..workers.borrowing import Borrowing, BorrowingStatistics
-from ..workers.closing import close_all
-from ..workers.placement import Placement, Refusal
+from ..workers.placement import Placement, Refusal, close_all
 from ..workers.stretching import Measured
 from ..workers.worker import Worker
 from .paged_executor import bound

@@ -5,16 +5,15 @@ itself. Two things are compared:
 
 - The median: every request of the first kind met a borrower, so most of what lending costs is in the middle of them.
 - The tail, for borrowers that cost some requests much and others nothing: how many that met one are later than the slowest
-  twentieth of the others, and than the slowest hundredth (their p99), by more than a borrower may cost. `exceedances` says how
+  twentieth of the others, and than the slowest hundredth (their p99), by more than a borrower may cost. `critical` says how
   many are too many to be chance. The p99 of those that met a borrower is not compared itself: of some dozens it would be their
   longest, which any other noise may be.
 """
 
 from bisect import bisect_right
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
-
-from .exceedances import critical
 
 ENOUGH = 16
 """Requests of a model, of each kind, that are compared."""
@@ -170,3 +169,25 @@ class Guard:
         self.until, self._lent_since, self._measured = 0, now, None
         for each in self._models.values():
             each.forget_met()
+
+
+@lru_cache(maxsize=1024)
+def critical(earlier: int, rank: int, new: int, chance: float) -> int:
+    """The fewest of `new` values above the `rank`-th largest of `earlier` ones that are less likely than `chance`, if all are
+    alike; more than `new` if no number of them is.
+
+    If m earlier and n new values come from one continuous distribution, every order of them is equally likely, whatever that
+    distribution is. So the number of new ones above the r-th largest earlier one has a known distribution, also for few values:
+    E. J. Gumbel and H. von Schelling, "The Distribution of the Number of Exceedances", Annals of Mathematical Statistics 21
+    (1950).
+    """
+    likely = 1.0
+    for index in range(rank):
+        likely *= (earlier - index) / (new + earlier - index)
+    at_most = 0.0
+    for count in range(new + 1):
+        at_most += likely
+        if 1 - at_most < chance:
+            return count + 1
+        likely *= (count + rank) * (new - count) / ((count + 1) * (new - count - 1 + earlier - rank + 1))
+    return new + 1

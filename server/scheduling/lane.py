@@ -28,10 +28,9 @@ from .launcher import Launcher
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
-from .relinking import Relinking
+from .relinking import Relinking, Waiters
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
-from .waiters import Waiters
 
 _LOOK_AGAIN = 0.005
 """Seconds after which a helper looks again whether the lead's queue has room."""

@@ -1,15 +1,98 @@
 """Launches a lane's requests: on this thread where the device side can run them there, else by the ring, several at a time."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
 from ..link.messages import Done, Ticket
 from ..link.ring import Tickets
-from .awake import Awake
 from .batch_runs import BatchRuns
-from .batch_timer import BatchTimer
 from .scheduler import Scheduler
+
+PATIENCE = 100_000
+"""Nanoseconds to stay awake after an answer. Some 40 us pass before a client on the same machine has asked again."""
+_LONGEST = 8 * PATIENCE
+"""A longer pause counts as one of this length."""
+_SHARE = 3
+"""Each pause counts for 1 / 2**3 of the average: a single long one ends it, half a dozen short ones begin it again."""
+
+
+class BatchTimer:
+    """Calls `launch` at one time, on the clock of `time.monotonic`. Belongs to the event loop."""
+
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self._launch = launch
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a time is set, and has not been reached."""
+        return self._timer is not None
+
+    def __repr__(self) -> str:
+        return f"<BatchTimer {'set' if self.active else 'not set'}>"
+
+    def set(self, due: float | None) -> None:
+        """Call at this time, instead of any that was set before; None: not at all."""
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None
+        if due is not None:  # Event loops count in whole milliseconds.
+            delay = math.ceil((due - time.monotonic()) * 1000) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._launch()
+
+
+def _call_soon(function: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_soon(function)
+
+
+class Awake:
+    """Of one lane whose short models run on the event loop; belongs to that. `clock` is in nanoseconds.
+
+    Problem: a client that asks again as soon as it has its answer lets the core sleep in between. To wake the core of a virtual
+    machine takes longer than a short model, and its caches are cold then. Solution: while pauses are shorter than PATIENCE on
+    average, the event loop looks for requests, of all connections, instead of sleeping, for PATIENCE at most. It runs whatever
+    else it has to run, and other threads get the GIL and the core as always. So this costs a tenant whose requests come further
+    apart nothing, and others a part of the time in which their core would be idle.
+    """
+
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object] = _call_soon, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._call_soon = call_soon
+        self._clock = clock
+        self._pause = _LONGEST
+        self._answered = 0
+        self._looking = False
+
+    def __repr__(self) -> str:
+        return f"<Awake {'looking' if self._looking else 'resting'}, pauses of {self._pause // 1000} us>"
+
+    def arrived(self) -> None:
+        """A request has come."""
+        if self._answered:
+            pause = min(self._clock() - self._answered, _LONGEST)
+            self._pause += (pause - self._pause) >> _SHARE
+            self._answered = 0
+
+    def answered(self) -> None:
+        """All requests are answered, and nothing is in flight."""
+        self._answered = self._clock()
+        if self._pause < PATIENCE and not self._looking:
+            self._looking = True
+            self._call_soon(self._look)
+
+    def _look(self) -> None:
+        """Called once in each iteration of the event loop, which does not sleep before the next."""
+        if self._answered and self._clock() - self._answered < PATIENCE:
+            self._call_soon(self._look)
+        else:
+            self._looking = False
 
 
 class Launcher:

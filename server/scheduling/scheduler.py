@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import QueueFull
 from ..link.messages import ModelKey, Ticket
+from ..link.occupancy import Occupancy
 from .batching import NOTHING, Batchable, Choice, Queued, choose
 
 LAST = 1 << 64
@@ -179,3 +180,45 @@ class Scheduler:
     def _queued(self) -> int:
         """How many wait: here, deferred by the worker, or for their clients to take a part."""
         return len(self._waiting) + min(self.deferred, len(self._in_flight)) + self.paused
+
+
+class HelperScheduler(Scheduler):
+    """As `Scheduler`, for so many slots. The lead decides what fits into the queue; `limit` and `setting` are its."""
+
+    def __init__(self, slots: int, limit: int, setting: str, occupancy: Occupancy) -> None:
+        super().__init__(limit, slots, setting=setting)
+        self._occupancy = occupancy
+
+    @property
+    def full(self) -> bool:
+        return self._occupancy.queue_is_full
+
+    def check(self) -> None:
+        if self.full:
+            raise QueueFull(f"Exceeds maximum queue size: {self.limit} requests may wait, and as many do ({self.setting})")
+
+
+class SpreadScheduler(Scheduler):
+    """As `Scheduler`; `in_flight_limit` and `horizon` are for each of so many devices.
+
+    Which of them gets a ticket is decided when it is put (`server.link.spread`).
+    """
+
+    def __init__(self, limit: int, in_flight_limit: int, horizon: int, setting: str, devices: int) -> None:
+        super().__init__(limit, in_flight_limit * devices, horizon * devices, setting)
+        self.devices = devices
+        self._of_each = in_flight_limit, horizon
+
+    def set_devices(self, count: int) -> None:
+        """So many devices get tickets from now on. With none the limits stay as for one."""
+        in_flight_limit, horizon = self._of_each
+        self.devices = max(1, count)
+        self.in_flight_limit, self.horizon = in_flight_limit * self.devices, horizon * self.devices
+        self._current_limit = max(self.in_flight_limit, self.horizon // self._longest)
+
+    def choose(self, now: float) -> Choice:
+        running = self._running
+        if self.held or not self._waiting or running >= self._current_limit:
+            return NOTHING
+        alone = self.on_host_cores or self._current_limit > self.in_flight_limit
+        return choose(self._waiting, running, self.devices if alone else self.in_flight_limit, now, self.devices)

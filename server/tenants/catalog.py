@@ -4,6 +4,8 @@ from bisect import bisect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from fractions import Fraction
+from math import lcm
 from typing import TYPE_CHECKING, Any, Literal
 
 from engines import Signature
@@ -17,7 +19,6 @@ from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
 from ..text.folder import TextFolder
 from .statistics import ModelStatistics
-from .turns import Turns
 
 if TYPE_CHECKING:
     from .running_functions import RunningFunctions
@@ -277,3 +278,35 @@ def _continue(item: ServedModel, before: ServedModel | None) -> ServedModel:
     if before is None:
         return item
     return replace(item, statistics=before.statistics)
+
+
+class Turns:
+    """A smooth weighted round robin, as nginx has it: each name comes as often as its weight says, evenly spread.
+
+    The same weights always give the same order. After n turns a name has never had more than one turn above its share of n, and
+    once n is a multiple of `period` each has had exactly its share.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """Weights above 0; those that are 0 never have a turn."""
+        shares = {
+            name: Fraction(repr(weight)) for name, weight in weights.items() if weight
+        }  # 0.1 is a tenth: as it is written.
+        unit = lcm(*(share.denominator for share in shares.values()))
+        self.weights = dict(weights)
+        self._shares = {name: int(share * unit) for name, share in shares.items()}
+        self.period = sum(self._shares.values())
+        self._due = dict.fromkeys(self._shares, 0)
+        """How much each is behind its share, in units of `period`."""
+
+    def __repr__(self) -> str:
+        return f"<Turns {self.weights}>"
+
+    def next(self) -> str:
+        """The name whose turn it is."""
+        due = self._due
+        for name, share in self._shares.items():
+            due[name] += share
+        chosen = max(due, key=due.__getitem__)
+        due[chosen] -= self.period
+        return chosen

@@ -16,11 +16,9 @@ from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Link
 from ..link.spread import Spread
 from ..protocol.request import Limits
-from ..scheduling.helper_scheduler import HelperScheduler
 from ..scheduling.lane import Lane
 from ..scheduling.pending import Canceller
-from ..scheduling.scheduler import Scheduler
-from ..scheduling.spread_scheduler import SpreadScheduler
+from ..scheduling.scheduler import HelperScheduler, Scheduler, SpreadScheduler
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel, none_ready
 from .frontend import ModelReport, Report, State

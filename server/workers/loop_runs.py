@@ -7,22 +7,141 @@ against that: the model is not known to be short, something else is in flight, t
 import logging
 import time
 from collections.abc import Callable, Mapping
+from threading import Semaphore, Thread
 from typing import Any
 
-from engines import Executor
+from engines import Executor, Memo, Work
 from partitions import Partition
 
-from ..link.messages import Done, Extent, Ticket
+from ..link.messages import Done, Extent, ModelKey, Shape, Ticket
 from .cancellations import Cancellations
-from .loop_guard import LoopGuard
-from .loop_time import BOUND, LoopTime
 from .metering import Metering
 from .session import InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
 
+BOUND = 200_000
+"""Nanoseconds that a model may take on the event loop. It is about what the way to the thread and back takes while the event
+loop is busy, so other connections wait no longer than they would for the thread."""
+BUDGET = 1_000_000
+"""Nanoseconds that models may take of the event loop beyond their share (see `LoopTime`). Then the thread runs them: the event
+loop reads what has come meanwhile, a queue forms, in which priorities and batches count, and on several cores both work."""
+
+_UNPROVEN = 2 * BOUND
+"""The bound of a model that has not run yet: it may run on the event loop after half a dozen short runs."""
+_DECAY = 3
+"""After each run the bound sinks by 1 / 2**3, unless the run was longer."""
+_SHARE = 1, 2
+"""Models may take half as long on the event loop as all else does there, where the thread has another core to run them on."""
+_SHARE_OF_ONE_CORE = 4, 1
+"""Where it has none, four times as long: there the thread only takes turns with the event loop, at a switch for each turn."""
+INTERVAL = 0.02
+"""Seconds between two looks: a work is cancelled when it has run for this long, or at the latest for twice as long. Looking so
+rarely costs nothing, and a client hardly notices such a pause."""
 _FRESH = BOUND // 8
 """Nanoseconds for which a reading of the thread's CPU time does for the runs that follow: it is a system call."""
+_MAX_ENTRIES = 256
+
+Key = tuple[ModelKey, tuple[Shape, ...]]
+
+
+class LoopTime:
+    """How long each model recently took for each set of shapes, at most: a bound that rises at once and sinks slowly. So one
+    slow run sends a model to the thread, until as many short ones have followed as the run was slow.
+
+    Models that run on the event loop may take a share of its time that depends on the number of `cores` of the tenant's
+    partition, and `BUDGET` more in a burst.
+
+    `learn` may be called by another thread than the rest. Times are in nanoseconds.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self._share = _SHARE if cores > 1 else _SHARE_OF_ONE_CORE
+        self._longest: Memo[Key, int] = Memo(_MAX_ENTRIES)
+        self._taken = self._since = 0
+
+    def __repr__(self) -> str:
+        short = [longest for longest in list(self._longest.values()) if longest <= BOUND]
+        return f"<LoopTime {len(short)} of {len(self._longest)} models and shapes are short>"
+
+    def allows(self, key: Key, now: int) -> bool:
+        """Whether one more run may take place on the event loop at this time."""
+        longest = self._longest.get(key)
+        if longest is None or longest > BOUND:
+            return False
+        return self._taken - self._given(now) <= BUDGET
+
+    def took(self, key: Key, began: int, ended: int, duration: int) -> None:
+        """A run took place on the event loop from `began` to `ended`, and `duration` of that was the model's own."""
+        self._taken = max(0, self._taken - self._given(began)) + duration
+        self._since = ended
+        self.learn(key, duration)
+
+    def learn(self, key: Key, duration: int) -> None:
+        """A run took this long, on any thread."""
+        longest = self._longest.get(key, _UNPROVEN)
+        self._longest.remember(key, max(duration, longest - (longest >> _DECAY)))
+
+    def _given(self, now: int) -> int:
+        """How much the models may take for the time since the last run."""
+        times, parts = self._share
+        return (now - self._since) * times // parts
+
+
+class LoopGuard:
+    """A thread that looks at what runs on the event loop, while anything does.
+
+    Whether a work is short is known from its shapes, but a loop in a model may depend on the numbers in its inputs. `begin` and
+    `end` are for the event loop's thread, `close` for any. After an interval without a run the thread rests; it ends after
+    `close`. `sleep` blocks for so many seconds.
+    """
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.thread: Thread | None = None
+        self.resting = False
+        self._sleep = sleep
+        self._work: Work | None = None
+        self._runs = 0
+        self._closed = False
+        self._rest = Semaphore(0)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "resting" if self.resting or self.thread is None else "looking"
+        return f"<LoopGuard {state}, {self._runs} runs>"
+
+    def begin(self, work: Work) -> None:
+        """This work runs on the event loop from now on."""
+        self._work = work
+        self._runs += 1
+        if self.resting:
+            self.resting = False
+            self._rest.release()
+        elif self.thread is None:
+            self.thread = Thread(target=self._look, name="guard of the event loop", daemon=True)
+            self.thread.start()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._work = None
+
+    def close(self) -> None:
+        """End the thread, within an interval; nothing begins after this."""
+        self._closed = True
+        self._rest.release()
+
+    def _look(self) -> None:
+        while not self._closed:
+            runs = self._runs
+            work = self._work
+            self._sleep(INTERVAL)
+            if work is not None and self._work is work:
+                work.cancel()
+            elif self._runs == runs:
+                self.resting = True
+                if self._runs == runs:  # Otherwise `begin` may not have seen that this thread rests.
+                    self._rest.acquire()
+                self.resting = False
+            work = None
 
 
 class LoopRuns:

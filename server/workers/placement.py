@@ -1,13 +1,16 @@
-"""A tenant's models bound to some granules."""
+"""A tenant's models bound to some granules; and how what is not used any more is closed."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from engines import Executor
-from partitions import Partition
+from engines import EngineError, Executor
+from partitions import Partition, PartitionError
+from partitions.base import Closing
 
 from ..link.messages import ModelKey
-from .closing import close_all
+
+log = logging.getLogger("greenlane.worker")
 
 
 class Refusal(NamedTuple):
@@ -35,3 +38,15 @@ class Placement:
     def close(self) -> None:
         """Close executors and partition. Blocks. Failures are logged."""
         close_all([*self.executors.values(), self.partition])
+
+
+def close_all(things: Iterable[Closing]) -> None:
+    """Close each, in order, even if others fail: after a move or an unload, which cannot be undone, and at the end. Blocks.
+
+    Failures are logged: what cannot be closed, as on a lost device, is not used again either.
+    """
+    for thing in things:
+        try:
+            thing.close()
+        except (EngineError, PartitionError) as error:
+            log.warning("closing %r: %s", thing, error)

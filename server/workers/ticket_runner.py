@@ -22,7 +22,6 @@ from ..errors import Outgrown
 from ..launch_loop.loop import Twin
 from ..link.messages import Done, Extent, Failure, Malformed, ModelKey, Ticket
 from .borrowing import Borrowing
-from .bundling import BUNDLE, longest_delay
 from .cancellations import Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
@@ -32,8 +31,22 @@ from .session import InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
 
+BUNDLE = 50_000
+"""For how many nanoseconds completions of short works may be collected, to wake the HTTP side once for
+several: where the HTTP process has cores of its own."""
+BUNDLE_ON_SAME_CORES = 300_000
+"""If the HTTP process runs on the partition's cores: each wakes at the other's expense, and evicts its cache lines."""
+BUNDLE_ON_SAME_INTERPRETER = 1_000_000
+"""If both sides also share one interpreter."""
 LOOK_INTERVAL = 10_000
 """Nanoseconds between two polls for tickets, each of which is a system call; after an idle phase with short works, `BUNDLE`."""
+
+
+def longest_delay(shares_interpreter: bool, hosted: bool) -> int:
+    """The delay for a link; `hosted`: works run on cores of the host."""
+    if shares_interpreter:
+        return BUNDLE_ON_SAME_INTERPRETER
+    return BUNDLE_ON_SAME_CORES if hosted else BUNDLE
 
 
 class TicketRunner:

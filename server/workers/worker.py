@@ -15,14 +15,13 @@ from ..accounts.meter import Meter, Place
 from ..launch_loop.loop import LaunchLoop, open_loop
 from ..link.messages import Failure, ModelKey
 from .borrowing import Borrowing
-from .bundling import BUNDLE
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations
 from .gil_priority import GilPriorities
 from .metering import Metering
 from .placement import Placement
 from .session import Endpoint, Session
 from .stretching import Measured
-from .ticket_runner import TicketRunner
+from .ticket_runner import BUNDLE, TicketRunner
 
 
 def _ignore(_: Exception) -> None:

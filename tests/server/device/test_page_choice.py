@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.device.page_choice import Resident, choose
+from server.device.pager import Resident, choose
 
 RESIDENT = st.builds(Resident, st.uuids().map(str), st.integers(0, 50), st.integers(0, 5))
 RESIDENTS = st.lists(RESIDENT, max_size=12, unique_by=lambda each: each.model)

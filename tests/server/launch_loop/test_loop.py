@@ -17,9 +17,9 @@ from server.launch_loop.library import SWITCH, open_library
 from server.launch_loop.loop import MOST_ENTRIES, LaunchLoop, Twin, open_loop
 from server.link.encoding import Serializer, decode_request
 from server.link.messages import NOWHERE, Failure, Malformed
-from server.workers.bundling import BUNDLE
 from server.workers.cancellations import EXPIRED, WITHDRAWN
 from server.workers.session import Session
+from server.workers.ticket_runner import BUNDLE
 from tests.contract import in_a_thread
 from tests.fakes import FakeEngine
 from tests.launchable import RING, LaunchableEngine, LaunchableExecutor, address_of, needs_a_compiler, open_fake_cuda

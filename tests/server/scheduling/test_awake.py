@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from server.scheduling.awake import PATIENCE, Awake
+from server.scheduling.launcher import PATIENCE, Awake
 
 SHORT = PATIENCE // 4
 TURN = 3_000

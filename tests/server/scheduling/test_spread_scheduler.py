@@ -3,7 +3,7 @@
 from engines import DATATYPES, Signature, TensorSpec
 from server.link.messages import Ticket
 from server.scheduling.batching import Batching
-from server.scheduling.spread_scheduler import SpreadScheduler
+from server.scheduling.scheduler import SpreadScheduler
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (), max_batch=8)

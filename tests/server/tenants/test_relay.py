@@ -18,10 +18,9 @@ from server.link import ring as links
 from server.link.messages import Done, Extent, Failure
 from server.link.occupancy import LEAD, Occupancy, SharedBlocks
 from server.link.slots import Slot
-from server.scheduling.helper_scheduler import HelperScheduler
 from server.scheduling.lane import Lane
 from server.scheduling.pending import error_of, failure_of
-from server.scheduling.scheduler import Scheduler
+from server.scheduling.scheduler import HelperScheduler, Scheduler
 from server.tenants import relay
 from server.tenants.catalog import Catalog, ServedModel
 from server.tenants.relay import Relay

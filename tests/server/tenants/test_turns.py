@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.tenants.turns import Turns
+from server.tenants.catalog import Turns
 
 WEIGHTS = st.dictionaries(
     st.sampled_from("12345"), st.one_of(st.integers(0, 20), st.sampled_from([0.1, 0.25, 0.5, 0.9, 1.5])), min_size=1

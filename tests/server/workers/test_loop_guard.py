@@ -6,7 +6,7 @@ from threading import Event, Semaphore
 import pytest
 
 from engines import Tensor
-from server.workers.loop_guard import LoopGuard
+from server.workers.loop_runs import LoopGuard
 from tests.fakes import PATIENCE
 
 

@@ -10,7 +10,7 @@ import pytest
 from server.link.messages import Done, Failure
 from server.link.slots import SMALLEST
 from server.workers import loop_runs
-from server.workers.loop_time import BOUND
+from server.workers.loop_runs import BOUND
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
 from tests.fakes import PATIENCE

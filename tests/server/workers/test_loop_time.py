@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.workers.loop_time import BOUND, BUDGET, LoopTime
+from server.workers.loop_runs import BOUND, BUDGET, LoopTime
 
 KEY = ("m/1#1", ((1, 4),))
 SHORT = 10_000

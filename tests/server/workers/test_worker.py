@@ -17,11 +17,11 @@ from partitions import DeviceLost
 from server.link.messages import Done, Malformed, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
-from server.workers.bundling import BUNDLE
 from server.workers.deferred import MAX_RESUMED
 from server.workers.gil_priority import GilPriorities
 from server.workers.placement import Placement
 from server.workers.session import Endpoint
+from server.workers.ticket_runner import BUNDLE
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
 from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Script
