@@ -56,7 +56,8 @@ run() {
   local name=$1 limit=$2 code
   shift 2
   head "$@" > "$out/$name.log"
-  timeout -k 10 "$limit" "$@" >> "$out/$name.log" 2>&1
+  # SIGINT, so that pytest still prints what failed; what a shell starts in the background ignores it otherwise.
+  timeout -s INT -k 20 "$limit" env --default-signal=INT "$@" >> "$out/$name.log" 2>&1
   code=$?
   printf '\nended with %s\n' "$code" >> "$out/$name.log"
   echo "== $name: $code, $(grep -E '^(=+ )?[0-9]+ (passed|failed|skipped|error)|ERROR SUMMARY' "$out/$name.log" | tail -n 1)"
