@@ -24,7 +24,6 @@ SLOWEST = (
     "tests/greenlane/test_wheel.py",
     "tests/end_to_end/test_fuzz.py",
     "tests/end_to_end/test_device_process.py",
-    "tests/end_to_end/test_http_processes_end.py",
     "tests/engines/tensorrt/test_verifying.py",
     "tests/end_to_end/test_given_up.py",
     "tests/end_to_end/test_tenant_process.py",

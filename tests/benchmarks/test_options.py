@@ -165,5 +165,4 @@ def test_the_help_has_the_bounds_of_inside(capsys: pytest.CaptureFixture[str]) -
 
 
 def _main(command: str) -> Callable[[list[str]], int]:
-    main: Callable[[list[str]], int] = importlib.import_module(f"benchmarks.{command}").main
-    return main
+    return importlib.import_module(f"benchmarks.{command}").main

@@ -50,8 +50,7 @@ def rendered(*settings: str, version: str = NEWEST, chart: Path = CHART) -> dict
 
 
 def pod(manifests: dict[str, Manifest]) -> Manifest:
-    found: Manifest = manifests["StatefulSet release-greenlane"]["spec"]["template"]["spec"]
-    return found
+    return manifests["StatefulSet release-greenlane"]["spec"]["template"]["spec"]
 
 
 def test_helm_has_nothing_to_say_of_the_chart() -> None:

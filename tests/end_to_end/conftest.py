@@ -8,8 +8,10 @@ import httpx
 import pytest
 
 from . import repository
-from .harness import Served, configuration, serving
-from .processes import configure, running
+from .fixtures import WAYS, served_as
+from .harness import Served
+from .processes import Running
+from .wire import as_before, client, until
 
 
 @pytest.fixture(scope="package")
@@ -17,24 +19,26 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository.standard(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="package", params=["asgi", "direct", "processes"])
+@pytest.fixture(scope="package", params=WAYS[:3])
 def served(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every way in which requests reach the server; the answers must be the same.
 
     The last is a process of its own, so tests cannot look inside.
     """
-    if request.param == "processes":
-        tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-        config = configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants, default_tenant='"acme"')
-        with running(config) as served:
-            yield served
-    else:
-        with serving(configuration(standard), direct=request.param == "direct") as served:
-            yield served
+    with served_as(request.param, standard, tmp_path_factory.mktemp("served")) as served:
+        yield served
 
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    """A client. It verifies no certificates, of which there are none: httpx would take 24 ms to read whom to trust."""
-    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
-        yield client
+    """A client of this or of the module's own `served`."""
+    with client(served) as http:
+        yield http
+
+
+@pytest.fixture
+def acme(server: Running) -> Iterator[httpx.Client]:
+    """A client of acme's, once the module's `server` serves that."""
+    with client(server, "acme") as http:
+        until(lambda: as_before(http))
+        yield http

@@ -1,15 +1,16 @@
 """The real `python -m server` as a process of its own, and the processes it consists of."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,7 +18,7 @@ from greenlane.load.server_process import READY, ServerProcess, alive, terminate
 from tests.forked import Forked
 from tests.simulation.mps import FakeMps
 
-from .wire import Connection, infer, request, tensor, until
+from .wire import Connection, client, infer, request, tensor, until
 
 
 class Running(ServerProcess):
@@ -68,9 +69,20 @@ SOON = 3.0
 
 
 @contextmanager
-def running(config: Path, *options: str) -> Iterator[Running]:
-    """Serve this file until left; then it may drain for a moment, and what is left of it is killed."""
-    with _started([sys.executable, "-m", "server", "--config", str(config), *options]) as server:
+def running(config: Path, *options: str, **settings: Any) -> Iterator[Running]:
+    """Serve this file until left; then it may drain for a moment, and what is left of it is killed.
+
+    With settings of `Popen` it is started with those.
+    """
+    with _started([sys.executable, "-m", "server", "--config", str(config), *options], **settings) as server:
+        yield server
+
+
+@contextmanager
+def running_folder(folder: Path, signs: Sequence[str] = READY) -> Iterator[Running]:
+    """Serve what there is in this folder."""
+    environment = {name: value for name, value in os.environ.items() if name != "GREENLANE_CONFIG"}
+    with _started([sys.executable, "-m", "server", "--port", "0"], environment, signs, folder=folder) as server:
         yield server
 
 
@@ -115,11 +127,16 @@ def running_module(module: str, config: Path, *options: str, signs: Sequence[str
 
 
 @contextmanager
-def running_plain(config: Path, *options: str) -> Iterator[Running]:
+def running_plain(config: Path, *options: str, **settings: Any) -> Iterator[Running]:
     """The same with `uvicorn server.app:app`."""
     words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log", *options]
-    with _started(words, {**os.environ, "GREENLANE_CONFIG": str(config)}) as server:
+    with _started(words, {**os.environ, "GREENLANE_CONFIG": str(config)}, **settings) as server:
         yield server
+
+
+def running_asgi(config: Path, **settings: Any) -> AbstractContextManager[Running]:
+    """The same with an option that needs ASGI for every request."""
+    return running_plain(config, "--limit-concurrency", "1000", **settings)
 
 
 @contextmanager
@@ -128,21 +145,22 @@ def running_script(folder: Path, text: str, *words: object, kind: type[R], signs
     script = folder / "script.py"
     script.write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with _popen([sys.executable, str(script), *map(str, words)], environment, signs, kind, subprocess.PIPE) as server:
+    with _started([sys.executable, str(script), *map(str, words)], environment, signs, kind, subprocess.PIPE) as server:
         yield server
 
 
 @contextmanager
-def _started(words: list[str], environment: dict[str, str] | None = None, signs: Sequence[str] = READY) -> Iterator[Running]:
-    with _popen(words, environment, signs, Running) as server:
-        yield server
-
-
-@contextmanager
-def _popen(
-    words: list[str], environment: dict[str, str] | None, signs: Sequence[str], kind: type[R], stdin: int | None = None
+def _started(
+    words: list[str],
+    environment: dict[str, str] | None = None,
+    signs: Sequence[str] = READY,
+    kind: type[R] = Running,
+    stdin: int | None = None,
+    folder: Path | None = None,
+    **settings: Any,
 ) -> Iterator[R]:
-    with Forked(words, env=environment, stdin=stdin, stderr=subprocess.PIPE, text=True) as popen:
+    start = subprocess.Popen if settings else Forked
+    with start(words, env=environment, stdin=stdin, stderr=subprocess.PIPE, text=True, cwd=folder, **settings) as popen:
         server = kind(popen)
         try:
             server.start(signs)
@@ -150,6 +168,16 @@ def _popen(
             terminate(popen, SOON)  # A process that is killed leaves no coverage.
         finally:
             server.close()
+
+
+def tenant(name: str = "acme", *models: str, **keys: object) -> str:
+    """A tenant's table in TOML: it has a granule, may call these models or all, and has these keys besides."""
+    table = {"granules": 1, "models": models or ["*"], **keys}
+    return "\n".join([f"[tenants.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""])
+
+
+PAIR = tenant("acme") + tenant("globex", "identity", "spin")
+"""Two tenants."""
 
 
 def configure(path: Path, repository: Path, tenants: str, **server: str) -> Path:
@@ -167,11 +195,6 @@ def threads(pid: int) -> set[frozenset[int]]:
         with suppress(ProcessLookupError):  # It has ended.
             found.add(frozenset(os.sched_getaffinity(int(thread))))
     return found
-
-
-def client(server: Running, **headers: str) -> httpx.Client:
-    """A client that sends these headers with every request."""
-    return httpx.Client(base_url=server.url, headers=headers, timeout=30, verify=False)
 
 
 def holder(server: Running, connection: Connection) -> str:
@@ -197,16 +220,16 @@ def _opened(pid: int) -> set[str]:
 
 
 class Load(threading.Thread):
-    """Asks for sums, one after another, until stopped; what came instead of a right answer is in `wrong`.
+    """Asks a tenant for a model, one request after another, until stopped; what came instead of a right answer is in `wrong`.
 
     There is a pause after each: what else runs here needs the cores.
     """
 
-    def __init__(self, server: Running, model: str = "identity", **headers: str) -> None:
+    def __init__(self, server: Running, tenant: str = "", model: str = "identity", **headers: str) -> None:
         super().__init__(daemon=True)
         self.answered = 0
         self.wrong: list[object] = []
-        self._http = client(server, **headers)
+        self._http = client(server, tenant, **headers)
         self._model = model
         self._stop_asking = threading.Event()
 

@@ -1,5 +1,6 @@
 """Model repositories for end-to-end tests, written in ONNX's textual form."""
 
+import json
 from pathlib import Path
 
 import onnx.parser
@@ -21,6 +22,7 @@ SPIN = """spin (int64 turns, float[n, n] x) => (float[n, n] y) <bool go = {1}> {
   }>
 }"""
 """Runs for as long as its input says: `turns` matrix products, one after another."""
+TILE = "tile (float[n] x, int64[1] times) => (float[m] y) { y = Tile(x, times) }"
 
 ODD_NAME = "50% café"
 """A model's name that no path can hold as it is."""
@@ -34,6 +36,36 @@ def write(root: Path, name: str, text: str, version: int = 1, config: str = "") 
     if config:
         (root / name / "config.pbtxt").write_text(config)
     return path
+
+
+COUNTDOWN = """countdown (float[1] x, float[1] bad, int64 turns) => (float[1] y, float[1] next, bool[1] done)
+<float[1] table = {0}, float[1] one = {1}, int64 none = {0}, bool yes = {1}>
+{
+  hit = Equal(x, bad)
+  index = Cast<to = 7>(hit)
+  nothing = Gather(table, index)
+  spun = Loop(turns, yes, none) <body = turn (int64 number, bool going, int64 before) => (bool again, int64 after) {
+    again = Identity(going)
+    step = Constant<value = int64 {1}>()
+    after = Add(before, step)
+  }>
+  wasted = Mul(spun, none)
+  late = Cast<to = 1>(wasted)
+  sum = Add(x, nothing)
+  y = Add(sum, late)
+  next = Sub(y, one)
+  done = LessOrEqual(y, one)
+}"""
+"""One step: it raises if `x` is `bad`, and takes as long as `turns` turns of a loop."""
+LOOP = {"feed": {"next": "x"}, "steps": 100000, "until": "done", "outputs": ["y"]}
+
+
+def in_parts(root: Path) -> None:
+    """Add `countdown`, which answers in parts, and `identity`."""
+    loop = json.dumps(LOOP).replace('"', '\\"')
+    parameter = f'parameters {{ key: "greenlane.loop" value {{ string_value: "{loop}" }} }}'
+    write(root, "countdown", COUNTDOWN, config=parameter)
+    write(root, "identity", IDENTITY)
 
 
 def standard(root: Path) -> Path:

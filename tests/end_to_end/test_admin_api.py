@@ -1,6 +1,5 @@
 """Administration over HTTP: authorization, answers, errors, and draining."""
 
-import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -17,10 +16,11 @@ from server.app import Application
 from server.app import configuration as demo
 from server.config.tenant import TenantConfig
 from server.errors import Unauthorized
+from server.tenants.auth import digest
 
 from .harness import Served, configuration, cores, serving
 from .virtual import VirtualDevice
-from .wire import SMALL, Connection, busy, infer, lane, posted, until
+from .wire import SMALL, Connection, busy, client, infer, lane, posted, until
 
 GRANULES = 8
 PATHS = [
@@ -44,10 +44,6 @@ PATHS = [
 ]
 
 
-def sha(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def pair(standard: Path) -> Iterator[Served]:
     """Two tenants on a device with granules to spare."""
@@ -59,19 +55,19 @@ def pair(standard: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def admin(pair: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=pair.url, timeout=30, verify=False) as client:
-        yield client
+    with client(pair) as http:
+        yield http
 
 
 @pytest.fixture(scope="module")
 def locked(standard: Path) -> Iterator[httpx.Client]:
     """A server with an admin key, and with a tenant that has one."""
-    acme = TenantConfig(name="acme", granules=1, models=("identity",), keys_sha256=(sha("acme's"),))
+    acme = TenantConfig(name="acme", granules=1, models=("identity",), keys_sha256=(digest("acme's"),))
     with (
-        serving(configuration(standard, acme, admin_key_sha256=sha("the admin's"))) as served,
-        httpx.Client(base_url=served.url, timeout=30, verify=False) as client,
+        serving(configuration(standard, acme, admin_key_sha256=digest("the admin's"))) as served,
+        client(served) as http,
     ):
-        yield client
+        yield http
 
 
 @pytest.fixture(params=[False, True], ids=["asgi", "direct"])
@@ -124,7 +120,7 @@ def test_get_with_probe_is_405(admin: httpx.Client, value: str) -> None:
 def test_probe_reports_overlaps(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
     device = VirtualDevice(2)
-    with serving(configuration(standard, *tenants), device) as served, httpx.Client(timeout=60, base_url=served.url) as http:
+    with serving(configuration(standard, *tenants), device) as served, client(served) as http:
         for partition in device.carved:
             partition.locate = lambda: frozenset({1})  # type: ignore[method-assign]
         answer = http.post("/admin/partitions/probe").json()
@@ -246,7 +242,7 @@ def test_admin_key_is_not_a_tenant_key(locked: httpx.Client) -> None:
 
 def from_client(client: tuple[str, int] | None, key: str | None = None, **headers: str) -> Request:
     """A request from this address to a server with this admin key."""
-    service = SimpleNamespace(config=configuration(Path(), admin_key_sha256=sha(key) if key else None))
+    service = SimpleNamespace(config=configuration(Path(), admin_key_sha256=digest(key) if key else None))
     app: Any = SimpleNamespace(state=SimpleNamespace(service=lambda: service))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "client": client, "headers": raw, "app": app})
@@ -276,7 +272,7 @@ def is_draining(http: httpx.Client) -> bool:
 
 
 def test_drain_answers_accepted_requests_and_refuses_new_ones(draining: Served) -> None:
-    with httpx.Client(base_url=draining.url, timeout=30) as http, Connection(draining) as asking:
+    with client(draining) as http, Connection(draining) as asking:
         with busy(draining, http):
             asking.send(posted("identity", SMALL))
             until(lambda: lane(http)["waiting"] + lane(http)["in_flight"] == 2)
@@ -295,7 +291,7 @@ def test_drain_answers_accepted_requests_and_refuses_new_ones(draining: Served) 
 def test_drain_accepts_requests_during_drain_grace(standard: Path) -> None:
     with (
         serving(configuration(standard, drain_grace=1.0)) as served,
-        httpx.Client(base_url=served.url, timeout=30) as http,
+        client(served) as http,
     ):
         assert http.post("/admin/drain").status_code == 202
         assert is_draining(http)
@@ -391,7 +387,7 @@ def test_pages_and_proxies_are_allowed_with_keys(locked: httpx.Client) -> None:
 def test_allowed_hosts_are_names_of_the_server(standard: Path) -> None:
     with (
         serving(configuration(standard, allowed_hosts=("gpu1.example.com",))) as served,
-        httpx.Client(base_url=served.url, timeout=30) as http,
+        client(served) as http,
     ):
         assert http.get("/metrics", headers={"Host": "gpu1.example.com:8000"}).status_code == 200
         assert http.get("/metrics", headers={"Host": "gpu2.example.com:8000"}).status_code == 401
@@ -401,12 +397,12 @@ def test_moves_are_kept_with_what_they_cost(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("identity",)) for name in ("acme", "globex")]
     with (
         serving(configuration(standard, *tenants), VirtualDevice(6)) as served,
-        httpx.Client(timeout=60, base_url=served.url) as client,
+        client(served) as http,
     ):
-        assert client.get("/admin/moves").json() == {"moves": []}
-        assert client.put("/admin/partitions", json={"acme": 4}).status_code == 200
-        assert client.put("/admin/partitions", json={"acme": 5}).status_code == 409
-        refused, moved = client.get("/admin/moves").json()["moves"]
+        assert http.get("/admin/moves").json() == {"moves": []}
+        assert http.put("/admin/partitions", json={"acme": 4}).status_code == 200
+        assert http.put("/admin/partitions", json={"acme": 5}).status_code == 409
+        refused, moved = http.get("/admin/moves").json()["moves"]
     assert (moved["number"], moved["by"], moved["outcome"]) == (1, "operator", "moved")
     assert (moved["before"], moved["after"], list(moved["paused"])) == ({"acme": 2}, {"acme": 4}, ["acme"])
     assert 0 < moved["paused"]["acme"]["ms"] < moved["took_ms"]
@@ -422,15 +418,15 @@ def test_advice_compares_what_a_tenant_needed_with_its_share(standard: Path) -> 
     globex = TenantConfig(name="globex", granules=1, models=("identity",))
     with (
         serving(configuration(standard, acme, globex), VirtualDevice(4)) as served,
-        httpx.Client(timeout=60, base_url=served.url) as client,
+        client(served) as http,
     ):
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(httpx.get, f"{served.url}/admin/advice?seconds=0.5", timeout=30)
             while not asked.done():
-                infer(client, "identity", SMALL)
+                infer(http, "identity", SMALL)
         found = asked.result().json()["tenants"]
         for wrong in ("61", "0", "nan", "soon"):
-            answer = client.get("/admin/advice", params={"seconds": wrong})
+            answer = http.get("/admin/advice", params={"seconds": wrong})
             assert answer.status_code == 400
             assert answer.json() == {"error": f'seconds: "{wrong}"; expected a number from 0.1 to 60'}
     assert (found["acme"]["granules"], found["acme"]["target_ms"]) == (2, 5.0)

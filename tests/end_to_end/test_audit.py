@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from .processes import Running, client, configure, running, running_plain
+from .processes import Running, configure, running, running_plain
 from .test_reload import digest
-from .wire import SMALL, infer, until
+from .wire import SMALL, client, infer, until
 
 TENANTS = """
 [tenants.acme]

@@ -14,9 +14,9 @@ from server.observing.autopilot import Pace
 from server.observing.pilot import Mode, Pilot
 
 from .harness import Served, configuration, serving
-from .processes import running
+from .processes import configure, running, tenant
 from .virtual import VirtualDevice
-from .wire import SMALL, until
+from .wire import SMALL, client, infer, until
 
 PACE = Pace(period=0.1, window=0.4, patience=2, calm=5, bar=30.0, after_operator=30.0)
 """As the server's, but fifty times as fast."""
@@ -72,8 +72,7 @@ async def admin(served: Served, path: str, body: object = None) -> Any:
 
 
 async def moves(served: Served) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await admin(served, "/admin/moves"))["moves"]
-    return found
+    return (await admin(served, "/admin/moves"))["moves"]
 
 
 async def test_a_load_that_comes_and_goes_moves_a_core_and_back_by_ladder(standard: Path) -> None:
@@ -118,21 +117,17 @@ async def test_a_dry_run_only_explains_and_an_operator_pauses_it(standard: Path)
 
 def test_a_process_that_is_killed_has_its_ladder_again(tmp_path: Path, standard: Path) -> None:
     """The tenant's own process on a core of this machine, as users run it; a move is asked for while there is none."""
-    config = tmp_path / "greenlane.toml"
-    config.write_text(
-        f'[server]\nport = 0\ndrain_grace = "0s"\n[models]\nrepository = "{standard}"\n'
-        '[tenants.acme]\ncores = 1\nmodels = ["identity"]\nladder = [1, 2]\n'
-    )
-    with running(config) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    config = configure(tmp_path / "greenlane.toml", standard, tenant("acme", "identity", ladder=[1, 2]))
+    with running(config) as server, client(server) as http:
         server.wait_for_log("acme can switch to granules [0, 1]: 1 model ready")
         server.kill("acme")
-        moved = client.put("/admin/partitions", json={"acme": 2}).status_code
-        until(lambda: client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "acme"}).status_code == 200)
+        moved = http.put("/admin/partitions", json={"acme": 2}).status_code
+        until(lambda: infer(http, "identity", SMALL, headers={"X-Tenant": "acme"}).status_code == 200)
         if moved == 503:  # It had not been replaced yet, and nothing has changed.
-            assert client.get("/admin/moves").json()["moves"][0]["outcome"] == "refused"
-            until(lambda: client.put("/admin/partitions", json={"acme": 2}).status_code == 200)
-        until(lambda: client.put("/admin/partitions", json={"acme": 1}).status_code == 200)
-        until(lambda: "ladder" in client.get("/admin/partitions").json()["partitions"]["acme"])
+            assert http.get("/admin/moves").json()["moves"][0]["outcome"] == "refused"
+            until(lambda: http.put("/admin/partitions", json={"acme": 2}).status_code == 200)
+        until(lambda: http.put("/admin/partitions", json={"acme": 1}).status_code == 200)
+        until(lambda: "ladder" in http.get("/admin/partitions").json()["partitions"]["acme"])
         server.wait_for_log("acme can switch to granules [0, 1]: 1 model ready", 2)
-        assert client.put("/admin/partitions", json={"acme": 2}).status_code == 200
-        assert client.get("/admin/moves").json()["moves"][0]["paused"]["acme"]["ladder"]
+        assert http.put("/admin/partitions", json={"acme": 2}).status_code == 200
+        assert http.get("/admin/moves").json()["moves"][0]["paused"]["acme"]["ladder"]

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -20,7 +19,7 @@ from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .repository import SPIN, write
-from .wire import Connection, Document, busy, infer, lane, parts, posted, request, statistics, tensor, until
+from .wire import Connection, Document, busy, data, infer, lane, parts, posted, request, statistics, tensor, until
 from .wire import binary as in_binary
 
 PICK = "pick (float[b, 4] x, int64[b, 1] at) => (float[b, 1] y) { y = GatherElements <axis = 1> (x, at) }"
@@ -74,11 +73,6 @@ def runs(http: httpx.Client, model: str) -> tuple[int, int]:
     """Runs and rows so far."""
     counted = statistics(http, model)
     return counted["execution_count"], counted["inference_count"]
-
-
-def data(answer: httpx.Response, output: int = 0) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()["outputs"][output]["data"]
 
 
 def picks(*at: int) -> Document:

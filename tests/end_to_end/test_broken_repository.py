@@ -16,7 +16,7 @@ from server.config.tenant import TenantConfig
 from . import repository
 from .harness import Served, configuration, serving
 from .processes import Running
-from .wire import SMALL, infer, tensor
+from .wire import SMALL, client, data, index, infer, tensor
 from .wire import request as asked
 
 TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group.kind"
@@ -82,21 +82,8 @@ def broken_served(broken_root: Path, records: list[logging.LogRecord]) -> Iterat
 
 @pytest.fixture(scope="module")
 def broken(broken_served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=broken_served.url, timeout=30, verify=False) as client:
-        yield client
-
-
-def index(http: httpx.Client, body: str = "") -> list[dict[str, str]]:
-    answer = http.post("/v2/repository/index", content=body)
-    assert answer.status_code == 200, answer.text
-    entries: list[dict[str, str]] = answer.json()
-    return entries
-
-
-def data(answer: httpx.Response) -> list[float]:
-    assert answer.status_code == 200, answer.text
-    numbers: list[float] = answer.json()["outputs"][0]["data"]
-    return numbers
+    with client(broken_served) as http:
+        yield http
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -220,7 +207,7 @@ def test_a_repository_missing_at_startup_is_logged_and_served_as_empty(tmp_path:
     with (
         logged("greenlane.models") as lines,
         serving(configuration(tmp_path / "gone", named)) as served,
-        httpx.Client(timeout=60, base_url=served.url) as http,
+        client(served) as http,
     ):
         assert http.get("/v2/health/ready").status_code == 503, "its only tenant asks for a model, and is served none"
         assert index(http) == [{"name": "identity", "state": "UNAVAILABLE", "reason": "not in the repository"}]

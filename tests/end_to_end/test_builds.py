@@ -15,8 +15,8 @@ from greenlane.load.server_process import alive
 from tests.engines.small import ADD, model
 
 from .harness import cores
-from .processes import Running, client, configure, running_script
-from .wire import until
+from .processes import Running, configure, running_script
+from .wire import client, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 

@@ -9,31 +9,21 @@ import httpx
 import pytest
 
 from . import repository
-from .harness import PATIENCE, Served, configuration, serving
-from .processes import Running, configure, running
+from .fixtures import WAYS, served_as
+from .harness import PATIENCE, Served
+from .processes import Running
 from .wire import FOREVER, SMALL, Connection, infer, lane, post, posted, spin, until
 
 UNLOAD_SPIN, UNLOAD = (post(f"/v2/repository/models/{name}/unload") for name in ("spin", "identity"))
 
 
-@pytest.fixture(params=["asgi", "direct", "processes"])
+@pytest.fixture(params=WAYS[:3])
 def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served | Running]:
     root = tmp_path / "models"
     repository.write(root, "identity", repository.IDENTITY)
     repository.write(root, "spin", repository.SPIN)
-    if request.param == "processes":
-        tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-        with running(configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"')) as server:
-            yield server
-    else:
-        with serving(configuration(root), direct=request.param == "direct") as server:
-            yield server
-
-
-@pytest.fixture
-def http(served: Served | Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=PATIENCE, verify=False) as client:
-        yield client
+    with served_as(request.param, root, tmp_path) as served:
+        yield served
 
 
 def state(http: httpx.Client, name: str) -> str:

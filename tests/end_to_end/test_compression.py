@@ -5,7 +5,6 @@ import json
 import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +14,10 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from .harness import Served, configuration, serving
-from .wire import SMALL, Connection, binary, infer, parts, post, request, statistics, tensor
+from .fixtures import served_with
+from .harness import Served
+from .wire import PATH, SMALL, Connection, binary, client, infer, parts, post, request, statistics, tensor
 
-PATH = "/v2/models/identity/infer"
 LIMIT = 2**16
 PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 UNPACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
@@ -28,17 +27,14 @@ LARGE = request(tensor("x", "FP32", [2000, 1], binary_data_size=len(FLOATS)), pa
 both = pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def narrow(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server that takes bodies of 64 KiB."""
-    with serving(configuration(standard, max_body=LIMIT), direct=request.param) as served:
-        yield served
+narrow = served_with(max_body=LIMIT)
+"""A server that takes bodies of 64 KiB."""
 
 
 @pytest.fixture
 def limited(narrow: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=60, base_url=narrow.url, verify=False) as client:
-        yield client
+    with client(narrow) as http:
+        yield http
 
 
 def sent(http: httpx.Client, body: bytes, **headers: str) -> httpx.Response:

@@ -5,23 +5,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
 from server.http import connection_limits
 
+from .fixtures import server_with
 from .harness import Served, configuration, serving
-from .processes import Running, configure, running
-from .wire import Connection, busy, post, until
+from .processes import Running, tenant
+from .wire import Connection, busy, chunked, client, get, post, until
 
 MOST = 20
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LIVE = get("/v2/health/live")
 UNFINISHED = {
     "headers": b"POST /v2/models/identity/infer HTTP/1.1\r\n",
     "an inference": post("/v2/models/identity/infer", b"{", length=10),
     "anything else": post("/v2/repository/index", b"{", length=10),
     "what was answered already": post("/v2/health/live", b"{", length=10),
-    "in chunks": b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+    "in chunks": chunked(b"{", path="/v2/repository/index", end=b""),
 }
 
 
@@ -53,7 +53,7 @@ def hung_up(connection: Connection, answered: bool = True) -> bool:
 @pytest.mark.parametrize("kind", UNFINISHED)
 def test_unfinished_requests_do_not_lock_other_clients_out(served: Served, kind: str) -> None:
     data = UNFINISHED[kind]
-    with ExitStack() as stack, httpx.Client(base_url=served.url, timeout=30) as http:
+    with ExitStack() as stack, client(served) as http:
         kept = stack.enter_context(Connection(served))
         kept.send(LIVE)
         assert kept.answer().status == 200
@@ -72,11 +72,7 @@ def test_unfinished_requests_do_not_lock_other_clients_out(served: Served, kind:
         until(lambda: sum(not hung_up(each) for each in others) <= MOST)
 
 
-@pytest.fixture(scope="module")
-def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-    with running(configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants)) as running_server:
-        yield running_server
+server = server_with(tenant())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +89,7 @@ def test_many_connections_do_not_make_health_and_metrics_unreachable(server: Run
         for each in others:
             each.send(data)
         until(lambda: hung_up(others[0], answered))
-        with httpx.Client(base_url=server.url, timeout=30) as http:
+        with client(server) as http:
             assert http.get("/v2/health/ready").status_code == 200
             assert http.get("/metrics").status_code == 200
             assert http.get("/admin/tenants").status_code == 200

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from .harness import cores
-from .processes import Running, configure, running_script
+from .processes import Running, configure, running_script, tenant, threads
 from .wire import until
-
-TENANT = '[tenants.acme]\ngranules = 1\nmodels = ["*"]\n'
 
 SCRIPT = """
 import asyncio, sys
@@ -42,7 +40,7 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def serving(folder: Path, models: Path, allowed: list[int], tenants: str = TENANT, **settings: str) -> Iterator[Running]:
+def serving(folder: Path, models: Path, allowed: list[int], tenants: str = tenant(), **settings: str) -> Iterator[Running]:
     """Run such a server inside the block."""
     config = configure(folder / "c.toml", models, tenants, **settings)
     with running_script(folder, SCRIPT, config, *allowed, kind=Running) as server:
@@ -54,11 +52,6 @@ def serving(folder: Path, models: Path, allowed: list[int], tenants: str = TENAN
 def places(server: Running, *names: str) -> list[set[int]]:
     """The affinity of the first threads of these processes."""
     return [os.sched_getaffinity(server.pid(name)) for name in names]
-
-
-def threads(pid: int) -> set[frozenset[int]]:
-    """The affinities of all threads of this process."""
-    return {frozenset(os.sched_getaffinity(int(path.name))) for path in Path(f"/proc/{pid}/task").iterdir()}
 
 
 @pytest.fixture
@@ -96,7 +89,6 @@ def test_with_too_few_cores_or_front_cores_any_processes_run_on_all_cores(empty:
 
 
 def test_front_cores_on_another_tenants_partition_are_a_warning_at_startup(empty: Path, tmp_path: Path) -> None:
-    globex = '[tenants.globex]\ngranules = 1\nmodels = ["*"]\nfront_cores = "0"\n'
-    with serving(tmp_path, empty, [], TENANT + globex) as server:
+    with serving(tmp_path, empty, [], tenant() + tenant("globex", front_cores="0")) as server:
         server.wait_for_log("tenants.globex.front_cores: 0 is of acme's partition, whose work this tenant's HTTP would delay")
         assert any("WARNING greenlane.processes: tenants.globex.front_cores" in line for line in server.log)

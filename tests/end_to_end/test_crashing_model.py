@@ -8,9 +8,8 @@ import pytest
 
 from . import repository
 from .harness import cores
-from .processes import client, configure, running_module
-from .test_device_process import TENANTS, answered
-from .wire import SMALL, infer, until
+from .processes import configure, running_module, tenant
+from .wire import SMALL, answered, client, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -19,10 +18,10 @@ pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two c
 def test_a_model_that_crashes_is_left_out_and_a_lost_device_is_replaced(tmp_path: Path, options: list[str]) -> None:
     for name in ("crash", "identity", "lose"):
         repository.write(tmp_path / "models", name, repository.IDENTITY)
-    path = configure(tmp_path / "greenlane.toml", tmp_path / "models", TENANTS.replace(', "spin"', ""))
+    path = configure(tmp_path / "greenlane.toml", tmp_path / "models", tenant() + tenant("globex", "identity"))
     with (
         running_module("tests.end_to_end.crashing_server", path, *options) as server,
-        client(server, **{"X-Tenant": "acme"}) as acme,
+        client(server, "acme") as acme,
     ):
         server.wait_for_log("it is left out")
         until(lambda: "its process ended each time it was loaded" in refused(acme, "crash"))

@@ -3,41 +3,25 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from greenlane.load.server_process import alive
+
+from .fixtures import server_with
 from .harness import PATIENCE, cores
-from .processes import Load, Running, client, configure, running_device
-from .wire import FOREVER, SMALL, answered, as_before, infer, spin, until
+from .processes import PAIR, Load, Running, configure, running_device, tenant
+from .wire import FOREVER, SMALL, answered, as_before, client, infer, lane, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["*"]
-[tenants.globex]
-granules = 1
-models = ["identity", "spin"]
-"""
 DEVICE = "dev 0"
 ENDED = "the device process has ended and is being started again"
 
 
-@pytest.fixture(scope="module")
-def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_device(configure(tmp_path_factory.mktemp("device") / "greenlane.toml", standard, TENANTS)) as server:
-        yield server
-
-
-@pytest.fixture
-def acme(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: as_before(http))
-        yield http
+server = server_with(PAIR, running_device)
 
 
 def others(server: Running) -> set[int]:
@@ -55,7 +39,7 @@ def test_requests_are_answered_503_at_once_and_served_again_when_the_device_proc
     server: Running, acme: httpx.Client
 ) -> None:
     before = others(server)
-    with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **{"X-Tenant": "globex"}) as other:
+    with Load(server, "acme") as load, Load(server, "globex") as other:
         for _ in range(3):
             server.kill(DEVICE)
             until(lambda: infer(acme, "identity", SMALL).status_code == 503)
@@ -86,20 +70,19 @@ def test_an_inference_in_flight_is_answered_503_when_the_device_process_is_kille
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(infer(acme, "spin", spin(FOREVER))))
     asking.start()
-    until(lambda: tenant(server, "acme")["in_flight"] == 1)
+    until(lambda: lane(acme)["in_flight"] == 1)
     server.kill(DEVICE)
     asking.join(PATIENCE)
     assert [answer.status_code for answer in answers] == [503]
     assert ENDED in answers[0].text
     until(lambda: infer(acme, "identity", SMALL).status_code == 200)
-    assert tenant(server, "acme")["in_flight"] == 0
+    assert lane(acme)["in_flight"] == 0
 
 
 def test_a_repartition_survives_the_device_process(standard: Path, tmp_path: Path) -> None:
-    tenants = "[tenants.acme]\ngranules = 1\nmodels = ['*']\n"
     with (
-        running_device(configure(tmp_path / "greenlane.toml", standard, tenants)) as server,
-        client(server, **{"X-Tenant": "acme"}) as http,
+        running_device(configure(tmp_path / "greenlane.toml", standard, tenant())) as server,
+        client(server, "acme") as http,
     ):
         moved = http.put("/admin/partitions", json={"acme": 2})
         assert moved.status_code == 200, moved.text
@@ -121,7 +104,7 @@ def test_models_are_loaded_and_unloaded_after_the_device_process_was_replaced(se
 def test_the_device_process_and_an_http_process_are_killed_at_once(server: Running, acme: httpx.Client) -> None:
     for _ in range(3):
         server.kill(DEVICE, "acme")
-        with client(server, **{"X-Tenant": "acme"}) as http, client(server, **{"X-Tenant": "globex"}) as other:
+        with client(server, "acme") as http, client(server, "globex") as other:
             until(lambda: answered(http) == 200)
             until(lambda: answered(other) == 200)
 
@@ -129,8 +112,8 @@ def test_the_device_process_and_an_http_process_are_killed_at_once(server: Runni
 def test_a_device_process_that_stays_stopped_is_replaced(standard: Path, tmp_path: Path) -> None:
     """Its own watchdog does not count the time for which it is stopped."""
     with (
-        running_device(configure(tmp_path / "greenlane.toml", standard, TENANTS, watchdog='"2s"')) as server,
-        client(server, **{"X-Tenant": "acme"}) as http,
+        running_device(configure(tmp_path / "greenlane.toml", standard, PAIR, watchdog='"2s"')) as server,
+        client(server, "acme") as http,
     ):
         os.kill(stopped := server.pid(DEVICE), signal.SIGSTOP)
         assert ENDED in infer(http, "identity", SMALL).text, "it waits until the process is killed"
@@ -140,22 +123,7 @@ def test_a_device_process_that_stays_stopped_is_replaced(standard: Path, tmp_pat
 
 
 def test_a_killed_supervisor_takes_every_process_with_it(standard: Path, tmp_path: Path) -> None:
-    with running_device(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server:
-        pids = others(server) | {server.pid(DEVICE)}
+    with running_device(configure(tmp_path / "greenlane.toml", standard, PAIR)) as server:
+        family = server.family()
         os.kill(server.popen.pid, signal.SIGKILL)
-        until(lambda: not any(Path(f"/proc/{pid}/exe").exists() and _runs(pid) for pid in pids))
-
-
-def tenant(server: Running, name: str) -> dict[str, int]:
-    """What the server says of a tenant's requests."""
-    with client(server) as http:
-        tenants = http.get("/admin/tenants").json()["tenants"]
-    return next(each for each in tenants if each["name"] == name)
-
-
-def _runs(pid: int) -> bool:
-    """Whether this process runs, and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        until(lambda: not alive(family))

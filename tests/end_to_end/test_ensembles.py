@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -24,6 +23,7 @@ from tests.simulation.tensorrt import library
 from . import repository
 from .harness import ARENA, Served, configuration, serving
 from .virtual import VirtualDevice
+from .wire import client as client_to
 
 DOUBLE = "double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"
 LESS = "less (float[m, 3] a) => (float[m, 3] b) <float three = {3}> { b = Sub(a, three) }"
@@ -271,7 +271,7 @@ def test_steps_that_do_not_fit_together_are_refused_with_their_names(root: Path,
     }
     for name, (config, _) in wrong.items():
         ensemble(root, config, name)
-    with served_by(kind, root) as served, httpx.Client(base_url=served.url, timeout=30) as http:
+    with served_by(kind, root) as served, client_to(served) as http:
         index = {entry["name"]: entry for entry in http.post("/v2/repository/index").json()}
         for name, (_, why) in wrong.items():
             assert index[name]["state"] == "UNAVAILABLE"

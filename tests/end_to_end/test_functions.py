@@ -81,12 +81,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=20, verify=False) as http:
-        yield http
-
-
 def ask(http: httpx.Client, model: str, rows: list[list[float]], **parameters: object) -> httpx.Response:
     tensor = {"name": "x", "datatype": "FP32", "shape": [len(rows), len(rows[0])], "data": rows}
     return http.post(f"/v2/models/{model}/infer", json={"inputs": [tensor], "parameters": parameters})
@@ -285,8 +279,7 @@ def test_a_module_that_cannot_be_run_leaves_what_is_served_in_every_form(tmp_pat
         return found
 
     def entry() -> dict[str, str]:
-        found: dict[str, str] = httpx.post(f"{server.url}/v2/repository/index").json()[0]
-        return found
+        return httpx.post(f"{server.url}/v2/repository/index").json()[0]
 
     with FORMS[form](path) as server:
         until(lambda: httpx.get(f"{server.url}/v2/models/ten/ready").status_code == 200)

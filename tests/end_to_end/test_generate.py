@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,70 +14,34 @@ import httpx
 import pytest
 
 from server.config.tenant import TenantConfig
-from tests import models
 
+from .fixtures import WAYS, served_as
 from .harness import Served, configuration, serving
-from .processes import configure, running, running_plain
+from .repository import in_parts, write
 from .virtual import VirtualDevice
-from .wire import Connection, until
+from .wire import Connection, client, failures, until
 
-COUNTDOWN = """
-countdown (float[1] x, float[1] bad, int64 turns) => (float[1] y, float[1] next, bool[1] done)
-<float[1] table = {0}, float[1] one = {1}, int64 none = {0}, bool yes = {1}>
-{
-  hit = Equal(x, bad)
-  index = Cast<to = 7>(hit)
-  nothing = Gather(table, index)
-  spun = Loop(turns, yes, none) <body = turn (int64 number, bool going, int64 before) => (bool again, int64 after) {
-    again = Identity(going)
-    step = Constant<value = int64 {1}>()
-    after = Add(before, step)
-  }>
-  wasted = Mul(spun, none)
-  late = Cast<to = 1>(wasted)
-  sum = Add(x, nothing)
-  y = Add(sum, late)
-  next = Sub(y, one)
-  done = LessOrEqual(y, one)
-}
-"""
-"""One step: it raises if `x` is `bad`, and takes as long as `turns` turns of a loop."""
 ECHO = "echo (string[n] text_input) => (string[n] text_output) { text_output = Identity(text_input) }"
-IDENTITY = "identity (float[n, 1] x) => (float[n, 1] y) { y = Identity(x) }"
 MATRIX = "matrix (float[r, 2, c] x) => (float[r, 2, c] y) { y = Identity(x) }"
-LOOP = {"feed": {"next": "x"}, "steps": 100000, "until": "done", "outputs": ["y"]}
-TENANTS = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
 SOME = 3_000
 """Turns of a step that takes some milliseconds."""
 LONG = 100_000_000
 """Turns of a step that does not end while a test runs."""
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    for text in (COUNTDOWN, ECHO, IDENTITY, MATRIX):
-        name = text.split()[0]
-        (root / name / "1").mkdir(parents=True)
-        models.save(root / name / "1" / "model.onnx", text)
-    loop = json.dumps(LOOP).replace('"', '\\"')
-    parameter = f'parameters {{ key: "greenlane.loop" value {{ string_value: "{loop}" }} }}'
-    (root / "countdown" / "config.pbtxt").write_text(parameter)
+def fill(root: Path) -> Path:
+    write(root, "echo", ECHO)
+    write(root, "matrix", MATRIX)
+    in_parts(root)
     return root
 
 
-@contextmanager
-def served_as(form: str, repository: Path, folder: Path) -> Iterator[Any]:
-    config = configure(folder / "c.toml", repository, TENANTS, default_tenant='"acme"')
-    if form in ("asgi", "direct"):
-        with serving(configuration(repository), direct=form == "direct") as served:
-            yield served
-    else:
-        with (running if form == "processes" else running_plain)(config) as server:
-            yield server
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module", params=["asgi", "direct", "processes", "uvicorn"])
+@pytest.fixture(scope="module", params=WAYS)
 def served(repository: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every way in which requests reach a server."""
     with served_as(request.param, repository, tmp_path_factory.mktemp("served")) as served:
@@ -91,12 +55,6 @@ def inside(repository: Path) -> Iterator[Served]:
         configuration(repository, TenantConfig(name="acme", granules=1, models=("*",), queue=4)), direct=True
     ) as served:
         yield served
-
-
-@pytest.fixture
-def http(served: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
-        yield client
 
 
 def count(x: float, bad: float = -1, turns: int = 0, **parameters: Any) -> dict[str, Any]:
@@ -245,19 +203,15 @@ def test_a_deadline_before_the_first_part_is_a_status(http: httpx.Client) -> Non
     assert stream(http, count(1, turns=LONG, timeout=50_000)).status_code == 504
 
 
-def test_a_client_that_goes_away_stops_its_answer(http: httpx.Client) -> None:
-    def failures() -> int:
-        failed: int = http.get("/v2/models/countdown/stats").json()["model_stats"][0]["inference_stats"]["fail"]["count"]
-        return failed
-
-    before = failures()
+def test_a_client_that_goes_away_stops_its_answer(http: httpx.Client, served: Any) -> None:
+    before = failures(http, "countdown")
     with (
-        httpx.Client(base_url=http.base_url, timeout=30) as other,
+        client(served) as other,
         other.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME)) as answer,
     ):
         lines = answer.iter_lines()
         assert [next(lines)[:6] for _ in range(3)] == ["data: ", "", "data: "]
-    until(lambda: failures() == before + 1)
+    until(lambda: failures(http, "countdown") == before + 1)
     begun = time.monotonic()
     assert http.post("/v2/models/identity/generate", json={"x": 2}).json()["y"] == 2
     assert time.monotonic() - begun < 10
@@ -267,8 +221,8 @@ def test_streams_and_inferences_take_turns(http: httpx.Client, served: Any) -> N
     ended: list[list[float]] = []
 
     def consume() -> None:
-        with httpx.Client(base_url=served.url, timeout=60) as client:
-            ended.append([part["y"] for part in events(stream(client, count(100, turns=SOME)).text)])
+        with client(served) as mine:
+            ended.append([part["y"] for part in events(stream(mine, count(100, turns=SOME)).text)])
 
     threads = [threading.Thread(target=consume) for _ in range(2)]
     for thread in threads:
@@ -293,14 +247,13 @@ def idle(served: Served) -> bool:
 
 
 def unfinished(served: Served) -> dict[int, Any]:
-    found: dict[int, Any] = served.service.tenants["acme"].lane._link.tickets.unfinished
-    return found
+    return served.service.tenants["acme"].lane._link.tickets.unfinished
 
 
 def test_nothing_is_left_of_an_answer_whose_client_has_gone(inside: Served) -> None:
     with (
-        httpx.Client(base_url=inside.url, timeout=30) as client,
-        client.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME)) as answer,
+        client(inside) as http,
+        http.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME)) as answer,
     ):
         assert '"y"' in next(answer.iter_lines())
         until(lambda: not idle(inside))  # Between two steps nothing is in flight.
@@ -309,8 +262,8 @@ def test_nothing_is_left_of_an_answer_whose_client_has_gone(inside: Served) -> N
 
 
 def test_a_step_that_runs_is_stopped_when_its_client_goes(inside: Served) -> None:
-    with httpx.Client(base_url=inside.url, timeout=30) as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v2/models/countdown/generate_stream", json=count(3, turns=LONG), timeout=0.3)
+    with client(inside) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v2/models/countdown/generate_stream", json=count(3, turns=LONG), timeout=0.3)
     until(lambda: idle(inside))
     assert unfinished(inside) == {}
 
@@ -325,8 +278,8 @@ def test_a_client_that_does_not_read_is_stopped_and_holds_nothing_else(inside: S
         writer.write(head + body)
         await asyncio.to_thread(until, lambda: unfinished(inside) != {} and not inside.runtime._workers["acme"].oldest)
         async with asyncio.timeout(30):
-            with httpx.Client(base_url=inside.url, timeout=30) as client:
-                post = await asyncio.to_thread(client.post, "/v2/models/identity/generate", json={"x": 3})
+            with client(inside) as http:
+                post = await asyncio.to_thread(http.post, "/v2/models/identity/generate", json={"x": 3})
                 assert post.json()["y"] == 3
         await asyncio.to_thread(until, lambda: idle(inside))
         writer.close()
@@ -337,10 +290,10 @@ def test_a_client_that_does_not_read_is_stopped_and_holds_nothing_else(inside: S
 
 def test_more_streams_than_the_queue_has_room_for_are_refused(inside: Served) -> None:
     with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=inside.url, timeout=30))
+        http = stack.enter_context(client(inside))
         statuses = [
             stack.enter_context(
-                client.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME))
+                http.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME))
             ).status_code
             for _ in range(16)
         ]
@@ -350,15 +303,15 @@ def test_more_streams_than_the_queue_has_room_for_are_refused(inside: Served) ->
 
 
 def test_statistics_count_an_answer_once_with_the_time_of_all_parts(inside: Served) -> None:
-    with httpx.Client(base_url=inside.url, timeout=30) as client:
+    with client(inside) as http:
 
         def counted() -> tuple[int, int]:
-            (stats,) = client.get("/v2/models/countdown/stats").json()["model_stats"]
+            (stats,) = http.get("/v2/models/countdown/stats").json()["model_stats"]
             return stats["inference_count"], stats["inference_stats"]["compute_infer"]["ns"]
 
         before = counted()
-        stream(client, count(5, turns=SOME))
-        stream(client, count(1, turns=SOME))
+        stream(http, count(5, turns=SOME))
+        stream(http, count(1, turns=SOME))
         after = counted()
     assert after[0] == before[0] + 2
     assert after[1] - before[1] > 6 * 50_000
@@ -367,8 +320,7 @@ def test_statistics_count_an_answer_once_with_the_time_of_all_parts(inside: Serv
 def test_statistics_count_each_part_by_its_number(http: httpx.Client) -> None:
     def counted(number: str, what: str) -> int:
         (stats,) = http.get("/v2/models/countdown/stats").json()["model_stats"]
-        found: int = stats["response_stats"].get(number, {}).get(what, {"count": 0})["count"]
-        return found
+        return stats["response_stats"].get(number, {}).get(what, {"count": 0})["count"]
 
     def all_counted() -> list[int]:
         return [
@@ -406,12 +358,12 @@ def test_a_repartition_does_not_end_an_answer(repository: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")]
     with (
         serving(configuration(repository, *tenants), VirtualDevice(4)) as served,
-        httpx.Client(base_url=served.url, timeout=60) as client,
-        client.stream("POST", "/v2/models/countdown/generate_stream", json=count(400, turns=SOME)) as answer,
+        client(served) as http,
+        http.stream("POST", "/v2/models/countdown/generate_stream", json=count(400, turns=SOME)) as answer,
     ):
         lines = answer.iter_lines()
         first = next(lines)
-        assert client.put("/admin/partitions", json={"acme": 3, "globex": 1}).status_code == 200
+        assert http.put("/admin/partitions", json={"acme": 3, "globex": 1}).status_code == 200
         parts = [json.loads(line.removeprefix("data: "))["y"] for line in (first, *lines) if line]
         assert parts == [float(y) for y in range(400, 0, -1)]
 
@@ -420,8 +372,8 @@ def test_a_repartition_does_not_end_an_answer(repository: Path) -> None:
 def test_a_drain_waits_for_an_answer(form: str, repository: Path, tmp_path: Path) -> None:
     with (
         served_as(form, repository, tmp_path) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-        client.stream("POST", "/v2/models/countdown/generate_stream", json=count(200, turns=SOME)) as answer,
+        client(server) as http,
+        http.stream("POST", "/v2/models/countdown/generate_stream", json=count(200, turns=SOME)) as answer,
     ):
         lines = answer.iter_lines()
         first = next(lines)
@@ -432,8 +384,8 @@ def test_a_drain_waits_for_an_answer(form: str, repository: Path, tmp_path: Path
 
 
 def test_a_stream_ends_with_its_http_process_and_the_next_process_serves_another(repository: Path, tmp_path: Path) -> None:
-    with served_as("processes", repository, tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        with client.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME)) as answer:
+    with served_as("processes", repository, tmp_path) as server, client(server) as http:
+        with http.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME)) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
             server.kill("acme")
@@ -442,7 +394,7 @@ def test_a_stream_ends_with_its_http_process_and_the_next_process_serves_another
 
         def serves() -> bool:
             with suppress(httpx.TransportError):
-                answer = stream(client, count(3))
+                answer = stream(http, count(3))
                 return answer.status_code == 200 and len(events(answer.text)) == 3
             return False
 

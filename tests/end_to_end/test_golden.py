@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .golden import APP, GOLDEN, OK, Answer, Row, infer
-from .processes import Running, configure, running, running_device, running_plain
+from .processes import Running, configure, running, running_asgi, running_device, running_plain
 from .wire import FOREVER, Connection, posted, spin
 
 FORMS = {
@@ -22,7 +22,7 @@ FORMS = {
     "device": running_device,
     "several": running_device,
     "uvicorn": running_plain,
-    "asgi": lambda config: running_plain(config, "--limit-concurrency", "1000"),
+    "asgi": running_asgi,
 }
 TENANTS = """
 [tenants.acme]
@@ -52,8 +52,7 @@ def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return request.param
 
 
 @pytest.mark.parametrize("row", GOLDEN.values(), ids=GOLDEN)

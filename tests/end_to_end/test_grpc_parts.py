@@ -1,10 +1,8 @@
 """Answers in parts over ModelStreamInfer, as Triton's decoupled models give them."""
 
-import json
 import queue
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,24 +11,18 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from greenlane.load.server_process import free_port
-from tests import models
 
-from .processes import configure, running, running_plain
-from .test_generate import COUNTDOWN, IDENTITY, LONG, LOOP
+from . import repository
+from .processes import configure, running, running_plain, tenant
+from .test_generate import LONG
 from .wire import until
 
 
 @pytest.fixture(scope="module", params=[running, running_plain], ids=["processes", "plain"])
 def address(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
     root, port = tmp_path_factory.mktemp("models"), free_port()
-    for name, text in (("countdown", COUNTDOWN), ("identity", IDENTITY)):
-        (root / name / "1").mkdir(parents=True)
-        models.save(root / name / "1" / "model.onnx", text)
-    loop = json.dumps(LOOP).replace('"', '\\"')
-    parameter = f'parameters {{ key: "greenlane.loop" value {{ string_value: "{loop}" }} }}'
-    (root / "countdown" / "config.pbtxt").write_text(parameter)
-    tenants = f'[tenants.acme]\ngranules = 1\nmodels = ["*"]\ngrpc_port = {port}'
-    config: Path = configure(tmp_path_factory.mktemp("parts") / "c.toml", root, tenants, default_tenant='"acme"')
+    repository.in_parts(root)
+    config = configure(tmp_path_factory.mktemp("parts") / "c.toml", root, tenant(grpc_port=port), default_tenant='"acme"')
     with request.param(config):
         with closing(triton.InferenceServerClient(f"127.0.0.1:{port}")) as client:
             until(lambda: _ready(client))

@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -10,30 +10,21 @@ import pytest
 
 from server.link import arena
 
+from .fixtures import server_with
 from .harness import cores
-from .processes import Load, Running, client, configure, running_module
-from .wire import SMALL, answered, infer, until
+from .processes import Load, Running, running_module, tenant
+from .wire import SMALL, answered, client, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["identity"]
-[tenants.globex]
-granules = 1
-models = ["identity"]
-"""
 HEAD = 44
 """Bytes of a ticket's page before what it says of its model and shapes."""
 MALFORMED = "malformed message in the link of tenant acme; replacing its HTTP process"
 
 
-@pytest.fixture
-def server(standard: Path, tmp_path: Path) -> Iterator[Running]:
-    config = configure(tmp_path / "greenlane.toml", standard, TENANTS)
-    with running_module("tests.end_to_end.stubborn_server", config) as server:
-        yield server
+server = server_with(
+    tenant("acme", "identity") + tenant("globex", "identity"), partial(running_module, "tests.end_to_end.stubborn_server")
+)
 
 
 def arena_of(server: Running, http: httpx.Client) -> tuple[str, int]:
@@ -59,23 +50,24 @@ def total(file: str, count: int) -> int:
 @pytest.mark.parametrize("what", ["a slot that does not exist", "no ticket"])
 def test_a_process_that_sends_what_it_may_not_is_replaced_and_others_do_not_notice(server: Running, what: str) -> None:
     """The test writes in its place, again and again, as the process itself writes right messages meanwhile."""
-    with client(server, **{"X-Tenant": "acme"}) as acme:
+    with client(server, "acme") as acme:
         until(lambda: infer(acme, "identity", SMALL).status_code == 200)
         file, count = arena_of(server, acme)
-    with Load(server, **{"X-Tenant": "globex"}) as other:
+    with Load(server, "globex") as other:
+        before = len(server.log)
         device, process = server.pid("dev 0"), server.pid("acme")
         descriptor = os.open(file, os.O_RDWR)
         pages = os.fstat(descriptor).st_size - count * 2 * arena.MESSAGE
         places = [pages + slot * 2 * arena.MESSAGE + HEAD for slot in range(8)] if what == "no ticket" else [0]
         damage = b"\xff" * 8 if what == "no ticket" else b"\xff" * 4 * count
         try:
-            with Load(server, **{"X-Tenant": "acme"}):
-                while not any(MALFORMED in line for line in server.log):
+            with Load(server, "acme"):
+                while not any(MALFORMED in line for line in server.log[before:]):
                     for place in places:
                         os.pwrite(descriptor, damage, place)
         finally:
             os.close(descriptor)
-        with client(server, **{"X-Tenant": "acme"}) as again:
+        with client(server, "acme") as again:
             until(lambda: answered(again) == 200)
         other.more()
     assert other.wrong == []

@@ -1,6 +1,5 @@
 """HTTP in processes of its own: which process serves a connection, and what happens when one of the processes ends."""
 
-import json
 import os
 import resource
 import signal
@@ -22,14 +21,18 @@ from server.processes.http_side.http_process import _UNAUTHENTICATED_RATE
 from server.tenants.auth import digest
 
 from .harness import cores
-from .processes import Load, Running, client, configure, holder, running, threads
+from .processes import Load, Running, configure, holder, running, tenant, threads
 from .wire import (
+    BODY,
     FOREVER,
     SMALL,
     Connection,
     answered,
     as_before,
     binary,
+    chunked,
+    client,
+    get,
     infer,
     lane,
     parts,
@@ -43,32 +46,11 @@ from .wire import (
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["*"]
-[tenants.globex]
-granules = 1
-models = ["identity", "spin"]
-keys_sha256 = ["{key}"]
-port = {port}
-front_cores = "{core}"
-"""
 KEY = {"Authorization": "Bearer secret"}
 ACME = "X-Tenant: acme"
 GLOBEX = "Authorization: Bearer secret"
 ELSEWHERE = "send requests of {!r} to the server's common port{} on another connection"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-def get(path: str, header: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode()
-
-
-def chunked(header: str) -> bytes:
-    body = json.dumps(SMALL).encode()
-    head = f"POST /v2/models/identity/infer HTTP/1.1\r\nHost: localhost\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+LIVE = get("/v2/health/live")
 
 
 def ends_up_at(server: Running, connection: Connection, name: str) -> None:
@@ -83,20 +65,15 @@ def own_port() -> int:
 
 @pytest.fixture(scope="module")
 def config(standard: Path, own_port: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("served") / "greenlane.toml"
-    return configure(path, standard, TENANTS.format(key=digest("secret"), port=own_port, core=cores()[0]))
+    keys = {"keys_sha256": [digest("secret")], "port": own_port, "front_cores": f"{cores()[0]}"}
+    tenants = tenant() + tenant("globex", "identity", "spin", **keys)
+    return configure(tmp_path_factory.mktemp("served") / "greenlane.toml", standard, tenants)
 
 
 @pytest.fixture(scope="module")
 def server(config: Path) -> Iterator[Running]:
     with running(config) as server:
         yield server
-
-
-@pytest.fixture
-def acme(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        yield http
 
 
 @pytest.fixture
@@ -204,15 +181,14 @@ def test_a_request_in_chunks_goes_to_its_tenant_too(server: Running) -> None:
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, ACME))
         assert connection.answer().status == 200
-        connection.send(chunked(GLOBEX))
+        connection.send(chunked(BODY, headers=[GLOBEX]))
         assert connection.answer().status == 200
         ends_up_at(server, connection, "greenlane globe")
 
 
-BODY = json.dumps(SMALL).encode()
 GENERATED = b'{"x": [1, 2]}'
 KINDS: dict[str, tuple[bytes, int]] = {
-    "chunked": (chunked(ACME), 200),
+    "chunked": (chunked(BODY, headers=[ACME]), 200),
     "expect": (posted("identity", SMALL, ACME, "Expect: 100-continue"), 200),
     "repeated headers": (posted("identity", SMALL, ACME, "X-Forwarded-For: a", "X-Forwarded-For: b", "Via: a", "Via: b"), 200),
     "absolute": (post("http://localhost/v2/models/identity/infer", BODY, ACME), 200),
@@ -395,7 +371,7 @@ def test_a_flood_of_unauthenticated_connections_does_not_affect_tenants(server: 
     for thread in flooding:
         thread.start()
     try:
-        with Load(server, **{"X-Tenant": "acme"}) as load:
+        with Load(server, "acme") as load:
             load.more(50)
         assert load.wrong == []
     finally:
@@ -426,7 +402,7 @@ def test_killing_a_tenants_process_disconnects_only_its_clients(server: Running)
         server.kill("acme")
         assert connection.ended()
         killed = time.monotonic()
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             until(lambda: answered(http) == 200)
         assert time.monotonic() - killed < 10, "it takes less than a second where nothing else runs"
         other.more()
@@ -437,7 +413,7 @@ def test_killing_a_tenants_process_disconnects_only_its_clients(server: Running)
 
 def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Running) -> None:
     for _ in range(3):
-        with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **KEY) as other:
+        with Load(server, "acme") as load, Load(server, **KEY) as other:
             server.kill("acme")
             load.more()
             other.more()
@@ -466,7 +442,7 @@ def test_a_replacement_process_has_the_models_loaded_and_unloaded_before(server:
     until(lambda: acme.post("/v2/repository/models/brain/unload").status_code == 200)
     acme.close()
     server.kill("acme")
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         until(lambda: http.get("/v2/models/add/ready").status_code == 200)
         until(lambda: as_before(http))
         assert http.get("/v2/models/brain/ready").status_code == 503
@@ -503,7 +479,7 @@ def test_a_process_is_replaced_after_the_forkserver_was_killed(server: Running) 
     for pid in (parent, *(child.pid for child in children)):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(children))
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         until(lambda: answered(http) == 200)
 
 

@@ -88,8 +88,7 @@ def serve_and_end(words: Sequence[str], folder: Path, port: int, given: Any = No
             popen.kill()
         assert not list(Path(temporary).iterdir())
     assert "Traceback" not in said
-    status: int = popen.returncode
-    return status
+    return popen.returncode
 
 
 @pytest.mark.parametrize("words", [SERVER, MODULE, SCRIPT])

@@ -2,53 +2,36 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from .fixtures import server_with
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_device
-from .wire import FOREVER, Connection, answered, as_before, infer, lane, posted, spin, until
+from .processes import Load, Running, running, running_device, tenant
+from .wire import FOREVER, Connection, answered, as_before, client, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-burst = 2
-models = ["identity", "spin"]
-[tenants.globex]
-granules = 1
-lend = "1s"
-models = ["identity", "spin"]
-"""
+TENANTS = tenant("acme", "identity", "spin", burst=2) + tenant("globex", "identity", "spin", lend="1s")
 TURNS = 20_000
 """Of a loop that does not run on the event loop."""
 
 
-@pytest.fixture(scope="module", params=["tenants' processes", "device process"])
-def server(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Running]:
-    start = running_device if request.param == "device process" else running
-    with start(configure(tmp_path_factory.mktemp("lending") / "greenlane.toml", standard, TENANTS)) as server:
-        yield server
+server = server_with(TENANTS, running, running_device)
 
 
 @pytest.fixture
-def acme(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: as_before(http))
-        until(lambda: wide(http).get("granules") == [0, 1])
-        yield http
+def acme(acme: httpx.Client) -> httpx.Client:
+    until(lambda: wide(acme).get("granules") == [0, 1])
+    return acme
 
 
 def wide(http: httpx.Client) -> dict[str, Any]:
     """What is shown of acme's wide partition."""
-    found: dict[str, Any] = http.get("/admin/partitions").json()["partitions"]["acme"].get("wide", {})
-    return found
+    return http.get("/admin/partitions").json()["partitions"]["acme"].get("wide", {})
 
 
 def launch(http: httpx.Client) -> None:
@@ -87,9 +70,9 @@ def test_the_advice_says_what_a_borrower_and_its_lender_did(server: Running, acm
 
 
 def test_killing_the_lenders_process_disturbs_no_borrower(server: Running, acme: httpx.Client) -> None:
-    with Load(server, "identity", **{"X-Tenant": "acme"}) as load:
+    with Load(server, "acme") as load:
         os.kill(server.pid("globex"), signal.SIGKILL)
-        with client(server, **{"X-Tenant": "globex"}) as globex:
+        with client(server, "globex") as globex:
             until(lambda: answered(globex) == 200)
         load.more()
     assert load.wrong == []
@@ -97,7 +80,7 @@ def test_killing_the_lenders_process_disturbs_no_borrower(server: Running, acme:
 
 
 def test_a_lender_whose_process_was_killed_with_a_request_open_lends_again(server: Running, acme: httpx.Client) -> None:
-    with Connection(server) as connection, client(server, **{"X-Tenant": "globex"}) as globex:
+    with Connection(server) as connection, client(server, "globex") as globex:
         connection.send(posted("spin", spin(FOREVER), "X-Tenant: globex"))
         until(lambda: lane(globex, "globex")["in_flight"] == 1)
         server.kill("globex")
@@ -107,14 +90,14 @@ def test_a_lender_whose_process_was_killed_with_a_request_open_lends_again(serve
 
 def test_a_borrower_whose_process_was_killed_borrows_again(server: Running, acme: httpx.Client) -> None:
     """In one form its HTTP process, in the other that with its models, too."""
-    with Load(server, "identity", **{"X-Tenant": "globex"}) as load:
+    with Load(server, "globex") as load:
         os.kill(server.pid("acme"), signal.SIGKILL)
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             until(lambda: as_before(http))
             until(lambda: wide(http).get("granules") == [0, 1])
             load.more()
     assert load.wrong == []
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         launch(http)
 
 
@@ -134,7 +117,7 @@ def test_more_than_the_burst_is_409_with_the_numbers(server: Running, acme: http
 def test_when_the_process_with_its_models_is_replaced_a_tenant_borrows_again(server: Running, acme: httpx.Client) -> None:
     has_device = any("greenlane dev" in one.name for one in server.family())
     os.kill(server.pid("dev 0" if has_device else "acme"), signal.SIGKILL)
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         until(lambda: as_before(http))
         until(lambda: wide(http).get("granules") == [0, 1])
         launch(http)

@@ -11,9 +11,9 @@ import pytest
 from greenlane.load.server_process import free_port
 
 from .harness import cores
-from .processes import Running, client, configure, running, running_device, running_plain
+from .processes import Running, configure, running, running_device, running_plain
 from .test_metrics import scrape, value
-from .wire import SMALL, Answer, Connection, infer, post, until
+from .wire import SMALL, Answer, Connection, client, infer, post, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -52,7 +52,7 @@ def server(
         tmp_path_factory.mktemp("limits") / "greenlane.toml", standard, LIMITED.format(more=more.format(port=own_port))
     )
     with start(config) as server:
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             until(lambda: http.get("/v2/health/ready").status_code == 200)
         yield server
 
@@ -70,8 +70,8 @@ def head(nbytes: int) -> bytes:
 
 def test_a_tenant_over_its_rate_is_429_until_retry_after_and_others_are_served(server: Running) -> None:
     """Over all of its processes together: each connection may be another one's."""
-    with ExitStack() as stack, client(server, **{"X-Tenant": "globex"}) as globex:
-        each = [stack.enter_context(client(server, **{"X-Tenant": "acme"})) for _ in range(6)]
+    with ExitStack() as stack, client(server, "globex") as globex:
+        each = [stack.enter_context(client(server, "acme")) for _ in range(6)]
         answers = [infer(http, "identity", SMALL) for http in each for _ in range(2)]
         refused = [answer for answer in answers if answer.status_code != 200]
         assert 3 <= len(refused) <= 6, "a burst of 6, and 3 s for all of this"

@@ -1,8 +1,7 @@
 """Short models run on the event loop of a server in one process, if it has a single tenant; nothing else of it changes."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from server.link.ring import Link
 
 from .harness import Served, configuration, serving
 from .virtual import VirtualDevice
-from .wire import FOREVER, Connection, lane, posted, spin, until
+from .wire import FOREVER, Connection, client, data, infer, lane, posted, request, spin, tensor, until
 
-DOCUMENT = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0, 2.0, 3.0]}]}
+DOCUMENT = request(tensor("x", "FP32", [1, 3], [1.0, 2.0, 3.0]))
 
 
 class Recorder:
@@ -42,27 +41,15 @@ def link(served: Served, name: str = "acme") -> Link:
     return served.runtime.frontends[name].link
 
 
-def infer(http: httpx.Client, model: str = "identity", document: Any = DOCUMENT) -> Any:
-    answer = http.post(f"/v2/models/{model}/infer", json=document)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["outputs"][0]["data"]
-
-
 def infer_until_on_the_loop(http: httpx.Client, recorder: Recorder, model: str = "identity", document: Any = DOCUMENT) -> None:
     """Send requests until one has run on the event loop."""
     before = recorder.ran
 
     def ran() -> bool:
-        infer(http, model, document)
+        data(infer(http, model, document))
         return recorder.ran > before
 
     until(ran)
-
-
-@contextmanager
-def client(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30) as http:
-        yield http
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["asgi", "direct"])
@@ -74,7 +61,7 @@ def test_a_short_model_runs_on_the_event_loop_also_after_a_repartition(standard:
             assert moved.status_code == 200, moved.text
             recorder = Recorder(link(served))
             infer_until_on_the_loop(http, recorder)
-            assert infer(http) == [1.0, 2.0, 3.0]
+            assert data(infer(http, "identity", DOCUMENT)) == [1.0, 2.0, 3.0]
             assert recorder.cores == served.runtime.manager.held["acme"].host_cores
         statistics = http.get("/v2/models/identity/stats").json()["model_stats"][0]
         assert statistics["inference_stats"]["success"]["count"] == statistics["inference_count"]
@@ -86,7 +73,7 @@ def test_nothing_runs_on_the_event_loop_of_several_tenants(standard: Path) -> No
     with serving(configuration(standard, *tenants), VirtualDevice(8)) as served, client(served) as http:
         for name in ("acme", "globex"):
             http.headers["X-Tenant"] = name
-            assert infer(http) == [1.0, 2.0, 3.0]
+            assert data(infer(http, "identity", DOCUMENT)) == [1.0, 2.0, 3.0]
             assert link(served, name).tickets.run_now is None
 
 
@@ -102,4 +89,4 @@ def test_a_model_that_suddenly_does_not_end_leaves_the_event_loop_and_can_be_sto
             assert http.get("/v2/health/live").status_code == 200
         until(lambda: lane(http)["in_flight"] == 0)
         assert recorder.ran == ran
-        assert infer(http) == [1.0, 2.0, 3.0]
+        assert data(infer(http, "identity", DOCUMENT)) == [1.0, 2.0, 3.0]

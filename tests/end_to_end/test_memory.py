@@ -24,12 +24,10 @@ from tests.memory import Peak
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .wire import Connection, binary, busy, infer, parts, post, request, tensor, until
+from .wire import PATH, Connection, binary, busy, infer, parts, post, post_binary, request, tensor, until
 
 MIB = 1 << 20
 MEMORY = 16 * MIB
-PATH = "/v2/models/identity/infer"
-TILE = "tile (float[n] x, int64[1] times) => (float[m] y) { y = Tile(x, times) }"
 KEY = {"Authorization": "Bearer globex-key"}
 
 
@@ -56,17 +54,11 @@ def device() -> Counting:
 def served(tmp_path_factory: pytest.TempPathFactory, device: Counting, request: pytest.FixtureRequest) -> Iterator[Served]:
     """Two tenants of 16 MiB each, of which one request may take 14; answers are as long as bodies, so 7 MiB of those."""
     root = repository.standard(tmp_path_factory.mktemp("models"))
-    repository.write(root, "tile", TILE)
+    repository.write(root, "tile", repository.TILE)
     acme = TenantConfig(name="acme", granules=1, models=("*",), memory=MEMORY, in_flight=1)
     globex = TenantConfig(name="globex", granules=1, models=("identity",), memory=MEMORY, keys_sha256=(digest("globex-key"),))
     with serving(configuration(root, acme, globex, max_body=50 * MIB), device, direct=request.param) as served:
         yield served
-
-
-@pytest.fixture
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=60, verify=False) as client:
-        yield client
 
 
 def identity(nbytes: int, seed: int = 0) -> tuple[dict[str, Any], bytes]:
@@ -144,9 +136,7 @@ def clients_of(served: Served, count: int) -> list[None]:
     with ExitStack() as stack:
         for number in range(count):
             connection = stack.enter_context(Connection(served))
-            body = identity(MIB // 8)[0]
-            headers = [f"{name}: {value}" for name, value in body["headers"].items()]
-            connection.send(post(PATH, body["content"], *headers))
+            connection.send(post_binary(PATH, identity(MIB // 8)[0]))
             until(lambda number=number: slots(served).used == before + number + 1)  # type: ignore[misc]
     until(lambda: slots(served).used == before)
     return [None] * count
@@ -196,8 +186,7 @@ def arriving(served: Served) -> int:
 
 def test_a_slow_upload_holds_no_memory_that_another_request_needs(served: Served, http: httpx.Client) -> None:
     body, data = identity(2 * MIB)
-    headers = [f"{name}: {value}" for name, value in body["headers"].items()]
-    whole = post(PATH, body["content"], *headers)
+    whole = post_binary(PATH, body)
     with Connection(served) as slow:
         slow.send(whole[:-1])
         until(lambda: arriving(served) == len(body["content"]) - 1)
@@ -219,8 +208,7 @@ def test_outputs_of_unexpected_size_are_whole_and_later_ones_have_room_at_once(
     def ask(times: int) -> int:
         """How often the model ran for it: twice if its outputs outgrew the room of the first run."""
         runs.clear()
-        inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [times])
-        answer = infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
+        answer = ask_for(http, times)
         assert np.frombuffer(parts(answer)[1][0], np.float32).tolist() == [1.5] * 1000 * times
         return len(runs)
 

@@ -12,7 +12,7 @@ from server.config.tenant import TenantConfig
 from .harness import Served, configuration, serving
 from .repository import ODD_NAME
 from .virtual import VirtualDevice
-from .wire import FOREVER, SMALL, Connection, Document, busy, infer, lane, posted, request, spin, tensor, until
+from .wire import FOREVER, SMALL, Connection, Document, busy, client, infer, lane, posted, request, spin, tensor, until
 
 COUNTERS = ["nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count"]
 DURATIONS = [f"nv_inference_{phase}_duration_us" for phase in ("request", "queue")]
@@ -88,8 +88,8 @@ def counted(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def mine(counted: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=counted.url, timeout=30, verify=False) as client:
-        yield client
+    with client(counted) as http:
+        yield http
 
 
 def scrape(http: httpx.Client) -> Scraped:

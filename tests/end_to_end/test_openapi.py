@@ -19,7 +19,7 @@ from server.api.openapi import Document, operation_id
 from tests import encoders
 
 from .harness import configuration, serving
-from .wire import SMALL
+from .wire import SMALL, client
 
 PUBLIC = (metadata.router, model_control.router, docs.inference, text.router)
 ADMIN = (
@@ -199,7 +199,7 @@ def test_drain_answers_as_described(standard: Path) -> None:
 
 def test_texts_are_answered_as_described(standard: Path, tmp_path: Path) -> None:
     encoders.write(tmp_path, "minilm", encoders.encoder(1, 16), 4)
-    with serving(configuration(tmp_path)) as served, httpx.Client(base_url=served.url, timeout=30) as http:
+    with serving(configuration(tmp_path)) as served, client(served) as http:
         for name, (method, path, body) in TEXTS.items():
             check(name, http.request(method, path, content=body))
 

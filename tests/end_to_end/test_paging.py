@@ -23,9 +23,9 @@ from engines import load_engine
 from partitions.cpu import open_cpu
 
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_device
+from .processes import Load, Running, configure, running, running_device
 from .repository import IDENTITY, write
-from .wire import until
+from .wire import client, until
 
 COUNT = int(os.environ.get("GREENLANE_PAGED_MODELS", "20"))
 SECONDS = float(os.environ.get("GREENLANE_PAGING_SECONDS", "4"))
@@ -71,8 +71,7 @@ def is_right(answer: httpx.Response, number: int) -> bool:
 
 
 def memory(http: httpx.Client, tenant: str = "acme") -> dict[str, Any]:
-    found: dict[str, Any] = next(each for each in http.get("/admin/memory").json()["tenants"] if each["name"] == tenant)
-    return found
+    return next(each for each in http.get("/admin/memory").json()["tenants"] if each["name"] == tenant)
 
 
 def resident(http: httpx.Client) -> list[str]:
@@ -109,7 +108,7 @@ def serving(
     root: Path, folder: Path, run: Callable[[Path], AbstractContextManager[Running]], limit: object, paging: str = "true"
 ) -> Iterator[tuple[Running, httpx.Client]]:
     config = configure(folder / "greenlane.toml", root, TENANTS.format(limit=limit, paging=paging))
-    with run(config) as server, client(server, **{"X-Tenant": "acme"}) as http:
+    with run(config) as server, client(server, "acme") as http:
         until(lambda: http.get("/v2/health/ready").status_code == 200)
         yield server, http
 
@@ -141,7 +140,7 @@ def test_many_models_in_a_third_of_their_memory(server: Running, http: httpx.Cli
     def one_client(seed: int) -> None:
         nonlocal asked
         choose = random.Random(seed)
-        with client(server, **{"X-Tenant": "acme"}) as mine:
+        with client(server, "acme") as mine:
             while time.monotonic() < end:
                 number = choose.randint(1, COUNT)
                 answer = ask(mine, number)
@@ -150,7 +149,7 @@ def test_many_models_in_a_third_of_their_memory(server: Running, http: httpx.Cli
                     wrong.append(f"m{number}: {answer.status_code} {answer.text[:200]}")
 
     most = 0
-    with Load(server, **{"X-Tenant": "globex"}) as neighbour, ThreadPoolExecutor(2) as threads:
+    with Load(server, "globex") as neighbour, ThreadPoolExecutor(2) as threads:
         clients = [threads.submit(one_client, seed) for seed in range(2)]
         while not all(each.done() for each in clients):
             most = max(most, memory(http)["used"])
@@ -187,7 +186,7 @@ def test_after_its_process_was_killed_all_models_are_served_again(server: Runnin
 
     def ask_all() -> None:
         while not stop.is_set():
-            with client(server, **{"X-Tenant": "acme"}) as mine, suppress(httpx.HTTPError):
+            with client(server, "acme") as mine, suppress(httpx.HTTPError):
                 for number in range(1, COUNT + 1):
                     ask(mine, number)
 
@@ -199,7 +198,7 @@ def test_after_its_process_was_killed_all_models_are_served_again(server: Runnin
     finally:
         stop.set()
         asking.join()
-    with client(server, **{"X-Tenant": "acme"}) as mine:
+    with client(server, "acme") as mine:
         for number in range(1, COUNT + 1):
             until(lambda number=number: is_right(ask(mine, number), number))  # type: ignore[misc]
         assert memory(mine)["used"] <= limit
@@ -208,13 +207,13 @@ def test_after_its_process_was_killed_all_models_are_served_again(server: Runnin
 def test_a_replaced_http_process_shows_what_is_paged_out(server: Running) -> None:
     if not server.pids("dev 0"):
         pytest.skip("its models end with it, which the test above covers")
-    with client(server, **{"X-Tenant": "acme"}) as mine:
+    with client(server, "acme") as mine:
         before = _paged(mine)
         assert before
         assert not before & set(resident(mine))
     server.kill("acme")
     until(lambda: _paged_now(server) == before)
-    with client(server, **{"X-Tenant": "acme"}) as mine:
+    with client(server, "acme") as mine:
         assert is_right(ask(mine, 1), 1)
 
 
@@ -223,7 +222,7 @@ def _paged(http: httpx.Client) -> set[str]:
 
 
 def _paged_now(server: Running) -> set[str]:
-    with suppress(httpx.HTTPError, TypeError, AttributeError), client(server, **{"X-Tenant": "acme"}) as mine:
+    with suppress(httpx.HTTPError, TypeError, AttributeError), client(server, "acme") as mine:
         return _paged(mine)
     return set()
 

@@ -14,7 +14,23 @@ from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .repository import ODD_NAME
-from .wire import FOREVER, SMALL, Connection, binary, busy, infer, lane, parts, posted, request, spin, statistics, tensor, until
+from .wire import (
+    FOREVER,
+    SMALL,
+    Connection,
+    binary,
+    busy,
+    client,
+    infer,
+    lane,
+    parts,
+    posted,
+    request,
+    spin,
+    statistics,
+    tensor,
+    until,
+)
 
 ADD = request(tensor("a", "INT32", [2], [1, 2]), tensor("b", "INT32", [2], [30, 40]))
 SUM = {"name": "sum", "datatype": "INT32", "shape": [2], "data": [31, 42]}
@@ -32,8 +48,8 @@ def single(standard: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def one(single: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=single.url, timeout=60, verify=False) as client:
-        yield client
+    with client(single) as http:
+        yield http
 
 
 def test_server_metadata(http: httpx.Client) -> None:

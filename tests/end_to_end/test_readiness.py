@@ -7,32 +7,23 @@ import httpx
 import pytest
 
 from . import repository
-from .harness import PATIENCE, configuration, cores, serving
-from .processes import client, configure, running
-from .wire import SMALL, infer, until
+from .fixtures import WAYS, served_as
+from .harness import configuration, cores, serving
+from .processes import configure, running, tenant
+from .wire import SMALL, client, infer, until
 
 WHY = "not every model could be loaded, and server.strict_readiness asks for all of them; "
 WHY += "POST /v2/repository/index says which of a tenant's, the log which of all"
 
 
-@pytest.fixture(params=["asgi", "direct", "processes"])
+@pytest.fixture(params=WAYS[:3])
 def http(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A strict server with a model that is whole and one that is not."""
     root = tmp_path / "models"
     repository.write(root, "identity", repository.IDENTITY)
     repository.write(root, "broken", repository.IDENTITY, config="max_batch_size: many")
-    if request.param == "processes":
-        tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-        config = configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"', strict_readiness="true")
-        with running(config) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
-            yield client
-    else:
-        config = configuration(root, strict_readiness=True)
-        with (
-            serving(config, direct=request.param == "direct") as server,
-            httpx.Client(timeout=60, base_url=server.url) as client,
-        ):
-            yield client
+    with served_as(request.param, root, tmp_path, strict_readiness=True) as server, client(server) as http:
+        yield http
 
 
 def test_a_strict_server_is_ready_once_the_broken_model_is_repaired_or_unloaded(tmp_path: Path, http: httpx.Client) -> None:
@@ -58,11 +49,11 @@ def test_a_tenant_without_any_model_is_not_ready_for_itself_and_takes_no_other_o
     root = tmp_path / "models"
     repository.write(root, "identity", repository.IDENTITY)
     repository.write(root, "broken", repository.IDENTITY, config="max_batch_size: many")
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]\n[tenants.globex]\ngranules = 1\nmodels = ["broken"]'
+    tenants = tenant("acme", "identity") + tenant("globex", "broken")
     with running(configure(tmp_path / "c.toml", root, tenants)) as server:
         server.wait_for_log("ready: acme is served identity 1; globex is served nothing")
         server.wait_for_log("served no model, and not ready for itself: tenant globex")
-        with client(server, **{"X-Tenant": "globex"}) as globex, client(server) as anyone:
+        with client(server, "globex") as globex, client(server) as anyone:
             refused = globex.get("/v2/health/ready")
             assert refused.json() == {"error": "'globex' is served no model; POST /v2/repository/index says why"}
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -84,7 +75,7 @@ def test_a_tenant_without_any_model_is_not_ready_for_itself_and_takes_no_other_o
 
 def test_a_server_without_any_model_is_not_ready(tmp_path: Path) -> None:
     repository.write(tmp_path, "broken", repository.IDENTITY, config="max_batch_size: many")
-    with serving(configuration(tmp_path)) as server, httpx.Client(timeout=60, base_url=server.url) as http:
+    with serving(configuration(tmp_path)) as server, client(server) as http:
         refused = http.get("/v2/health/ready")
         assert (refused.status_code, "no tenant is served a model" in refused.text) == (503, True)
         assert http.get("/admin/status").json()["state"] == "incomplete"

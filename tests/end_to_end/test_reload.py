@@ -12,8 +12,8 @@ import pytest
 
 from . import repository
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_device, running_plain
-from .wire import SMALL, Connection, answered, infer, posted, until
+from .processes import Load, Running, configure, running, running_device, running_plain
+from .wire import SMALL, Connection, answered, client, infer, posted, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -78,8 +78,7 @@ class Site:
     def most(self) -> int:
         """acme's largest batch of `identity`."""
         with client(self.server, Authorization=f"Bearer {OLD}") as http:
-            most: int = http.get("/v2/models/identity/config").json()["max_batch_size"]
-            return most
+            return http.get("/v2/models/identity/config").json()["max_batch_size"]
 
     def statuses(self) -> list[int]:
         """What acme's requests for each model of the repository are answered; 0 for one that loses its connection."""
@@ -117,7 +116,7 @@ def changed(answer: httpx.Response) -> dict[str, tuple[str, str]]:
 def test_keys_are_rotated_without_a_failed_request(site: Site) -> None:
     """Both are valid, then only the new one: also on connections that were open before and repeat the same head."""
     ask = posted("identity", SMALL, f"Authorization: Bearer {OLD}")
-    with Connection(site.server) as connection, Load(site.server, **{"X-Tenant": "globex"}) as load:
+    with Connection(site.server) as connection, Load(site.server, "globex") as load:
         connection.send(ask)
         assert connection.answer().status == 200
         assert (site.status(OLD), site.status(NEW)) == (200, 401)
@@ -208,7 +207,7 @@ def test_processes_that_are_replaced_have_the_new_configuration(site: Site) -> N
 
 def test_models_come_and_go_and_no_other_request_fails(site: Site) -> None:
     """Also in every process that is replaced after that."""
-    with Load(site.server, **{"X-Tenant": "globex"}) as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
+    with Load(site.server, "globex") as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
         site.write(OLD, models=["identity", "third"])
         assert changed(site.reload()) == {"tenants.acme.models": ('["identity"]', '["identity", "third"]')}
         assert site.statuses() == [200, 404, 200]
@@ -245,7 +244,7 @@ def test_a_model_that_cannot_be_loaded_refuses_all_of_it(site: Site) -> None:
 
 def test_options_of_models_change_and_no_request_fails(site: Site) -> None:
     """All of them or none, and also in every process that is replaced after that."""
-    with Load(site.server, **{"X-Tenant": "globex"}) as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
+    with Load(site.server, "globex") as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
         site.write(OLD, options="[models.identity]\nmax_batch = 4\nprofile = 3")
         answer = site.reload()
         assert answer.status_code == 409

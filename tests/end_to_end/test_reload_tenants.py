@@ -16,9 +16,9 @@ from greenlane.load.server_process import free_port
 
 from . import repository
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_apart, running_devices
+from .processes import Load, Running, configure, running, running_apart, running_devices
 from .test_reload import digest
-from .wire import SMALL, Connection, infer, lane, posted, spin, until
+from .wire import SMALL, Connection, client, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -142,7 +142,7 @@ def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site:
     before = site.status()
     assert before[0] == 401
     before_it = memory(site.server)
-    with Load(site.server, **{"X-Tenant": "globex"}) as load:
+    with Load(site.server, "globex") as load:
         for _ in range(2):  # The second time it has the name of one that has gone.
             site.write(acme=True)
             answer = site.reload()
@@ -207,7 +207,7 @@ def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
 )  # fmt: skip
 def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str, Any], reasons: list[str]) -> None:
     before_it, dispatcher = memory(site.server), site.server.pid("(dispatcher)")
-    with Load(site.server, **{"X-Tenant": "globex"}) as load:
+    with Load(site.server, "globex") as load:
         site.write(acme=True, **{"limit": "requests_per_second = 1", **change})
         answer = site.reload()
         assert answer.status_code == 409, answer.text
@@ -225,7 +225,7 @@ def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str,
 def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:
     site.write(granules=2)
     assert site.reload().status_code == 200
-    with Load(site.server, **{"X-Tenant": "globex"}) as load:
+    with Load(site.server, "globex") as load:
         site.write(acme=True, granules=1)
         assert {each["key"] for each in site.reload().json()["changed"]} == {
             "server.default_tenant",

@@ -25,9 +25,9 @@ from server.repository.model_repository import Repository
 from . import repository, test_paging
 from .harness import cores
 from .hub import Hub
-from .processes import Load, client, running
+from .processes import Load, running
 from .test_watch import index
-from .wire import until
+from .wire import client, until
 
 URL = "s3://models/onnx"
 CONFIG = f"""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx
 import pytest
 
 from engines.onnxruntime.engine import OnnxExecutor
@@ -21,7 +20,7 @@ from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .virtual import VirtualDevice
-from .wire import until
+from .wire import client, until
 
 GRANULES = 8
 NAMES = ("acme", "globex", "initech")
@@ -149,8 +148,8 @@ def test_repartitions_under_load_lose_no_request_and_leak_nothing(moving: Served
     statuses = asyncio.run(run())
     moving.call(asyncio.wait_for(idle(moving), 30))
     assert statuses[409] > 0
-    for client in clients:
-        assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > times // 20, client.outcomes
+    for each in clients:
+        assert min(each.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > times // 20, each.outcomes
     until(lambda: leftovers() == before)
     for tenant in moving.service.tenants.values():
         assert tenant.lane.slots.statistics().used == 0
@@ -163,7 +162,7 @@ async def idle(served: Served) -> None:
 
 def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(moving: Served) -> None:
     worker = moving.runtime._workers["acme"]
-    with httpx.Client(timeout=60, base_url=moving.url) as http:
+    with client(moving) as http:
         answer = http.put("/admin/partitions", json={"globex": 3}).json()
     assert answer["moved"] == ["globex"]
     assert moving.runtime._workers["acme"] is worker
@@ -173,7 +172,7 @@ def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(mov
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_repartition_that_fails_half_way_keeps_the_old_plan(standard: Path, nth: int) -> None:
     device = VirtualDevice(GRANULES, failures=[len(NAMES) + nth])
-    with serving(configuration(standard, *tenants()), device) as served, httpx.Client(timeout=60, base_url=served.url) as http:
+    with serving(configuration(standard, *tenants()), device) as served, client(served) as http:
         before = http.get("/admin/partitions").json()
         answer = http.put("/admin/partitions", json={"acme": 1, "globex": 3})
         assert answer.status_code == 500

@@ -17,7 +17,7 @@ from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, serving
-from .wire import SMALL, Connection, busy, infer, lane, post, posted, tensor, until
+from .wire import SMALL, Connection, busy, client, data, index, infer, lane, post, posted, tensor, until
 from .wire import request as asked
 
 ONE = asked(tensor("x", "FP32", [1], [1]))
@@ -47,19 +47,12 @@ def changing(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def mine(changing: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=changing.url, timeout=30, verify=False) as client:
-        yield client
+    with client(changing) as http:
+        yield http
 
 
 def scaled(factor: int) -> str:
     return repository.SCALED.replace("FACTOR", str(factor))
-
-
-def index(http: httpx.Client, body: str = "") -> list[dict[str, str]]:
-    answer = http.post("/v2/repository/index", content=body)
-    assert answer.status_code == 200, answer.text
-    entries: list[dict[str, str]] = answer.json()
-    return entries
 
 
 def states(http: httpx.Client, name: str) -> list[str]:
@@ -72,12 +65,6 @@ def load(http: httpx.Client, name: str, **parameters: Any) -> httpx.Response:
 
 def unload(http: httpx.Client, name: str) -> httpx.Response:
     return http.post(f"/v2/repository/models/{name}/unload")
-
-
-def data(answer: httpx.Response) -> list[float]:
-    assert answer.status_code == 200, answer.text
-    numbers: list[float] = answer.json()["outputs"][0]["data"]
-    return numbers
 
 
 def test_unknown_model_cannot_be_loaded_but_unloaded(mine: httpx.Client) -> None:
@@ -201,8 +188,8 @@ def overruling(root: Path) -> Iterator[httpx.Client]:
     }
     config = configuration(root, TenantConfig(name="acme", granules=1, models=("rows", "identity")))
     config = config.model_copy(update={"models": config.models.model_copy(update={"options": options})})
-    with serving(config) as served, httpx.Client(base_url=served.url, timeout=30) as client:
-        yield client
+    with serving(config) as served, client(served) as http:
+        yield http
 
 
 @pytest.mark.parametrize(
@@ -298,7 +285,7 @@ def test_index_lists_loadable_models_and_drops_removed_ones(root: Path, changing
 
 def test_index_hides_models_of_other_tenants(root: Path) -> None:
     limited = TenantConfig(name="acme", granules=1, models=("rows",))
-    with serving(configuration(root, limited)) as served, httpx.Client(timeout=60, base_url=served.url) as http:
+    with serving(configuration(root, limited)) as served, client(served) as http:
         assert [entry["name"] for entry in index(http)] == ["rows"]
 
 

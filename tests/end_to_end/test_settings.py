@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from .harness import Served, configuration, serving
-from .processes import client, configure, running
-from .wire import answered, until
+from .harness import configuration, serving
+from .processes import configure, running, tenant
+from .wire import answered, client, until
 
 LOGGING = {
     "log_file": "",
@@ -21,8 +21,7 @@ LOGGING = {
 
 
 def test_the_level_of_all_processes_follows(standard: Path, tmp_path: Path) -> None:
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
-    config = configure(tmp_path / "c.toml", standard, tenants, default_tenant='"acme"')
+    config = configure(tmp_path / "c.toml", standard, tenant("acme", "identity"), default_tenant='"acme"')
     with running(config) as server, client(server) as http:
         assert http.get("/v2/logging").json() == LOGGING
         quiet = {"log_info": False, "log_warning": False}
@@ -47,12 +46,6 @@ def test_the_level_of_all_processes_follows(standard: Path, tmp_path: Path) -> N
 def served(standard: Path) -> Any:
     with serving(configuration(standard, tracing_ratio=0.25)) as served:
         yield served
-
-
-@pytest.fixture
-def http(served: Served) -> Any:
-    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

@@ -10,22 +10,14 @@ import httpx
 import pytest
 
 from .devices_server import GRANULES
+from .fixtures import server_with
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_devices
-from .wire import FOREVER, SMALL, Connection, as_before, infer, lane, posted, spin, until
+from .processes import Load, Running, configure, running, running_devices, tenant
+from .wire import FOREVER, SMALL, Connection, answered, as_before, client, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
 
-TENANTS = """
-[tenants.acme]
-device = "0"
-granules = 1
-models = ["identity", "spin", "rows"]
-[tenants.globex]
-device = "1"
-granules = 2
-models = ["identity"]
-"""
+PLACES = {"acme": ("0", 1), "globex": ("1", 2)}
 PROCESSES = {"0": "dev 0", "1": "dev 1"}
 LIMIT = 2.0
 """Seconds: more than an answer takes on a busy machine, and less than a device process takes to be replaced."""
@@ -33,26 +25,34 @@ LIMIT = 2.0
 
 def devices() -> str:
     first, second = cores()[:2]
-    return "\n".join(f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"' for name, core in (("0", first), ("1", second)))
+    return "".join(f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"\n' for name, core in (("0", first), ("1", second)))
+
+
+TENANTS = tenant("acme", "identity", "spin", "rows", device="0") + tenant("globex", "identity", device="1", granules=2)
+
+
+started = server_with(devices() + TENANTS, running_devices, max_pause='"1s"')
 
 
 @pytest.fixture
-def server(standard: Path, tmp_path: Path) -> Iterator[Running]:
-    with running_devices(configure(tmp_path / "greenlane.toml", standard, devices() + TENANTS, max_pause='"1s"')) as server:
-        yield server
-
-
-@pytest.fixture
-def acme(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        yield http
+def server(started: Running) -> Iterator[Running]:
+    """As it was started."""
+    yield started
+    with client(started, "acme") as http:
+        until(lambda: answered(http) == 200)
+        for name, (to, count) in PLACES.items():
+            there = http.get("/admin/partitions").json()["partitions"][name]
+            if there["device"] != to:
+                assert move(http, name, to).status_code == 200
+            assert http.put("/admin/partitions", json={name: count}).status_code == 200
+        assert http.post("/v2/repository/models/rows/load").status_code == 200
 
 
 class Timed(Load):
     """Also knows how long its slowest answer took, in seconds."""
 
-    def __init__(self, server: Running, **headers: str) -> None:
-        super().__init__(server, **headers)
+    def __init__(self, server: Running, tenant: str) -> None:
+        super().__init__(server, tenant)
         self.slowest = 0.0
         self._began = time.monotonic()
         self._http.event_hooks = {"request": [self._on_request], "response": [self._on_response]}
@@ -89,7 +89,7 @@ def test_the_admin_api_has_both_devices(server: Running, acme: httpx.Client) -> 
 def test_the_end_of_one_device_process_is_not_noticed_by_tenants_of_the_other(server: Running, acme: httpx.Client) -> None:
     other = server.pid(PROCESSES["1"])
     away = []
-    with Load(server, **{"X-Tenant": "acme"}) as load, Timed(server, **{"X-Tenant": "globex"}) as quiet:
+    with Load(server, "acme") as load, Timed(server, "globex") as quiet:
         for _ in range(2):
             killed = time.monotonic()
             server.kill(PROCESSES["0"])
@@ -108,7 +108,7 @@ def test_the_end_of_one_device_process_is_not_noticed_by_tenants_of_the_other(se
 
 
 def test_tenants_of_both_devices_are_repartitioned_together_or_not_at_all(server: Running, acme: httpx.Client) -> None:
-    with Load(server, **{"X-Tenant": "acme"}) as one, Load(server, **{"X-Tenant": "globex"}) as two:
+    with Load(server, "acme") as one, Load(server, "globex") as two:
         for counts in ({"acme": 3, "globex": 1}, {"acme": 1}, {"globex": 4}):
             assert acme.put("/admin/partitions", json=counts).json()["moved"] == sorted(counts)
             one.more()
@@ -125,7 +125,7 @@ def test_tenants_of_both_devices_are_repartitioned_together_or_not_at_all(server
 
 def test_no_tenant_is_repartitioned_if_an_inference_of_one_device_does_not_end(server: Running, acme: httpx.Client) -> None:
     before = acme.get("/admin/partitions").json()
-    with spinning(server), Load(server, **{"X-Tenant": "globex"}) as load:
+    with spinning(server), Load(server, "globex") as load:
         until(lambda: lane(acme)["in_flight"] == 1)
         refused = acme.put("/admin/partitions", json={"acme": 2, "globex": 1})
         assert (refused.status_code, refused.json()["error"].split(":")[0]) == (409, "tenant acme")
@@ -139,9 +139,9 @@ def test_no_tenant_is_repartitioned_if_an_inference_of_one_device_does_not_end(s
 def test_a_tenant_moves_to_another_device_and_back_under_load(server: Running, acme: httpx.Client) -> None:
     pid = server.pid("acme")
     with (
-        Load(server, **{"X-Tenant": "acme"}) as one,
-        Load(server, **{"X-Tenant": "acme"}) as two,
-        Timed(server, **{"X-Tenant": "globex"}) as quiet,
+        Load(server, "acme") as one,
+        Load(server, "acme") as two,
+        Timed(server, "globex") as quiet,
     ):
         for to, granules in (("1", 2), ("0", 1), ("1", 1)):
             moved = move(acme, "acme", to, granules=granules)
@@ -161,7 +161,7 @@ def test_a_tenant_moves_to_another_device_and_back_under_load(server: Running, a
 def test_a_tenant_that_has_moved_is_served_again_by_replaced_processes(server: Running, acme: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/rows/unload").status_code == 200
     assert move(acme, "acme", "1").status_code == 200
-    with Timed(server, **{"X-Tenant": "acme"}) as load:
+    with Timed(server, "acme") as load:
         server.kill(PROCESSES["0"])  # Where it was: nothing of it is there any more.
         until(lambda: acme.get("/admin/device").json()["devices"][0]["state"] == "serving")
         load.more()
@@ -172,10 +172,10 @@ def test_a_tenant_that_has_moved_is_served_again_by_replaced_processes(server: R
     assert acme.post("/v2/repository/models/rows/load").status_code == 200
     assert acme.get("/admin/partitions").json()["partitions"]["acme"]["device"] == "1"
     server.kill("acme")
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: _answered(http) == 200)
+    with client(server, "acme") as http:
+        until(lambda: answered(http) == 200)
     assert move(acme, "acme", "0").status_code == 200
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         assert infer(http, "identity", SMALL).status_code == 200
 
 
@@ -191,21 +191,14 @@ def test_a_tenant_that_has_moved_is_served_again_by_replaced_processes(server: R
     ],
 )
 def test_a_move_that_is_refused_changes_nothing(
-    shared: Running, tenant: str, body: dict[str, Any], status: int, text: str
+    server: Running, tenant: str, body: dict[str, Any], status: int, text: str
 ) -> None:
-    with client(shared) as http:
+    with client(server) as http:
         before = http.get("/admin/partitions").json()
         answer = http.put(f"/admin/tenants/{tenant}/device", json=body)
         assert answer.status_code == status
         assert text in answer.json()["error"]
         assert http.get("/admin/partitions").json() == before
-
-
-@pytest.fixture(scope="module")
-def shared(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    config = configure(tmp_path_factory.mktemp("devices") / "greenlane.toml", standard, devices() + TENANTS)
-    with running_devices(config) as server:
-        yield server
 
 
 def test_an_inference_that_does_not_end_keeps_its_tenant_where_it_is(server: Running, acme: httpx.Client) -> None:
@@ -232,8 +225,8 @@ def test_tenants_of_two_devices_of_cores_run_on_their_devices_cores(standard: Pa
     tenants = TENANTS.replace("granules = 2", "granules = 1")
     with (
         running(configure(tmp_path / "greenlane.toml", standard, devices() + tenants)) as server,
-        client(server, **{"X-Tenant": "acme"}) as http,
-        Load(server, **{"X-Tenant": "globex"}) as load,
+        client(server, "acme") as http,
+        Load(server, "globex") as load,
     ):
         probed = http.post("/admin/partitions/probe").json()
         located = {name: (each["device"], each["located"]) for name, each in probed["partitions"].items()}
@@ -244,10 +237,3 @@ def test_tenants_of_two_devices_of_cores_run_on_their_devices_cores(standard: Pa
         assert "set tenants.acme.device and restart the server" in refused.json()["error"]
         load.more()
         assert load.wrong == []
-
-
-def _answered(http: httpx.Client) -> int:
-    try:
-        return infer(http, "identity", SMALL).status_code
-    except httpx.TransportError:
-        return 0

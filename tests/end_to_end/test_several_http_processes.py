@@ -12,32 +12,36 @@ import pytest
 
 from . import repository
 from .harness import cores
-from .processes import Load, Running, client, configure, holder_pid, running_device
-from .test_generate import COUNTDOWN, LOOP, count, events
-from .wire import FOREVER, SMALL, Answer, Connection, infer, lane, post, posted, request, spin, statistics, tensor, until
+from .processes import Load, Running, configure, holder_pid, running_device, tenant
+from .test_generate import count, events
+from .wire import (
+    FOREVER,
+    SMALL,
+    Answer,
+    Connection,
+    client,
+    infer,
+    lane,
+    post,
+    posted,
+    request,
+    spin,
+    statistics,
+    tensor,
+    until,
+)
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["*"]
-queue = 4
-http_processes = 3
-[tenants.globex]
-granules = 1
-models = ["identity"]
-"""
 QUEUE, IN_FLIGHT = 4, 2
+TENANTS = tenant(queue=QUEUE, http_processes=3) + tenant("globex", "identity")
 ACME, GLOBEX = "X-Tenant: acme", {"X-Tenant": "globex"}
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = repository.standard(tmp_path_factory.mktemp("models"))
-    loop = json.dumps(LOOP).replace('"', '\\"')
-    parameter = f'parameters {{ key: "greenlane.loop" value {{ string_value: "{loop}" }} }}'
-    repository.write(root, "countdown", COUNTDOWN.strip(), config=parameter)
+    repository.in_parts(root)
     return configure(tmp_path_factory.mktemp("several") / "greenlane.toml", root, TENANTS)
 
 
@@ -49,7 +53,7 @@ def server(config: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def admin(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         yield http
         until(lambda: idle(http))
 
@@ -103,8 +107,7 @@ def test_every_process_answers_with_its_own_requests_data_and_the_counts_add_up(
 
 def post_statistics(connection: Connection) -> dict[str, object]:
     connection.send(f"GET /v2/models/identity/stats HTTP/1.1\r\nHost: x\r\n{ACME}\r\n\r\n".encode())
-    found: dict[str, object] = connection.answer().json["model_stats"][0]
-    return found
+    return connection.answer().json["model_stats"][0]
 
 
 def test_the_queue_is_one_its_order_too_and_who_leaves_makes_room(server: Running, admin: httpx.Client) -> None:

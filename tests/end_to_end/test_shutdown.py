@@ -1,167 +1,212 @@
-"""The server as a process of its own: it starts in one command, drains on SIGTERM, and loses no accepted request."""
+"""How a server starts, drains and ends, in each form: it loses no accepted request, leaves no process, and says why it ends."""
 
-import asyncio
 import fcntl
 import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import httpx
 import pytest
 
-from greenlane.load.server_process import free_port
-from tests.forked import Forked
+from greenlane.load.server_process import alive, free_port
+from server.host.exit_codes import GAVE_UP
+from server.tenants.auth import digest
 
-from .harness import PATIENCE, Served, configuration, serving
-from .wire import FOREVER, SMALL, Connection, binary, post, posted, request, tensor, until
+from .harness import Served, configuration, cores, serving
+from .processes import Load, Running, configure, running, running_asgi, running_folder, running_plain, tenant
+from .wire import (
+    BODY,
+    FOREVER,
+    PATH,
+    SMALL,
+    Connection,
+    binary,
+    chunked,
+    client,
+    infer,
+    lane,
+    post,
+    post_binary,
+    posted,
+    request,
+    spin,
+    tensor,
+    until,
+)
 
-CONFIG = """
-[server]
-default_tenant = "acme"
-drain_grace = "{grace}"
-log_format = "json"
-
-[models]
-repository = "{repository}"
-
-[tenants.acme]
-granules = 1
-in_flight = 1
-models = ["identity", "spin"]
-"""
-
-
-class Process:
-    """A server process: its port, and its log so far."""
-
-    def __init__(self, popen: "subprocess.Popen[str]", port: int) -> None:
-        self.popen = popen
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-        self.log: list[dict[str, Any]] = []
-
-    def read_until(self, text: str) -> None:
-        """Wait for a line of the log with this text in it."""
-        assert self.popen.stderr
-        for line in self.popen.stderr:
-            self.log.append(json.loads(line) if line.startswith("{") else {"message": line})
-            if text in self.log[-1]["message"]:
-                return
-        raise AssertionError(f"the process ended without saying {text!r}: {self.log}")
-
-
-@contextmanager
-def running(config: Path, command: Sequence[str], **settings: Any) -> Iterator[Process]:
-    port = free_port()
-    words = [sys.executable, "-m", *command, "--port", str(port)]
-    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    start = subprocess.Popen if settings else Forked
-    with start(words, env=environment, stderr=subprocess.PIPE, text=True, **settings) as popen:
-        process = Process(popen, port)
-        try:
-            process.read_until("ready: acme")
-            yield process
-        finally:
-            popen.kill()
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+Start = Callable[..., AbstractContextManager[Running]]
+ENDS = {running: 0, running_plain: -signal.SIGTERM, running_asgi: -signal.SIGTERM}
+"""The status with which each form ends: uvicorn ends by the signal that it got."""
+both_forms = pytest.mark.parametrize("start", [running, running_plain])
+ACME = tenant("acme", "identity", "spin", in_flight=1)
 
 
 @pytest.fixture
-def config(tmp_path: Path, standard: Path) -> Path:
-    path = tmp_path / "greenlane.toml"
-    path.write_text(CONFIG.format(repository=standard, grace="0s"))
-    return path
+def config(standard: Path, tmp_path: Path) -> Path:
+    settings = {"default_tenant": '"acme"', "log_format": '"json"'}
+    return configure(tmp_path / "greenlane.toml", standard, ACME, **settings)
 
 
-OURS = ["server"]
-PLAIN = ["uvicorn", "server.app:app", "--log-level", "info"]
-DIRECT = [*PLAIN, "--no-access-log"]
+@pytest.fixture
+def keyed(config: Path) -> Path:
+    """With an admin key."""
+    config.write_text(config.read_text().replace("[server]", f'[server]\nadmin_key_sha256 = "{digest("admin")}"'))
+    return config
 
 
-def spin(turns: int) -> dict[str, Any]:
-    x = {"name": "x", "shape": [64, 64], "datatype": "FP32", "data": [0.1] * 64 * 64}
-    return {"inputs": [{"name": "turns", "shape": [], "datatype": "INT64", "data": [turns]}, x]}
+def test_a_repartition_under_load_loses_nothing(standard: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path / "one.toml", standard, tenant("acme", "identity"))
+    with running(config) as server, client(server) as admin, Load(server, "acme") as load:
+        for count in (2, 1, 2, 1):
+            assert admin.put("/admin/partitions", json={"acme": count}).json()["moved"] == ["acme"]
+            load.more()
+        assert load.wrong == []
 
 
-async def accepted(http: aiohttp.ClientSession, count: int) -> None:
-    """Return once the server holds this many requests."""
-    held = 0
-    async with asyncio.timeout(PATIENCE):
-        while held < count:
-            async with http.get("/admin/tenants") as answer:
-                tenant = json.loads(await answer.read())["tenants"][0]
-            held = tenant["waiting"] + tenant["in_flight"]
+@pytest.mark.parametrize(
+    ("start", "number"), [(running, signal.SIGTERM), (running, signal.SIGINT), (running_asgi, signal.SIGTERM)]
+)
+def test_a_signal_under_load_loses_no_request_and_ends_with_its_status(keyed: Path, start: Start, number: int) -> None:
+    with start(keyed) as server, client(server, Authorization="Bearer admin") as admin:
+        assert admin.get("/metrics", headers={"Authorization": "none"}).status_code == 401
+        endless, *connections = [Connection(server) for _ in range(13)]
+        endless.send(posted("spin", spin(FOREVER)))  # Until its client goes, nothing else is done.
+        until(lambda: lane(admin)["in_flight"] == 1)
+        for connection in connections:
+            connection.send(posted("spin", spin(500)))
+        until(lambda: lane(admin)["waiting"] + lane(admin)["in_flight"] == 13)
+        family = server.family()
+        server.signal(number)
+        server.wait_for_log("draining")
+        endless.close()
+        assert [connection.answer().status for connection in connections] == [200] * 12
+        for connection in connections:
+            connection.close()
+        assert server.wait() == ENDS[start]
+        until(lambda: not alive(family))
+        assert [line for line in server.log if '"error"' in line or "Traceback" in line] == []
 
 
-async def outcome_of(http: aiohttp.ClientSession, turns: int) -> int | tuple[int, str]:
-    """The status, and of an error the text too."""
-    async with http.post("/v2/models/spin/infer", json=spin(turns)) as answer:
-        text = await answer.text()
-        return answer.status if answer.status == 200 else (answer.status, text)
-
-
-@pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
-def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: list[str], status: int) -> None:
-    async def terminate_under_load(process: Process) -> list[int | tuple[int, str]]:
-        async with aiohttp.ClientSession(process.url) as http:
-            endless = asyncio.ensure_future(outcome_of(http, FOREVER))  # Until its client goes, nothing else is done.
-            await accepted(http, 1)
-            asking = [asyncio.ensure_future(outcome_of(http, 500)) for _ in range(20)]
-            await accepted(http, 21)
-            process.popen.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(process.read_until, "draining")
-            endless.cancel()
-            return await asyncio.gather(*asking)
-
-    with running(config, command) as process:
-        assert asyncio.run(terminate_under_load(process)) == [200] * 20
-        assert process.popen.wait(30) == status
-
-
-@pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
-def test_sighup_of_a_closed_terminal_drains_as_sigterm_does(config: Path, command: list[str], status: int) -> None:
+@pytest.mark.parametrize("start", [running, running_asgi])
+def test_sighup_of_a_closed_terminal_drains_as_sigterm_does(config: Path, start: Start) -> None:
     """The server is what the terminal started; when it closes, the kernel sends SIGHUP."""
-    config.write_text(config.read_text().replace("drain_grace", 'drain_timeout = "1s"\ndrain_grace'))
+    config.write_text(config.read_text().replace("[server]", '[server]\ndrain_timeout = "1s"'))
     ours, theirs = pty.openpty()
     settings = {
         "start_new_session": True,
         "preexec_fn": lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0),
         "pass_fds": [theirs],
     }
-    with running(config, command, **settings) as process, Connection(process) as connection:
+    with start(config, **settings) as server, Connection(server) as connection, client(server) as http:
         os.close(theirs)
         connection.send(posted("spin", spin(FOREVER)))
-        with httpx.Client(timeout=60, base_url=process.url) as http:
-            until(lambda: http.get("/admin/tenants").json()["tenants"][0]["in_flight"] == 1)
+        until(lambda: lane(http)["in_flight"] == 1)
+        http.close()
         os.close(ours)
         answer = connection.answer()
         assert (answer.status, b"the server is draining" in answer.body) == (503, True), answer
-        assert process.popen.wait(30) == status
+        assert server.wait() == ENDS[start]
 
 
-def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard: Path) -> None:
-    config = tmp_path / "greenlane.toml"
-    config.write_text(CONFIG.format(repository=standard, grace="60s"))
-    small = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-    with running(config, OURS) as process, httpx.Client(timeout=60, base_url=process.url) as http:
-        assert http.get("/v2/health/ready").status_code == 200
-        process.popen.send_signal(signal.SIGTERM)
-        process.read_until("draining")
-        ready = http.get("/v2/health/ready")
-        assert ready.status_code == 503
-        assert ready.headers["retry-after"]
+def test_a_second_signal_ends_the_server_at_once(config: Path) -> None:
+    with running(config) as server, Connection(server) as connection, client(server) as admin:
+        connection.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(admin)["in_flight"] == 1)
+        server.signal()
+        server.wait_for_log("draining")
+        server.signal()
+        assert server.wait() == GAVE_UP
+        assert connection.ended()
+        server.wait_for_log("second signal: exiting with 1 accepted request(s) unanswered")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_process_group_during_startup_ends_the_server_quietly(keyed: Path, number: int) -> None:
+    """As Ctrl-C in a terminal: also to the forkserver, which is still importing then."""
+    words = [sys.executable, "-m", "server", "--config", str(keyed), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as popen:
+        children = Path(f"/proc/{popen.pid}/task")
+        try:
+            until(lambda: _has_forkserver(children))
+            os.killpg(popen.pid, number)
+            _, said = popen.communicate(timeout=30)
+        finally:
+            popen.kill()
+    assert popen.returncode in (0, -number)  # It catches signals once it has imported what serves.
+    assert [line for line in said.splitlines() if "Traceback" in line or '"error"' in line] == []
+
+
+def _has_forkserver(tasks: Path) -> bool:
+    """Whether this process has started its forkserver."""
+    for pid in " ".join((task / "children").read_text() for task in tasks.iterdir()).split():
+        with suppress(OSError):  # It ended meanwhile.
+            if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+    return False
+
+
+def test_a_killed_server_leaves_no_process_and_its_log_has_named_the_tenant(config: Path) -> None:
+    with running(config) as server, Connection(server) as connection:
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().status == 200
+        with Connection(server) as other:
+            other.send(posted("identity", SMALL) + b"garbage\r\n\r\n")
+            assert [other.answer().status for _ in range(2)] == [200, 400]
+        server.wait_for_log("Invalid HTTP request received.")
+        assert json.loads(next(line for line in server.log if "Invalid HTTP" in line))["tenant"] == "acme"
+        family = server.family()
+        assert len(family) >= 6
+        server.signal(signal.SIGKILL)
+        assert connection.ended()
+        until(lambda: not alive(family))
+
+
+def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path / "grace.toml", standard, ACME, drain_grace='"60s"')
+    with running(config) as server, client(server, "acme") as http, client(server) as anonymous:
+        begun = time.monotonic()
+        server.signal()
+        for asker in (http, anonymous):
+            until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)
+            assert asker.get("/v2/health/ready").headers["retry-after"]
+        assert infer(http, "identity", SMALL).status_code == 200
         assert http.get("/v2/health/live").status_code == 200
-        assert http.post("/v2/models/identity/infer", json=small).status_code == 200
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(30) == 0
+        assert time.monotonic() - begun < 30, "it waited for the end of the drain"
+        server.signal()
+        assert server.wait() == 0
+
+
+@both_forms
+def test_each_answer_in_the_grace_closes_its_connection_so_that_its_client_goes_elsewhere(
+    standard: Path, tmp_path: Path, start: Start
+) -> None:
+    settings = {"drain_grace": '"60s"', "default_tenant": '"acme"'}
+    with start(configure(tmp_path / "kept.toml", standard, ACME, **settings)) as server, client(server) as http:
+        kept = [(Connection(server), request) for request in (posted("identity", SMALL), chunked(BODY))]
+        assert [_asked(*each) for each in kept] == [(200, None)] * 2
+        assert http.post("/admin/drain").status_code == 202
+        until(lambda: http.get("/v2/health/ready").status_code == 503)
+        assert [_asked(*each) for each in kept] == [(200, "close")] * 2
+        for connection, _ in kept:
+            assert connection.ended()
+            connection.close()
+
+
+def _asked(connection: Connection, request: bytes) -> tuple[int, str | None]:
+    """The status of the answer to this request, and what it says of the connection."""
+    connection.send(request)
+    answer = connection.answer()
+    return answer.status, answer.headers["connection"]
 
 
 @pytest.fixture(params=[False, True], ids=["asgi", "direct"])
@@ -171,84 +216,82 @@ def drained(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
         yield served
 
 
+def is_refused(connection: Connection) -> None:
+    refused = connection.answer()
+    assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
+    assert refused.headers.get_all("connection") == ["close"]
+    assert connection.ended()
+
+
 def test_requests_to_a_drained_server_are_503(drained: Served) -> None:
     with Connection(drained) as connection:
         connection.send(posted("identity", SMALL))
         assert connection.answer().headers["connection"] is None
         drained.call(drained.controller.drain(0))
         connection.send(posted("identity", SMALL))
-        refused = connection.answer()
-        assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
-        assert refused.headers.get_all("connection") == ["close"]
-        assert connection.ended()
+        is_refused(connection)
 
 
-PATH = "/v2/models/identity/infer"
+BEGUN = {
+    "small": post(PATH, b"{", length=100),
+    "large": post(PATH, b"{", length=2**26),
+    "negotiating": post(PATH, b"{", "Accept-Encoding: gzip", length=100),
+    "chunked": chunked(b"{", end=b""),
+}
 
 
-@pytest.mark.parametrize(
-    "begun",
-    [
-        post(PATH, b"{", length=100),
-        post(PATH, b"{", length=2**26),
-        post(PATH, b"{", "Accept-Encoding: gzip", length=100),
-        f"POST {PATH} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode(),
-    ],
-    ids=["small", "large", "negotiating", "chunked"],
-)
-def test_an_unfinished_upload_is_refused_at_once_when_draining_refuses_new_work(drained: Served, begun: bytes) -> None:
-    with Connection(drained) as connection:
-        uploads = drained.service.tenants["acme"].uploads
+def test_unfinished_uploads_are_refused_at_once_when_draining_refuses_new_work(drained: Served) -> None:
+    uploads = drained.service.tenants["acme"].uploads
+    connections = [Connection(drained) for _ in BEGUN]
+    for connection, begun in zip(connections, BEGUN.values(), strict=True):
         connection.send(begun)
-        until(lambda: repr(uploads).startswith("<Uploads 1 on their way"))
-        drained.call(drained.controller.drain(0))
-        refused = connection.answer()
-        assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
-        assert refused.headers.get_all("connection") == ["close"]
-        assert connection.ended()
+    until(lambda: repr(uploads).startswith(f"<Uploads {len(BEGUN)} on their way"))
+    drained.call(drained.controller.drain(0))
+    for connection in connections:
+        with connection:
+            is_refused(connection)
 
 
 @pytest.mark.parametrize(
-    ("command", "way", "status"),
-    [(DIRECT, "Accept: */*", -signal.SIGTERM), (DIRECT, "Connection: close", -signal.SIGTERM), (OURS, "Accept: */*", 0)],
+    ("start", "way"), [(running_plain, "Accept: */*"), (running_plain, "Connection: close"), (running, "Accept: */*")]
 )
-def test_clients_that_do_not_read_do_not_delay_shutdown(config: Path, command: list[str], way: str, status: int) -> None:
+def test_clients_that_do_not_read_do_not_delay_shutdown(config: Path, start: Start, way: str) -> None:
     data = bytes(2**24)
     document = request(tensor("x", "FP32", [2**22, 1], binary_data_size=len(data)), parameters={"binary_data_output": True})
-    sent = binary(document, data)
-    headers = (f"{name}: {value}" for name, value in sent["headers"].items())
-    with running(config, command) as process, Connection(process) as silent, Connection(process) as late:
-        silent.send(post(PATH, sent["content"], way, *headers))
-        assert silent._socket.recv(1) == b"H", "it is answered"
+    with start(config) as server, Connection(server) as silent, Connection(server) as late:
+        silent.send(post_binary(PATH, binary(document, data), way))
+        assert silent.first() == b"H", "it is answered"
         late.send(post("/v2/repository/index") + post("/v2/repository/index", b"{", length=100))
         assert late.answer().status == 200, "so the other one has begun"
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(30) == status
+        server.signal()
+        assert server.wait() == ENDS[start]
         assert late.answer().status == 503
 
 
 @pytest.mark.parametrize(
     ("beside", "said"),
     [
-        (
-            False,
-            ["the demo, as no configuration was named by ", "ready: acme is served identity 1 and stripes 1"],
-        ),
+        (False, ["the demo, as no configuration was named by ", "ready: acme is served identity 1 and stripes 1"]),
         (True, ["the configuration is greenlane.toml", "ready: acme is served identity 1"]),
     ],
 )
 def test_without_an_option_greenlane_toml_of_the_folder_is_served_or_else_the_demo(
     beside: bool, said: list[str], config: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "GREENLANE_CONFIG"}
-    words = [sys.executable, "-m", "server", "--port", "0"]
-    folder = config.parent if beside else tmp_path_factory.mktemp("empty")
-    with Forked(words, env=environment, stderr=subprocess.PIPE, text=True, cwd=folder) as popen:
-        process = Process(popen, 0)
+    with running_folder(config.parent if beside else tmp_path_factory.mktemp("empty")) as server:
         for each in said:
-            process.read_until(each)
-        popen.send_signal(signal.SIGINT)
-        assert popen.wait(30) == 0
+            server.wait_for_log(each)
+        server.signal(signal.SIGINT)
+        assert server.wait() == 0
+
+
+def ended(*words: str, config: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """What Python said with these words when it ended by itself, which begins with no traceback."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()} | ({"GREENLANE_CONFIG": str(config)} if config else {})
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=60)
+
+
+UVICORN = ("-m", "uvicorn", "server.app:app", "--port", "0")
 
 
 @pytest.mark.parametrize(
@@ -259,52 +302,79 @@ def test_without_an_option_greenlane_toml_of_the_folder_is_served_or_else_the_de
             "[models]\nrepository = '.'\n[tenants.acme]\ngranules = 4096\nmodels = ['*']",
             "wrong.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ",
         ),
+        (
+            f"[models]\nrepository = '.'\n[tenants.acme]\ngranules = 1\nmodels = ['*']\nport = {free_port()}",
+            "wrong.toml: tenants.acme.port: ",
+        ),
     ],
+    ids=["a key", "granules", "a port"],
 )
 def test_plain_uvicorn_reports_a_wrong_configuration_without_a_traceback(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "wrong.toml").write_text(text)
-    environment = {**os.environ, "GREENLANE_CONFIG": str(tmp_path / "wrong.toml")}
-    words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 3  # uvicorn's own status for a start that failed
-    said = ended.stderr.replace(":\n  ", ":\n")  # As a part of a log's line it is indented.
+    found = ended(*UVICORN, config=tmp_path / "wrong.toml")
+    assert found.returncode == 3  # uvicorn's own status for a start that failed
+    said = found.stderr.replace(":\n  ", ":\n")  # As a part of a log's line it is indented.
     assert f"greenlane: the configuration cannot be served:\n{line}" in said
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in said
+    assert "port: " not in line or "serve it with python -m server, or leave it out" in said
 
 
-SECOND = """
-[tenants.globex]
-granules = 1
-models = ["identity"]
-"""
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two tenants need two cores")
 def test_plain_uvicorn_warns_of_settings_it_does_not_honour_and_serves_every_tenant(config: Path) -> None:
-    config.write_text(config.read_text() + SECOND + "front_cores = '0'")
-    with running(config, PLAIN) as process, httpx.Client(base_url=process.url, timeout=30) as client:
-        for tenant in ("acme", "globex"):
-            assert client.post(PATH, json=SMALL, headers={"X-Tenant": tenant}).status_code == 200
-    (warning,) = [entry for entry in process.log if entry.get("level") == "warning" and "honoured" in entry["message"]]
+    config.write_text(config.read_text().replace("port = 0\n", ""))
+    with running_plain(config) as server:
+        pass
+    assert _unhonoured(server) == []
+    config.write_text(config.read_text() + tenant("globex", "identity", front_cores="0"))
+    with running_plain(config) as server:
+        for name in ("acme", "globex"):
+            with client(server, name) as http:
+                assert infer(http, "identity", SMALL).status_code == 200
+    (warning,) = _unhonoured(server)
     first, *others = warning["message"].splitlines()
-    assert first == "not all of greenlane.toml is honoured by uvicorn server.app:app:"
+    assert (warning["level"], first) == ("warning", "not all of greenlane.toml is honoured by uvicorn server.app:app:")
     assert [line.split(":")[0].strip() for line in others] == ["tenants", "tenants.globex.front_cores"]
     assert "python -m server gives each an HTTP process of its own" in warning["message"]
 
 
-def test_plain_uvicorn_has_no_warning_where_it_honours_every_setting(config: Path) -> None:
-    with running(config, PLAIN) as process:
-        pass
-    assert [entry for entry in process.log if "honoured" in entry["message"]] == []
+def _unhonoured(server: Running) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log if "honoured" in line]
 
 
-def test_plain_uvicorn_refuses_a_tenants_own_port(config: Path) -> None:
-    config.write_text(config.read_text() + f"port = {free_port()}")
-    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 3  # uvicorn's own status for a start that failed
-    lines = [line for line in ended.stderr.splitlines() if "greenlane" in line]
-    assert "the configuration cannot be served:\\ngreenlane.toml: tenants.acme.port: " in lines[-1]
-    assert "serve it with python -m server, or leave it out" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_a_port_in_use_is_reported_in_one_line(keyed: Path) -> None:
+    keyed.write_text(f"{keyed.read_text()}\n[device]\nbackend = 'cpu'")  # So that no GPU is missed.
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        found = ended("-m", "server", "--config", str(keyed), "--port", port)
+    assert found.returncode == 1
+    remedy = "choose another with --port or server.port"
+    assert found.stderr == f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; {remedy}\n"
+
+
+def test_a_server_that_cannot_start_exits_and_leaves_no_process(config: Path, tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from partitions.cpu import open_cpu
+from server.config.file import load
+from server.processes.serve import serve
+from server.processes.supervision.listen import listen
+
+class Broken(Exception): ...
+
+def opener(config):
+    device = open_cpu()
+    def carve(*_): raise Broken("no granules today")
+    device.carve = carve
+    return device
+
+if __name__ == "__main__":
+    config = load(Path({str(config)!r}))
+    asyncio.run(serve(config, opener, *listen(config.server.host, config.server.port, {{}})))
+"""
+    (tmp_path / "broken.py").write_text(script)
+    found = ended(str(tmp_path / "broken.py"))
+    assert found.returncode == 1
+    assert found.stderr.count("Traceback") == 1
+    assert found.stderr.endswith("Broken: no granules today\n")

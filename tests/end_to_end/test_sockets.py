@@ -1,31 +1,36 @@
 """Slow, unusual, invalid and disconnecting clients, over real sockets."""
 
-import json
 import re
 import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import httpx
 import pytest
 
 from server.config.tenant import TenantConfig
 
-from .harness import PATIENCE, Served, configuration, serving
+from .fixtures import served_with
+from .harness import PATIENCE, Served
 from .wire import (
+    BODY,
     FOREVER,
+    PATH,
     SMALL,
     Connection,
     Document,
     binary,
     busy,
+    chunked,
+    client,
+    failures,
     infer,
     lane,
     parts,
     post,
+    post_binary,
     posted,
     request,
     spin,
@@ -34,8 +39,6 @@ from .wire import (
     until,
 )
 
-PATH = "/v2/models/identity/infer"
-BODY = json.dumps(SMALL).encode()
 LIMIT = 2**16
 ENDLESS = 2**40
 """A Content-Length of which only a part is sent."""
@@ -43,34 +46,18 @@ BLOCK = bytes(2**18)
 LOOKS_INSIDE = pytest.mark.parametrize("served", ["asgi", "direct"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def single(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server that runs one request at a time, lets one wait, and takes bodies of 64 KiB."""
-    acme = TenantConfig(name="acme", granules=1, models=("*",), queue=1, in_flight=1)
-    with serving(configuration(standard, acme, max_body=LIMIT), direct=request.param) as served:
-        yield served
+single = served_with(TenantConfig(name="acme", granules=1, models=("*",), queue=1, in_flight=1), max_body=LIMIT)
+"""A server that runs one request at a time, lets one wait, and takes bodies of 64 KiB."""
 
 
 @pytest.fixture
 def one(single: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=single.url, timeout=30, verify=False) as client:
-        yield client
+    with client(single) as http:
+        yield http
 
 
 def executions(http: httpx.Client, model: str) -> int:
-    count: int = statistics(http, model)["execution_count"]
-    return count
-
-
-def failures(http: httpx.Client, model: str = "identity") -> int:
-    count: int = statistics(http, model)["inference_stats"]["fail"]["count"]
-    return count
-
-
-def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    """The bytes of a POST whose body comes in these chunks."""
-    head = f"POST {PATH} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
+    return statistics(http, model)["execution_count"]
 
 
 def check(answer: Document) -> None:
@@ -355,7 +342,7 @@ def large() -> bytes:
     """An inference whose body and answer have 240 KB."""
     outputs = [{"name": "y", "parameters": {"binary_data": True}}]
     asked = binary(request(tensor("x", "FP32", [30_000, 2], binary_data_size=240_000), outputs=outputs), bytes(240_000))
-    return post(PATH, asked["content"], *(f"{name}: {value}" for name, value in asked["headers"].items()))
+    return post_binary(PATH, asked)
 
 
 LAST = {

@@ -1,7 +1,6 @@
 """A tenant on two devices of one host, each in a process of its own: one queue, and each run goes to the freer device."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,14 @@ import httpx
 import pytest
 
 from .harness import cores
-from .processes import Load, Running, client, configure, running_devices
+from .processes import Load, Running, configure, running_devices, tenant
 from .test_several_devices import Timed, devices, move, spinning
-from .wire import SMALL, infer, lane, until
+from .wire import SMALL, answered, client, infer, lane, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
 
-TENANTS = """
-[tenants.acme]
-device = ["0", "1"]
-granules = 1
-http_processes = 2
-models = ["identity", "spin", "rows"]
-[tenants.globex]
-device = "1"
-granules = 2
-models = ["identity"]
-"""
+TENANTS = tenant("acme", "identity", "spin", "rows", device=["0", "1"], http_processes=2)
+TENANTS += tenant("globex", "identity", device="1", granules=2)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +29,6 @@ def server(file: Path) -> Iterator[Running]:
     """One for all: each test leaves both devices serving."""
     with running_devices(file) as server:
         yield server
-
-
-@pytest.fixture
-def acme(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        yield http
 
 
 def works(http: httpx.Client) -> dict[str, int]:
@@ -79,7 +63,7 @@ def test_the_admin_api_shows_its_share_of_each(server: Running, acme: httpx.Clie
 
 
 def test_its_share_of_both_changes_under_load(server: Running, acme: httpx.Client) -> None:
-    with Load(server, **{"X-Tenant": "acme"}) as one, Load(server, **{"X-Tenant": "acme"}) as two:
+    with Load(server, "acme") as one, Load(server, "acme") as two:
         for count in (2, 1):
             moved = acme.put("/admin/partitions", json={"acme": count}).json()
             assert moved["moved"] == ["acme"]
@@ -96,7 +80,7 @@ def test_its_share_of_both_changes_under_load(server: Running, acme: httpx.Clien
 
 @pytest.mark.parametrize("device", ["0", "1"])
 def test_a_device_that_ends_is_noticed_by_what_runs_there_only(server: Running, acme: httpx.Client, device: str) -> None:
-    with Load(server, **{"X-Tenant": "acme"}) as one, Load(server, **{"X-Tenant": "acme"}) as two:
+    with Load(server, "acme") as one, Load(server, "acme") as two:
         server.kill(f"dev {device}")
         assert acme.get("/v2/health/ready").status_code == 200
         assert acme.get("/v2/models/identity/ready").status_code == 200, "the other device serves it"
@@ -125,7 +109,7 @@ def test_without_any_device_requests_are_503_until_one_is_back(server: Running, 
 
 
 def test_an_inference_that_does_not_end_holds_up_one_device(server: Running, acme: httpx.Client) -> None:
-    with spinning(server), Timed(server, **{"X-Tenant": "acme"}) as load:
+    with spinning(server), Timed(server, "acme") as load:
         until(lambda: lane(acme)["in_flight"] >= 1)
         load.more()
     assert load.wrong == []
@@ -134,7 +118,7 @@ def test_an_inference_that_does_not_end_holds_up_one_device(server: Running, acm
 
 def test_its_http_process_is_replaced(server: Running, acme: httpx.Client) -> None:
     server.kill("acme")
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         until(lambda: answered(http) == 200)
         before = works(http)
         for _ in range(4):
@@ -143,7 +127,7 @@ def test_its_http_process_is_replaced(server: Running, acme: httpx.Client) -> No
 
 
 def test_its_models_are_loaded_and_unloaded_on_both_under_load(server: Running, acme: httpx.Client) -> None:
-    with Load(server, **{"X-Tenant": "acme"}) as load:
+    with Load(server, "acme") as load:
         for _ in range(3):
             assert acme.post("/v2/repository/models/identity/load").status_code == 200
             load.more()
@@ -168,7 +152,7 @@ def test_a_reload_changes_its_models_on_both_and_in_what_replaces_them(server: R
     )
     assert models(acme) == {"identity", "rows", "spin"}
     file.write_text(before.replace(spread, '["identity", "half"]').replace(single, '["rows"]'))
-    with Load(server, **{"X-Tenant": "acme"}) as load, client(server, **{"X-Tenant": "globex"}) as globex:
+    with Load(server, "acme") as load, client(server, "globex") as globex:
         assert acme.post("/admin/reload").status_code == 200
         load.more()
         assert (load.wrong, models(acme), models(globex)) == ([], {"half", "identity"}, {"rows"})
@@ -196,9 +180,3 @@ def state(http: httpx.Client, device: str) -> Any:
 
 def both_serve(http: httpx.Client) -> bool:
     return [state(http, name) for name in ("0", "1")] == ["serving", "serving"]
-
-
-def answered(http: httpx.Client) -> int:
-    with suppress(httpx.TransportError):
-        return infer(http, "identity", SMALL).status_code
-    return 0

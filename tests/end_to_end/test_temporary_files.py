@@ -6,20 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from greenlane.load.server_process import alive
-from tests.forked import Forked
 
-from .processes import Running, client, configure, running
-from .wire import answered, until
+from .processes import Running, configure, running, running_folder, tenant
+from .wire import answered, client, until
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["identity"]
-"""
+TENANTS = tenant("acme", "identity")
 
 
 @pytest.fixture
@@ -31,10 +25,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def acme(server: Running) -> httpx.Client:
-    return client(server, **{"X-Tenant": "acme"})
-
-
 def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -42,13 +32,13 @@ def left(folder: Path) -> list[str]:
 def test_a_server_has_no_temporary_files_and_starts_whatever_the_length_of_their_folders_name(
     temporary: Path, tmp_path: Path, standard: Path
 ) -> None:
-    with running(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server, acme(server) as http:
+    with running(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server, client(server, "acme") as http:
         assert answered(http) == 200
         assert left(temporary) == []
         descriptors = len(os.listdir(f"/proc/{server.popen.pid}/fd"))
         for _ in range(2):
             _kill_forkserver(server)
-            with acme(server) as again:
+            with client(server, "acme") as again:
                 until(lambda: answered(again) == 200)
             assert left(temporary) == []
         assert len(os.listdir(f"/proc/{server.popen.pid}/fd")) <= descriptors, "one for each forkserver is left open"
@@ -64,19 +54,12 @@ def _kill_forkserver(server: Running) -> None:
 
 
 def test_the_demos_models_are_removed_after_a_second_signal_too(temporary: Path) -> None:
-    given = {name: value for name, value in os.environ.items() if name != "GREENLANE_CONFIG"}
-    words = [sys.executable, "-m", "server", "--port", "0"]
-    with Forked(words, stderr=subprocess.PIPE, text=True, env=given, cwd=temporary) as popen:
-        server = Running(popen)
-        try:
-            server.start(["listening on"])
-            assert [name.partition("-demo-")[0] for name in left(temporary)] == ["greenlane"]
-            server.signal()
-            server.wait_for_log("draining: ")
-            server.signal()
-            server.wait()
-        finally:
-            server.close()
+    with running_folder(temporary, ["listening on"]) as server:
+        assert [name.partition("-demo-")[0] for name in left(temporary)] == ["greenlane"]
+        server.signal()
+        server.wait_for_log("draining: ")
+        server.signal()
+        server.wait()
     assert left(temporary) == []
 
 

@@ -3,35 +3,26 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from . import repository
+from .fixtures import server_with
 from .harness import cores
-from .processes import Load, Running, client, configure, running, running_module, threads
-from .test_device_process import TENANTS, others
-from .wire import SMALL, answered, infer, until
+from .processes import PAIR, Load, Running, configure, running, running_module, tenant, threads
+from .test_device_process import others
+from .wire import SMALL, answered, client, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
 
+IDENTITY = tenant() + tenant("globex", "identity")
 OVERRIDE = {"parameters": {"config": json.dumps({"max_batch_size": 3})}}
 
 
-@pytest.fixture(scope="module")
-def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(configure(tmp_path_factory.mktemp("hosted") / "greenlane.toml", standard, TENANTS)) as server:
-        yield server
-
-
-@pytest.fixture
-def acme(server: Running) -> Iterator[httpx.Client]:
-    with client(server, **{"X-Tenant": "acme"}) as http:
-        until(lambda: answered(http) == 200)
-        yield http
+server = server_with(PAIR)
 
 
 def test_each_tenants_models_are_in_its_own_process_on_its_own_cores(server: Running, acme: httpx.Client) -> None:
@@ -47,10 +38,10 @@ def test_each_tenants_models_are_in_its_own_process_on_its_own_cores(server: Run
 
 def test_a_process_that_crashes_takes_down_its_tenant_only(server: Running, acme: httpx.Client) -> None:
     before = others(server) - {server.pid("acme")}
-    with Load(server, **{"X-Tenant": "globex"}) as other:
+    with Load(server, "globex") as other:
         for _ in range(3):
             os.kill(server.pid("acme"), signal.SIGSEGV)
-            with client(server, **{"X-Tenant": "acme"}) as http:
+            with client(server, "acme") as http:
                 until(lambda: answered(http) == 200)
             other.more()
     with client(server) as http:
@@ -67,22 +58,21 @@ def test_each_model_is_served_as_soon_as_a_replaced_process_has_it(tmp_path: Pat
     """Also the first time, and where the process ended while another model was being loaded."""
     for name in ("identity", "late"):
         repository.write(tmp_path / "models", name, repository.IDENTITY)
-    tenants = TENANTS.replace(', "spin"', "")
-    path, name = configure(tmp_path / "greenlane.toml", tmp_path / "models", tenants), "dev 0" if options else "acme"
+    path, name = configure(tmp_path / "greenlane.toml", tmp_path / "models", IDENTITY), "dev 0" if options else "acme"
     with running_module("tests.end_to_end.gated_server", path, *options) as server:
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             until(lambda: answered(http, "late") == 200)
             assert http.post("/v2/repository/models/late/load", json=OVERRIDE).status_code == 200
         os.mkfifo(tmp_path / "late")
         for _ in range(2):
             server.kill(name)
-            with client(server, **{"X-Tenant": "acme"}) as http:
+            with client(server, "acme") as http:
                 until(lambda: answered(http) == 200)
                 refused, ready = infer(http, "late", SMALL), http.get("/v2/models/late/ready")
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                 assert refused.json() == ready.json() == {"error": "model 'late' is loading: try again soon"}
                 assert http.get("/v2/models/identity/ready").status_code == 200
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             (tmp_path / "late").write_bytes(b"")
             until(lambda: answered(http, "late") == 200)
             assert http.get("/v2/models/late/config").json()["max_batch_size"] == 3, "as it was loaded on request"
@@ -92,21 +82,21 @@ def test_requests_are_answered_503_while_a_process_cannot_be_started(tmp_path: P
     """They wait until then, as most processes are replaced at once, and not for as long as it takes."""
     repository.write(tmp_path / "models", "identity", repository.IDENTITY)
     monkeypatch.setenv("NO_DEVICE", str(tmp_path / "gone"))
-    path = configure(tmp_path / "greenlane.toml", tmp_path / "models", TENANTS.replace(', "spin"', ""))
-    with running_module("tests.end_to_end.gated_server", path) as server, Load(server, **{"X-Tenant": "globex"}) as other:
+    path = configure(tmp_path / "greenlane.toml", tmp_path / "models", IDENTITY)
+    with running_module("tests.end_to_end.gated_server", path) as server, Load(server, "globex") as other:
         (tmp_path / "gone").touch()
         server.kill("acme")
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             refused = infer(http, "identity", SMALL)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), "its connection waited"
             why = "the process that serves this tenant cannot be started now, and the log says why; try again in a second"
             for asked in ("/v2/health/ready", "/v2/models/identity/ready"):
                 answer = http.get(asked)
                 assert (answer.status_code, answer.json()["error"]) == (503, why)
-        with client(server, **{"X-Tenant": "globex"}) as http:
+        with client(server, "globex") as http:
             assert http.get("/v2/health/ready").status_code == 200
             server.kill("(dispatcher)")
-        with client(server, **{"X-Tenant": "acme"}) as http:
+        with client(server, "acme") as http:
             assert http.get("/v2/health/ready").status_code == 503, "a new dispatcher knows it too"
             (tmp_path / "gone").unlink()
             until(lambda: answered(http) == 200)
@@ -117,7 +107,7 @@ def test_requests_are_answered_503_while_a_process_cannot_be_started(tmp_path: P
 def test_a_replaced_process_has_the_granules_and_models_of_before(server: Running, acme: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/identity/unload").status_code == 200
     server.kill("acme")
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         until(lambda: refused(http) == "model 'identity' is unavailable: unloaded")
         until(lambda: http.post("/v2/repository/models/identity/load").status_code == 200)
         assert infer(http, "identity", SMALL).status_code == 200
@@ -127,8 +117,8 @@ def test_granules_move_between_processes_under_load(standard: Path, tmp_path: Pa
     """Each process prepares its tenant's new partition; no answer is lost or wrong."""
     if len(cores()) < 3:
         pytest.skip("one core has to be free")
-    with running(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server, client(server) as admin:
-        with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **{"X-Tenant": "globex"}) as other:
+    with running(configure(tmp_path / "greenlane.toml", standard, PAIR)) as server, client(server) as admin:
+        with Load(server, "acme") as load, Load(server, "globex") as other:
             for counts in ({"acme": 2}, {"acme": 1, "globex": 2}, {"globex": 1}) * 3:
                 moved = admin.put("/admin/partitions", json=counts)
                 assert moved.status_code == 200, moved.text

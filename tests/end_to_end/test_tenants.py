@@ -1,54 +1,42 @@
 """Two tenants on one server: neither sees or affects the other's models, queue and answers."""
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from server.config.tenant import TenantConfig
+from server.tenants.auth import digest
 
 from .harness import Served, configuration, cores, serving
+from .wire import SMALL, client, infer, request, spin, tensor
 
-SMALL = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
-two_cores = pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
-
-
-def spin(turns: int) -> dict[str, Any]:
-    data = [0.1] * 64 * 64
-    x = {"name": "x", "shape": [64, 64], "datatype": "FP32", "data": data}
-    return {"inputs": [{"name": "turns", "shape": [], "datatype": "INT64", "data": [turns]}, x]}
-
-
-def sha(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+ROWS = request(tensor("x", "FP32", [1, 3], [1, 2, 3]))
+KEY = {"Authorization": "Bearer open sesame"}
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
 
 
 @pytest.fixture(scope="module")
 def pair(standard: Path) -> Iterator[Served]:
     acme = TenantConfig(name="acme", granules=1, models=("identity", "spin"), queue=2, in_flight=1)
-    globex = TenantConfig(name="globex", granules=1, models=("rows",), keys_sha256=(sha("open sesame"),))
+    globex = TenantConfig(name="globex", granules=1, models=("rows",), keys_sha256=(digest("open sesame"),))
     with serving(configuration(standard, acme, globex)) as served:
         yield served
 
 
 @pytest.fixture
 def acme(pair: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=pair.url, timeout=60, verify=False) as client:
-        yield client
+    with client(pair) as http:
+        yield http
 
 
 @pytest.fixture
 def globex(pair: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=pair.url, headers={"Authorization": "Bearer open sesame"}, timeout=60, verify=False) as client:
-        yield client
-
-
-pytestmark = two_cores
+    with client(pair, **KEY) as http:
+        yield http
 
 
 def test_the_probe_shows_disjoint_cores(acme: httpx.Client) -> None:
@@ -89,8 +77,7 @@ def test_an_unknown_model_is_refused_with_similar_names_of_the_tenants_own_model
     def said(client: httpx.Client, name: str) -> str:
         answer = client.request("POST" if "infer" in path else "GET", path.format(name), content=json.dumps(SMALL))
         assert answer.status_code == 404
-        text: str = answer.json()["error"]
-        return text
+        return answer.json()["error"]
 
     assert said(globex, "row") == "Request for unknown model: 'row' is not found; did you mean 'rows'?"
     assert said(acme, "row") == "Request for unknown model: 'row' is not found"
@@ -116,21 +103,18 @@ def test_index_and_statistics_list_only_the_tenants_own_models(acme: httpx.Clien
 def test_a_request_without_a_valid_tenant_is_401_everywhere(acme: httpx.Client, headers: dict[str, str]) -> None:
     for path in ("/v2/models/stats", "/v2/models/identity"):
         assert acme.get(path, headers=headers).status_code == 401
-    answer = acme.post("/v2/models/identity/infer", json=SMALL, headers=headers)
+    answer = infer(acme, "identity", SMALL, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error"]
 
 
 def test_a_full_queue_is_429_and_does_not_affect_the_other_tenant(pair: Served) -> None:
-    globex = {"Authorization": "Bearer open sesame"}
-    rows = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}
-
     async def flood() -> tuple[list[httpx.Response], list[httpx.Response]]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=pair.url, timeout=60, limits=limits) as client:
             mine = [client.post("/v2/models/spin/infer", json=spin(3000)) for _ in range(12)]
-            theirs = [client.post("/v2/models/rows/infer", json=rows, headers=globex) for _ in range(12)]
+            theirs = [client.post("/v2/models/rows/infer", json=ROWS, headers=KEY) for _ in range(12)]
             answers = await asyncio.gather(*mine, *theirs)
             return list(answers[:12]), list(answers[12:])
 
@@ -147,8 +131,7 @@ def test_a_full_queue_is_429_and_does_not_affect_the_other_tenant(pair: Served) 
 
 def test_unloading_for_one_tenant_leaves_the_model_with_the_other(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
-    with serving(configuration(standard, *tenants)) as served, httpx.Client(timeout=60, base_url=served.url) as client:
-        assert client.post("/v2/repository/models/identity/unload", headers={"X-Tenant": "one"}).status_code == 200
-        gone = client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "one"})
-        there = client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "two"})
+    with serving(configuration(standard, *tenants)) as served, client(served) as http:
+        assert http.post("/v2/repository/models/identity/unload", headers={"X-Tenant": "one"}).status_code == 200
+        gone, there = (infer(http, "identity", SMALL, headers={"X-Tenant": name}) for name in ("one", "two"))
     assert (gone.status_code, there.status_code) == (503, 200)

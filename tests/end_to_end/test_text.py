@@ -25,10 +25,10 @@ from tests import encoders
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import client as client_of
 from .processes import configure, running, running_device
 from .test_several_http_processes import each_process
 from .wire import SMALL, Connection, posted, statistics, until
+from .wire import client as client_of
 
 TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
 """More than a batch, and of different lengths."""

@@ -7,7 +7,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
@@ -16,8 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
-from .processes import client, configure, running
-from .wire import SMALL, infer, until
+from .processes import configure, running, tenant
+from .wire import SMALL, client, infer, until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -74,9 +73,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def test_spans_of_a_tenants_process_reach_a_receiver(standard: Path, tmp_path: Path, receiver: Receiver) -> None:
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
     tracing = {"tracing_endpoint": f'"{receiver.url}"', "tracing_ratio": "0.0", "tracing_service": '"lane"'}
-    config = configure(tmp_path / "c.toml", standard, tenants, default_tenant='"acme"', **tracing)
+    config = configure(tmp_path / "c.toml", standard, tenant("acme", "identity"), default_tenant='"acme"', **tracing)
     with running(config) as server, client(server) as http:
         assert infer(http, "identity", SMALL).status_code == 200, "this one says nothing of a trace, and the ratio is 0"
         assert infer(http, "identity", SMALL, headers=HEADER).status_code == 200
@@ -107,7 +105,7 @@ def served(standard: Path, receiver: Receiver, unused_tcp_port: int) -> Iterator
 
 
 def test_a_failure_and_a_request_over_grpc_have_spans_too(served: Served, receiver: Receiver) -> None:
-    with httpx.Client(base_url=served.url, timeout=30) as http:
+    with client(served) as http:
         wrong = {"inputs": [{**SMALL["inputs"][0], "name": "other"}]}
         assert infer(http, "identity", wrong, headers=HEADER).status_code == 400
         until(lambda: receiver.names() == {"infer identity", "body"})

@@ -3,7 +3,7 @@
 Their steps are the models of `test_triton_exact.py`, and models in ONNX in place of Triton's identity backend.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import tritonclient.http as triton
 from onnx import helper
 
+from .fixtures import served_with
 from .harness import Served, configuration, serving
 from .test_clients import given
 from .test_triton_exact import TYPES, Types, acme, as_type, ask, check_classes, every_way, name_of, save, write
@@ -134,12 +135,7 @@ def write_labelled(root: Path) -> None:
     write_ensemble(root, "labels_crossed", INTS, (16,), 8, [(name_of(INTS, True), PAIR, crossed)])
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("ensembles")
-    write_all(root)
-    with serving(configuration(root, acme()), direct=request.param) as served:
-        yield served
+served = served_with(acme, fill=write_all)
 
 
 def numbers(shape: tuple[int, ...]) -> list[Any]:

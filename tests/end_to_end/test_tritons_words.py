@@ -15,7 +15,8 @@ from tritonclient.utils import InferenceServerException
 from server.config.tenant import TenantConfig
 
 from . import repository
-from .harness import Served, configuration, serving
+from .fixtures import served_with
+from .harness import Served
 from .wire import Connection, busy, infer, lane, posted, request, statistics, tensor, until
 
 SCORES = "scores (float[n, 4] x) => (float[n, 4] y) { y = Identity(x) }"
@@ -55,9 +56,7 @@ output [
 X = np.array([[0.1, 0.4, 0.2, 0.3], [5, 2, 3, 4]], np.float32)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("models")
+def fill(root: Path) -> None:
     repository.write(root, "scores", SCORES, config=SCORES_CONFIG)
     (root / "scores/labels.txt").write_text("TENCH\nGOLDFISH\nWHITE SHARK\n")
     (root / "scores/secret.txt").write_text("not for tenants\n")
@@ -68,9 +67,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     (root / "images/labels.txt").write_text("red\ngreen\nblue")
     repository.write(root, "queued", FLAT, config=queue("max_queue_size: 1"))
     repository.write(root, "hasty", FLAT, config=queue("default_timeout_microseconds: 1000"))
-    one_by_one = TenantConfig(name="acme", granules=1, models=("*",), in_flight=1)
-    with serving(configuration(root, one_by_one), direct=request.param) as served:
-        yield served
+
+
+served = served_with(TenantConfig(name="acme", granules=1, models=("*",), in_flight=1), fill=fill)
 
 
 def queue(policy: str) -> str:
@@ -103,8 +102,7 @@ def ask(client: triton.InferenceServerClient, model: str, x: Any, classes: int, 
     given = triton.InferInput("x", list(x.shape), "FP32")
     given.set_data_from_numpy(x)
     wanted = triton.InferRequestedOutput("y", binary_data=binary, class_count=classes)
-    answered: list[Any] = client.infer(model, [given], outputs=[wanted]).as_numpy("y").tolist()
-    return answered
+    return client.infer(model, [given], outputs=[wanted]).as_numpy("y").tolist()
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -176,12 +174,6 @@ def test_a_model_of_several_files_is_a_directory(client: triton.InferenceServerC
     given = triton.InferInput("x", [2], "FP32")
     given.set_data_from_numpy(np.array([1, 2], np.float32))
     assert client.infer("outside", [given]).as_numpy("y").tolist() == [10, 40]
-
-
-@pytest.fixture
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30, verify=False) as client:
-        yield client
 
 
 def test_a_full_queue_of_the_models_own_is_503_in_tritons_words(served: Served, http: httpx.Client) -> None:

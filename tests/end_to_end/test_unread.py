@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import httpx
@@ -12,40 +11,26 @@ from server.config.tenant import TenantConfig
 from server.tenants import unread
 
 from . import repository
-from .harness import PATIENCE, Served, configuration, serving
-from .wire import infer, posted, request, tensor, until
+from .fixtures import served_with
+from .harness import PATIENCE, Served
+from .wire import chunked, infer, posted, request, tensor, until
 
 MIB = 1 << 20
-TILE = "tile (float[n] x, int64[1] times) => (float[m] y) { y = Tile(x, times) }"
 NBYTES = 12_000_000
 DOCUMENT = request(
     tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [3000]), parameters={"binary_data_output": True}
 )
 LARGE = posted("tile", DOCUMENT)
-BODY = json.dumps(DOCUMENT).encode()
-CHUNKED = b"".join(
-    [
-        b"POST /v2/models/tile/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
-    ]
-)
+CHUNKED = chunked(json.dumps(DOCUMENT).encode(), path="/v2/models/tile/infer")
 """With chunks `HttpConnection` passes its connection on to uvicorn's protocol."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A tenant of 40 MiB, whose answers have 12 MB: more than sockets buffer."""
-    root = repository.standard(tmp_path_factory.mktemp("models"))
-    repository.write(root, "tile", TILE)
-    acme = TenantConfig(name="acme", granules=1, models=("*",), memory=40 * MIB)
-    with serving(configuration(root, acme, write_timeout=0.05), direct=request.param) as served:
-        yield served
-
-
-@pytest.fixture
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=60, verify=False) as client:
-        yield client
+served = served_with(
+    TenantConfig(name="acme", granules=1, models=("*",), memory=40 * MIB),
+    fill=lambda root: repository.write(root, "tile", repository.TILE),
+    write_timeout=0.05,
+)
+"""A tenant of 40 MiB, whose answers have 12 MB: more than sockets buffer."""
 
 
 def closed(served: Served) -> int:

@@ -15,6 +15,7 @@ from server.tenants import uploads as uploads_module
 from server.tenants.auth import digest
 from server.tenants.uploads import Uploads
 
+from .fixtures import served_with
 from .harness import Served, configuration, serving
 from .processes import configure, running
 from .virtual import VirtualDevice
@@ -25,11 +26,7 @@ PATH = "/v2/models/identity/infer"
 INDEX = "/v2/repository/index"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server that reads bodies with and without ASGI."""
-    with serving(configuration(standard), direct=request.param) as served:
-        yield served
+served = served_with()
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from . import repository
-from .processes import Load, Running, client, configure, running, running_plain
-from .wire import SMALL, infer, until
+from .processes import Load, Running, configure, running, running_plain
+from .wire import SMALL, client, infer, until
 
 TENANTS = """watch = "100ms"
 python = true
@@ -41,9 +41,9 @@ def index(http: httpx.Client, name: str) -> dict[str, str]:
 
 
 def test_models_come_change_and_go_and_no_request_fails(root: Path, server: Running) -> None:
-    with client(server, **{"X-Tenant": "acme"}) as http:
+    with client(server, "acme") as http:
         until(lambda: http.get("/v2/health/ready").status_code == 200)
-        with Load(server, **{"X-Tenant": "acme"}) as load:
+        with Load(server, "acme") as load:
             repository.write(root, "identity", repository.IDENTITY, version=2)
             until(lambda: index(http, "identity") == {"2": "READY"})
             load.more()

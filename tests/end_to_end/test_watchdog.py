@@ -16,8 +16,8 @@ from server.host.exit_codes import NEEDS_RESTART
 from server.host.watch import write_stacks
 
 from .harness import cores
-from .processes import Running, client, configure, running, running_script
-from .wire import until
+from .processes import Running, configure, running, running_script
+from .wire import client, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -111,7 +111,7 @@ def command_line(pid: int) -> bytes:
 def test_a_hung_process_is_not_ready_logs_its_stacks_and_exits(standard: Path, tmp_path: Path, how: str) -> None:
     with (
         hanging(tmp_path, configured(tmp_path, standard, "6s"), how) as server,
-        client(server, **{"X-Tenant": "acme"}) as http,
+        client(server, "acme") as http,
         client(server) as anonymous,
     ):
         assert http.get("/v2/health/ready").status_code == 200
@@ -139,7 +139,7 @@ def test_a_hung_server_in_one_process_exits(standard: Path, tmp_path: Path) -> N
 
 def test_a_stopped_process_continues_after_sigcont(standard: Path, tmp_path: Path) -> None:
     """As by a debugger, for longer than the watchdog's timeout."""
-    with running(configured(tmp_path, standard, "1s")) as server, client(server, **{"X-Tenant": "acme"}) as http:
+    with running(configured(tmp_path, standard, "1s")) as server, client(server, "acme") as http:
         until(lambda: len(watchers(server)) == 1)
         server.signal(signal.SIGSTOP)
         stopped = time.monotonic()
@@ -165,7 +165,7 @@ def test_a_watchdog_that_ends_is_restarted(standard: Path, tmp_path: Path) -> No
 
 
 def test_watchdog_0_starts_no_watchdog(standard: Path, tmp_path: Path) -> None:
-    with running(configured(tmp_path, standard, "0s")) as server, client(server, **{"X-Tenant": "acme"}) as http:
+    with running(configured(tmp_path, standard, "0s")) as server, client(server, "acme") as http:
         assert http.get("/v2/health/ready").status_code == 200
         assert not watchers(server)
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from . import repository
-from .processes import Running, client, configure, running, running_plain
+from .processes import Running, configure, running, running_plain
 from .test_metrics import scrape, value
-from .wire import infer, request, tensor, until
+from .wire import client, infer, request, tensor, until
 
 TENANTS = """
 [models.scaled]

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from http.client import parse_headers
@@ -32,8 +32,10 @@ def request(*inputs: Document, **fields: Any) -> Document:
     return {"inputs": list(inputs), **fields}
 
 
+PATH = "/v2/models/identity/infer"
 SMALL = request(tensor("x", "FP32", [1, 2], [1, 2]))
-"""For `identity`."""
+"""For `identity`, whose path that is."""
+BODY = json.dumps(SMALL).encode()
 
 
 def spin(turns: int, **fields: Any) -> Document:
@@ -67,6 +69,19 @@ def infer(http: httpx.Client, model: str, document: Any, **options: Any) -> http
     return http.post(f"/v2/models/{model}/infer", content=content, **options)
 
 
+def data(answer: httpx.Response, output: int = 0) -> Any:
+    """The numbers or texts of an output in JSON."""
+    assert answer.status_code == 200, answer.text
+    return answer.json()["outputs"][output]["data"]
+
+
+def index(http: httpx.Client, body: str = "") -> list[dict[str, str]]:
+    """What the server says of every model."""
+    answer = http.post("/v2/repository/index", content=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 def answered(http: httpx.Client, model: str = "identity") -> int:
     """The status of one inference; 0 if the connection was lost."""
     try:
@@ -84,14 +99,12 @@ def statistics(http: httpx.Client, model: str, version: str = "1") -> Document:
     """What the server counted for a model."""
     answer = http.get(f"/v2/models/{model}/versions/{version}/stats")
     assert answer.status_code == 200, answer.text
-    entry: Document = answer.json()["model_stats"][0]
-    return entry
+    return answer.json()["model_stats"][0]
 
 
 def lane(http: httpx.Client, tenant: str = "acme") -> Document:
     """A tenant as the administration sees it: requests `waiting` and `in_flight`."""
-    found: Document = next(entry for entry in http.get("/admin/tenants").json()["tenants"] if entry["name"] == tenant)
-    return found
+    return next(entry for entry in http.get("/admin/tenants").json()["tenants"] if entry["name"] == tenant)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -118,6 +131,15 @@ class Listening(Protocol):
     """A server that can be connected to."""
 
     port: int
+
+
+def client(served: Listening, tenant: str = "", **headers: str) -> httpx.Client:
+    """A client that names this tenant and sends these headers with every request.
+
+    It verifies no certificates, of which there are none: httpx would take 24 ms to read whom to trust.
+    """
+    headers |= {"X-Tenant": tenant} if tenant else {}
+    return httpx.Client(base_url=f"http://127.0.0.1:{served.port}", headers=headers, timeout=PATIENCE, verify=False)
 
 
 class Connection:
@@ -156,6 +178,10 @@ class Connection:
         """The next line, of an answer in chunks."""
         return self._file.readline()
 
+    def first(self) -> bytes:
+        """The first byte of an answer, of which no more is read."""
+        return self._socket.recv(1)
+
     def ended(self) -> bool:
         """Whether the server closed the connection without sending anything more."""
         return self._file.read(1) == b""
@@ -171,6 +197,22 @@ def post(path: str, body: bytes = b"", *headers: str, length: int | None = None)
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
+def post_binary(path: str, sent: dict[str, Any], *headers: str) -> bytes:
+    """The bytes of a POST of what `binary` gives."""
+    return post(path, sent["content"], *(f"{name}: {value}" for name, value in sent["headers"].items()), *headers)
+
+
+def get(path: str, *headers: str) -> bytes:
+    """The bytes of a GET."""
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+
+
+def chunked(*chunks: bytes, path: str = PATH, headers: Sequence[str] = (), end: bytes = b"0\r\n\r\n") -> bytes:
+    """The bytes of a POST whose body comes in these chunks."""
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *headers, "Transfer-Encoding: chunked", "", ""])
+    return head.encode() + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
+
+
 def posted(model: str, document: Document, *headers: str) -> bytes:
     """The bytes of an inference request in JSON."""
     return post(f"/v2/models/{model}/infer", json.dumps(document).encode(), *headers)
@@ -179,14 +221,14 @@ def posted(model: str, document: Document, *headers: str) -> bytes:
 @contextmanager
 def busy(served: Served, http: httpx.Client) -> Iterator[None]:
     """Keep one more inference in flight, which ends only when its client disconnects."""
-    taken, ended = lane(http)["in_flight"], _failures(http)
+    taken, ended = lane(http)["in_flight"], failures(http, "spin")
     with Connection(served) as connection:
         connection.send(posted("spin", spin(FOREVER)))
         until(lambda: lane(http)["in_flight"] == taken + 1)
         yield
-    until(lambda: _failures(http) > ended and lane(http)["abandoned"] == 0)
+    until(lambda: failures(http, "spin") > ended and lane(http)["abandoned"] == 0)
 
 
-def _failures(http: httpx.Client) -> int:
-    count: int = statistics(http, "spin")["inference_stats"]["fail"]["count"]
-    return count
+def failures(http: httpx.Client, model: str = "identity") -> int:
+    """How many requests for a model failed."""
+    return statistics(http, model)["inference_stats"]["fail"]["count"]

@@ -71,8 +71,7 @@ def executor(bench: Bench) -> Iterator[Any]:
 @pytest.fixture
 def home(bench: Bench) -> Stream:
     """The partition's stream."""
-    stream: Stream = bench.partition.stream._stream
-    return stream
+    return bench.partition.stream._stream
 
 
 @pytest.fixture

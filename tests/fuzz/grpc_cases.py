@@ -132,8 +132,7 @@ def _fields(chance: random.Random, message: bytes) -> bytes:
     request = ModelInferRequest.FromString(message)
     for _ in range(chance.randint(1, 3)):
         chance.choice(_CHANGES)(chance, request)
-    changed: bytes = request.SerializeToString()
-    return changed
+    return request.SerializeToString()
 
 
 def _change_shape(chance: random.Random, request: Any) -> None:

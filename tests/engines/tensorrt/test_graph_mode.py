@@ -83,8 +83,7 @@ def assert_many_right(bench: Bench, executor: Any, turns: int = 40) -> None:
 def strategy(bench: Bench) -> CudaGraphStrategy:
     """The library's own graphs in the one context there is."""
     (context,) = bench.gpu.executions
-    found: CudaGraphStrategy = context.get_runtime_config().cuda_graph_strategy
-    return found
+    return context.get_runtime_config().cuda_graph_strategy
 
 
 @pytest.mark.parametrize(("settings", "traits", "capture", "native", "notice"), MATRIX.values(), ids=list(MATRIX))

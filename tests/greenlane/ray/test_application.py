@@ -19,7 +19,6 @@ import pytest
 
 from greenlane.load.server_process import free_port
 from tests.end_to_end import repository
-from tests.end_to_end.test_generate import COUNTDOWN, LOOP
 
 from .load import ACME, ADMIN, GLOBEX, TOML, Load, binary_request
 
@@ -32,10 +31,7 @@ CLIENTS = 8
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ray")
-    repository.write(folder / "models", "identity", repository.IDENTITY)
-    loop = json.dumps(LOOP).replace('"', '\\"')
-    parameter = f'parameters {{ key: "greenlane.loop" value {{ string_value: "{loop}" }} }}'
-    repository.write(folder / "models", "countdown", COUNTDOWN, config=parameter)
+    repository.in_parts(folder / "models")
     path = folder / "greenlane.toml"
     path.write_text(TOML.replace("REPOSITORY", str(folder / "models")))
     return path

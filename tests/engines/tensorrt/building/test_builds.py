@@ -300,8 +300,7 @@ def asked_of(by: Builds, path: Path, library: str) -> list[Any]:
     """
     with pytest.raises(ModelRefused) as refused:
         by.plan(path, OPTIONS, library, "1", "", 3)
-    found: list[Any] = json.loads(str(refused.value))
-    return found
+    return json.loads(str(refused.value))
 
 
 def test_builds_run_at_idle_priority_on_their_cores(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
