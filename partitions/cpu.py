@@ -6,7 +6,7 @@ as those of a library's pool, run on the lent ones with the policy SCHED_IDLE, s
 the core at once. The kernel may then move them to a home core, where they run while nothing else does. A thread that does
 other things never gets that policy: without privileges it could not leave it (sched(7)).
 
-A partition's stream is a queue of functions that run in order, each on the first attached thread that waits for it. So an
+A partition's stream is a queue of tasks that run in order, each on the first attached thread that waits for it. So an
 inference crosses one thread boundary instead of two, and an idle partition needs no thread.
 """
 
@@ -41,38 +41,23 @@ _names = count(1)
 
 
 class CpuTask:
-    """A function on a stream: whether it has run, and what it raised."""
+    """What a stream runs: whether it has run, and what it raised. This one does nothing: it marks a position in the queue."""
 
-    __slots__ = ("_function", "done", "error")
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-        self.done = False
-        self.error: BaseException | None = None
-
-    def __repr__(self) -> str:
-        return f"<CpuTask {'failed' if self.error else 'done' if self.done else 'waiting'}>"
+    done = False
+    error: BaseException | None = None
 
     def run(self) -> None:
-        """Call the function, once, and keep what it raises, interrupts included: the thread that waits for the task raises it.
-
-        The function is released afterwards. It may refer to an object that refers to the task, and a cycle would keep both
-        until the garbage collector runs.
-        """
-        function, self._function = self._function, _nothing
-        try:
-            function()
-        except BaseException as error:
-            self.error = error
+        """Do it, once. What fails, interrupts included, is kept in `error`: the thread that waits for the task raises it."""
         self.done = True
 
-
-def _nothing() -> None:
-    """The function of a task that has run, or that only marks a position in the queue."""
+    @property
+    def state(self) -> str:
+        """A word for `repr`."""
+        return "failed" if self.error else "done" if self.done else "waiting"
 
 
 class CpuStream:
-    """Functions that run one after another, in the order they were put."""
+    """Tasks that run one after another, in the order they were put."""
 
     def __init__(self, partition: "CpuPartition") -> None:
         self._partition = partition
@@ -82,11 +67,9 @@ class CpuStream:
     def __repr__(self) -> str:
         return f"<CpuStream of cores {ranges(self._partition.cores)}, {len(self._waiting)} waiting>"
 
-    def put(self, function: Callable[[], None]) -> CpuTask:
-        """Queue a function and return a task to `wait` for. Does not block; nothing runs yet."""
-        task = CpuTask(function)
+    def put(self, task: CpuTask) -> None:
+        """Queue a task, to `wait` for. Does not block; nothing runs yet."""
         self._waiting.append(task)
-        return task
 
     def wait(self, task: CpuTask) -> None:
         """Run the tasks up to this one on the calling thread, or wait until another thread has; raise what this one raised.
@@ -95,9 +78,11 @@ class CpuStream:
         """
         if not task.done:
             if self._partition.attached:
-                self._run_until(task)
+                with self._lock:
+                    while not task.done:
+                        self._waiting.popleft().run()
             else:
-                self._partition.run(lambda: self._run_until(task))
+                self._partition.run(partial(self.wait, task))
         if task.error:
             raise task.error
 
@@ -109,12 +94,9 @@ class CpuStream:
     def drain(self) -> None:
         """Run everything that was put so far; errors are raised by the tasks' own `wait`. Blocks."""
         if not self.idle:
-            self.wait(self.put(_nothing))
-
-    def _run_until(self, last: CpuTask) -> None:
-        with self._lock:
-            while not last.done:
-                self._waiting.popleft().run()
+            last = CpuTask()
+            self.put(last)
+            self.wait(last)
 
 
 class CpuPartition:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 
 import onnxruntime as ort
 
-from partitions.cpu import CpuStream
+from partitions.cpu import CpuStream, CpuTask
 
 from ..base import Room, Tensor
 from ..errors import Cancelled, ExecutionFailed, OutputsTooLarge
 from .errors import clean_message
 
 
-class OnnxWork:
+class OnnxWork(CpuTask):
     """See `engines.base.Work`."""
 
     def __init__(
@@ -23,26 +23,30 @@ class OnnxWork:
         self._run = run
         self._options = ort.RunOptions()  # Its log level is the session's.
         self._outputs: tuple[Tensor, ...] = ()
-        self._task = stream.put(self._execute)
+        stream.put(self)
 
     def __repr__(self) -> str:
-        return f"<OnnxWork {self._task!r}>"
+        return f"<OnnxWork {self.state}>"
 
     def wait(self) -> tuple[Tensor, ...]:
-        self._stream.wait(self._task)
+        self._stream.wait(self)
         return self._outputs
 
     def cancel(self) -> None:
         self._options.terminate = True
 
-    def _execute(self) -> None:
-        if self._options.terminate:
-            raise Cancelled("cancelled before it began")
+    def run(self) -> None:
+        """See `CpuTask.run`."""
         try:
-            self._outputs = self._run(*self._call, self._options)
-        except OutputsTooLarge:
-            raise
-        except Exception as error:
             if self._options.terminate:
-                raise Cancelled("cancelled while it ran") from error
-            raise ExecutionFailed(clean_message(error)) from error
+                raise Cancelled("cancelled before it began")
+            self._outputs = self._run(*self._call, self._options)
+        except (Cancelled, OutputsTooLarge) as error:
+            self.error = error
+        except Exception as error:
+            cancelled = self._options.terminate
+            self.error = Cancelled("cancelled while it ran") if cancelled else ExecutionFailed(clean_message(error))
+            self.error.__cause__ = error
+        except BaseException as error:
+            self.error = error
+        self.done = True

@@ -60,10 +60,11 @@ HandOff = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool | None
 class HttpConnection(asyncio.Protocol):
     """One connection. Belongs to the event loop; `config` and the arguments after it are those of uvicorn's protocols.
 
-    `infer` answers inferences, `application` everything else. `hand_off(head, transport, unread)` is called before each
-    request is answered. It returns True if it moved the connection to another process; the socket is not used after that. It
-    returns None if it would, but cannot yet: because of answers that are not sent, or for want of room. If uvicorn has wrapped
-    the application so that a proxy's headers name the client, requests with such headers go through the application.
+    `infer` answers inferences, `application` everything else. `hand_off(head, transport, unread)` is called before a request is
+    answered, unless its target is known from an earlier one with the same head. It returns True if it moved the connection to
+    another process; the socket is not used after that. It returns None if it would, but cannot yet: because of answers that are
+    not sent, or for want of room. If uvicorn has wrapped the application so that a proxy's headers name the client, requests
+    with such headers go through the application.
     """
 
     def __init__(
@@ -289,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
         """Answer a single complete request with the same head as the last one; False if it has to go the usual way."""
         if not (head.is_plain_infer and self._may_begin()):
             return False
-        if self._hand_off and (moved := self._hand_off(head, self._transport, data)) is not False:
+        if self._hand_off and head.target is None and (moved := self._hand_off(head, self._transport, data)) is not False:
             if moved:
                 self.abort()
             return bool(moved)
@@ -311,7 +312,7 @@ class HttpConnection(asyncio.Protocol):
         data, head = bytes(self._buffer[:end]), self._head
         if head is None or head.data != data:  # Most connections repeat the same head.
             head = self._head = Head(data)
-        if self._hand_off and head.is_routable:
+        if self._hand_off and head.is_routable and head.target is None:
             moved = self._hand_off(head, self._transport, self._buffer)
             if moved is not False:
                 if moved:
@@ -438,7 +439,9 @@ class HttpConnection(asyncio.Protocol):
             if head.target is None:
                 head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant)
             inference = HttpInference(head.target, head.length)
-            inference.expect(head.length)
+            if not head.fits:
+                inference.expect(head.length)
+                head.fits = True
         except Exception as error:
             client, path = self._transport.get_extra_info("peername"), head.path.decode("latin-1")
             audit.refused(error, head.method, path, client, head.headers.get(b"authorization"))

@@ -33,6 +33,7 @@ class Head:
     - `tensors_at`: where its binary tensors begin, if they may be received straight into a slot; -1 if not.
     - `tenant`: the name of its tenant where routing has identified it, else None.
     - `target`: the result of `Infer.resolve`, once known; it stays valid while the connection repeats this head.
+    - `fits`: a body of its length is known to be allowed (`HttpInference.expect`).
     """
 
     def __init__(self, data: bytes) -> None:
@@ -41,7 +42,7 @@ class Head:
         self.fields: list[tuple[bytes, bytes]] = []
         self.tenant: str | None = None
         self.target: Target | None = None
-        self._complete = self.keeps = False
+        self._complete = self.keeps = self.fits = False
         self._parser: Any = httptools.HttpRequestParser(self)
         parser, valid = self._parser, True
         try:

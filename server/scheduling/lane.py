@@ -167,7 +167,6 @@ class Lane:
             self.slots.release(pending.slot)
         self._abandoned.clear()
         self._batches.end_all()
-        self._launcher.forget()
         if queued:
             self.suspend(reason)
         for pending in launched:

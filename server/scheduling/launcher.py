@@ -108,11 +108,10 @@ class Launcher:
         self._end = end
         self._batch_timer = BatchTimer(self.launch)
         self._awake = Awake()
-        self._collected: list[Ticket] = []
-        self._flush_scheduled = False
+        self._scheduled = False
 
     def __repr__(self) -> str:
-        return f"<Launcher {len(self._collected)} collected, {self._batch_timer!r}>"
+        return f"<Launcher{', about to launch' * self._scheduled}, {self._batch_timer!r}>"
 
     def launch(self, new: bool = False) -> None:
         """Send or run what may run: at once if the worker is idle, else together with what else comes in this loop iteration.
@@ -122,22 +121,13 @@ class Launcher:
         """
         if new:
             self._awake.arrived()
-        while not self._scheduler.busy:
-            if new and self.tickets.run_now is not None:
-                self._flush_soon()
+            if self.tickets.run_now is not None:
+                self._launch_soon()
                 return
-            tickets = self._choose() if self._scheduler.batchable else self._scheduler.take()
-            if not tickets or self._run_or_put(tickets):
-                return
-        if self._scheduler.batchable:
-            self._flush_soon()
-        elif tickets := self._scheduler.take():
-            self._collected += tickets
-            self._flush_soon()
-
-    def forget(self) -> None:
-        """Put nothing that was collected: its requests have ended."""
-        self._collected = []
+        if not self._scheduler.busy:
+            self._launch_now()
+        elif self._scheduler.any_waiting:
+            self._launch_soon()
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -146,7 +136,8 @@ class Launcher:
     def _run_or_put(self, tickets: list[Ticket]) -> bool:
         """Run these tickets, the only ones in flight, one after the other, and then call `end` with each completion.
 
-        The first that cannot run now is put, and all behind it. Returns whether any was put.
+        The first that cannot run now is put, and all behind it. Returns whether nothing is left to launch: some were put, or
+        all requests are answered.
         """
         run_now = self.tickets.run_now
         ran = 0
@@ -164,26 +155,29 @@ class Launcher:
                 self._end(done)
             if ended and self._scheduler.idle:
                 self._awake.answered()
+                return True
         left = tickets[ran:] if ran else tickets
-        self.tickets.put(left)
+        if left:
+            self.tickets.put(left)
         return bool(left)
 
-    def _flush_soon(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+    def _launch_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._launch_now)
 
-    def _flush(self) -> None:
-        tickets, self._collected, self._flush_scheduled = self._collected, [], False
-        if not self._scheduler.busy:
-            self.launch()
-            return
-        if self._scheduler.batchable:
-            tickets += self._choose()
-        self.tickets.put(tickets)
+    def _launch_now(self) -> None:
+        self._scheduled = False
+        while not self._scheduler.busy:
+            tickets = self._take()
+            if not tickets or self._run_or_put(tickets):
+                return
+        self.tickets.put(self._take())
 
-    def _choose(self) -> list[Ticket]:
-        """As `Scheduler.take`, if some requests can be batched."""
+    def _take(self) -> list[Ticket]:
+        """The tickets to launch now; they count as in flight from now on."""
+        if not self._scheduler.batchable:
+            return self._scheduler.take()
         tickets, now = [], time.monotonic()
         while (choice := self._scheduler.choose(now)).members:
             tickets.append(self._batches.launch(choice))

@@ -80,6 +80,11 @@ class Scheduler:
         return bool(self._in_flight)
 
     @property
+    def any_waiting(self) -> bool:
+        """Whether anything is queued."""
+        return bool(self._waiting)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is in flight and nothing is queued."""
         return not self._in_flight and not self._waiting
@@ -105,9 +110,11 @@ class Scheduler:
         """The tickets to launch now, if none can be batched; they count as in flight from now on."""
         if self.held or not self._waiting or (free := self._current_limit - self._running) <= 0:
             return []
-        taken = [entry[2] for entry in self._waiting[:free]]
+        taken = []
+        for _, _, ticket, _ in self._waiting[:free]:
+            taken.append(ticket)
+            self._in_flight.add(ticket.slot)
         del self._waiting[:free]
-        self._in_flight.update([ticket.slot for ticket in taken])
         return taken
 
     def choose(self, now: float) -> Choice:

@@ -69,23 +69,24 @@ class LoopTime:
         longest = self._longest.get(key)
         if longest is None or longest > BOUND:
             return False
-        return self._taken - self._given(now) <= BUDGET
+        times, parts = self._share
+        self._taken = max(0, self._taken - (now - self._since) * times // parts)
+        self._since = now
+        return self._taken <= BUDGET
 
-    def took(self, key: Key, began: int, ended: int, duration: int) -> None:
-        """A run took place on the event loop from `began` to `ended`, and `duration` of that was the model's own."""
-        self._taken = max(0, self._taken - self._given(began)) + duration
+    def took(self, key: Key, ended: int, duration: int) -> None:
+        """A run that was allowed ended at this time, and `duration` of what it took was the model's own."""
+        self._taken += duration
         self._since = ended
         self.learn(key, duration)
 
     def learn(self, key: Key, duration: int) -> None:
         """A run took this long, on any thread."""
-        longest = self._longest.get(key, _UNPROVEN)
-        self._longest.remember(key, max(duration, longest - (longest >> _DECAY)))
-
-    def _given(self, now: int) -> int:
-        """How much the models may take for the time since the last run."""
-        times, parts = self._share
-        return (now - self._since) * times // parts
+        longest = self._longest.get(key)
+        if longest is None:
+            self._longest.remember(key, max(duration, _UNPROVEN - (_UNPROVEN >> _DECAY)))
+        else:
+            self._longest[key] = max(duration, longest - (longest >> _DECAY))
 
 
 class LoopGuard:
@@ -210,7 +211,7 @@ class LoopRuns:
             extents = self._wait(flight)
             ended = time.monotonic_ns()
             duration = self._duration(ended - began, self._read)
-            self._time.took(key, began, ended, duration)
+            self._time.took(key, ended, duration)
             if (counter := flight.counter) is not None:
                 counter.add(min(duration, ended - flight.launched))
             return None if extents is None else Done(ticket.slot, extents, None, began, ended)

@@ -79,10 +79,8 @@ class ConnectionHandoff:
         """Give a connection back to the dispatcher if its next request is for another process; whether it was given back.
 
         None if it cannot be given back yet: answers are not sent, or the dispatcher takes no more at the moment. `data` is what
-        was read of that request. Headers that this process answered before need no second look.
+        was read of that request.
         """
-        if head.target is not None:
-            return False
         service = self._service()
         name = head.tenant = process_for(head.path, head.headers, service.tenancy)
         if name == self._name or (service.tenants and not self._may_pass_to(name, transport)):
