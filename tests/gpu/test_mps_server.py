@@ -90,16 +90,19 @@ def process_of(server: Served, tenant: str) -> int:
     return server.device_process(tenant[: 15 - len("greenlane dev ")])
 
 
-def folder_of(server: Served) -> Path:
-    """The daemon's folder."""
+def daemon_of(server: Served) -> tuple[str, Path]:
+    """The UUID of its GPU, and the daemon's folder."""
     *_, line = (each for each in server.log.splitlines() if "the MPS daemon of " in each and " runs in " in each)
-    return Path(line.partition(" runs in ")[2].partition(",")[0])
+    uuid, _, rest = line.partition("the MPS daemon of ")[2].partition(" runs in ")
+    return uuid, Path(rest.partition(",")[0])
 
 
 @contextmanager
 def client_of(server: Served, module: str = "tests.gpu.mps_client") -> Iterator["subprocess.Popen[str]"]:
     """Another client of the same daemon."""
-    variables = {f"CUDA_MPS_{name.upper()}_DIRECTORY": str(folder_of(server) / name) for name in ("pipe", "log")}
+    uuid, folder = daemon_of(server)
+    variables = {f"CUDA_MPS_{name.upper()}_DIRECTORY": str(folder / name) for name in ("pipe", "log")}
+    variables["CUDA_VISIBLE_DEVICES"] = uuid
     words = [sys.executable, "-m", module]
     with subprocess.Popen(
         words, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -119,9 +122,9 @@ def check_all(server: Served, seed: int) -> None:
             two.check(client, name, seed)
 
 
-def used() -> int:
-    """MiB of the GPU that are taken."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def used(server: Served) -> int:
+    """MiB of the server's GPU that are taken."""
+    command = ["nvidia-smi", f"--id={daemon_of(server)[0]}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
@@ -238,7 +241,7 @@ def test_a_fault_ends_the_processes_of_all_tenants_idle_ones_too_and_all_are_ser
 
 
 def test_tenants_exchange_granules_while_all_are_asked(serving: Served, found: dict[str, Any]) -> None:
-    took, before = list[float](), used()
+    took, before = list[float](), used(serving)
     with two.Asking(serving.port, "acme") as one, two.Asking(serving.port, "globex") as other:
         for turn in range(REPARTITIONS):
             began = time.monotonic()
@@ -251,13 +254,13 @@ def test_tenants_exchange_granules_while_all_are_asked(serving: Served, found: d
             other.more(20)
     assert (one.wrong, other.wrong) == ([], [])
     found["a repartition of two tenants, ms: median, slowest"] = [sorted(took)[len(took) // 2], max(took)]
-    found[f"MiB of the GPU before and after {REPARTITIONS} repartitions"] = [before, after := used()]
+    found[f"MiB of the GPU before and after {REPARTITIONS} repartitions"] = [before, after := used(serving)]
     assert after - before < GROWTH
     check_all(serving, 4)
 
 
 def test_a_daemon_that_is_killed_is_started_again_with_all_processes(serving: Served, found: dict[str, Any]) -> None:
-    folder, before = folder_of(serving), {process_of(serving, name) for name in TENANTS}
+    (_, folder), before = daemon_of(serving), {process_of(serving, name) for name in TENANTS}
     began = time.monotonic()
     os.kill(int((folder / "pipe" / f"{COMMAND}.pid").read_text()), signal.SIGKILL)
     while before & {one.pid for one in serving.process.family()}:
@@ -267,5 +270,5 @@ def test_a_daemon_that_is_killed_is_started_again_with_all_processes(serving: Se
         until_ready(serving, name)
     found["a killed daemon: seconds until all tenants are served again"] = round(time.monotonic() - began, 2)
     check_all(serving, 5)
-    assert folder_of(serving) != folder
+    assert daemon_of(serving)[1] != folder
     assert not folder.exists()

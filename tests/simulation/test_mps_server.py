@@ -39,7 +39,7 @@ def simulated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         client = real.client_of
         patch.setattr(real, "client_of", lambda server: client(server, "tests.simulation.mps_client"))
-        patch.setattr(real, "used", lambda: 0)
+        patch.setattr(real, "used", lambda server: 0)
         patch.setattr(real, "REPARTITIONS", 4)
         patch.setattr(real, "LIMIT", 2)
         patch.setattr(real, "AGAIN", 120)
