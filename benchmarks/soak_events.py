@@ -86,7 +86,7 @@ class Events:
         return "", self._ask("PUT", "/admin/partitions", self.chance.choice(self.plans))
 
     def _load(self) -> tuple[str, int]:
-        tenant, name = self.chance.choice([*self.killed, "acme"]), self.chance.choice(list(MODELS))
+        tenant, name = self.chance.choice(list(self.plans[0])), self.chance.choice(list(MODELS))
         return tenant, self._ask("POST", f"/v2/repository/models/{name}/load", {}, tenant)
 
     def _reload(self) -> tuple[str, int]:

@@ -3,8 +3,8 @@
 Each tenant has one granule and the models `tiny` and `mob` (benchmarks.nets). For each form a server: what it takes at rest;
 the answers a second of tenants one by one and all at once; a victim at 250 requests a second, alone, beside all others, and
 beside one that loads a model again and again; kills of a tenant's process. Clients are processes of their own, in C, on the
-last cores. Prints a line for each, and JSON at the end. With `--device cpu` cores have device processes, and a fake daemon is
-needed on PATH: that shows that it works, and nothing of a GPU.
+last cores, the victim's on the very last one alone. Prints a line for each, and JSON at the end. With `--device cpu` cores have
+device processes, and a fake daemon is needed on PATH: that shows that it works, and nothing of a GPU.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--tenants", type=count, default=15, help="default: 15")
     parser.add_argument("--forms", nargs="+", choices=("off", "on"), default=["off", "on"], help="values of `mps`")
     parser.add_argument("--seconds", type=positive, default=2.5, help="of each figure; default: 2.5")
-    parser.add_argument("--clients", type=count, default=4, help="cores for clients; default: 4")
+    parser.add_argument("--clients", type=count, default=4, help="cores for clients, of which the victim's has one; default: 4")
     parser.add_argument("--kills", type=count, default=5, help="of a tenant's process; default: 5")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
@@ -73,7 +73,7 @@ class Bench:
         self._options = options
         self._tenants = [chr(ord("a") + number) for number in range(options.tenants)]
         cores = sorted(os.sched_getaffinity(0))
-        self._clients = frozenset(cores[-options.clients :])
+        self._clients, self._client = frozenset(cores[-options.clients : -1] or cores), frozenset(cores[-1:])
         self._cores = frozenset(cores[: -options.clients] or cores)
         nets.write_all(folder / "models", options.device)
         self._loader = folder / "loader"
@@ -139,7 +139,7 @@ class Bench:
             path.write_bytes(_bytes(asked, tenant))
         words = [str(self._loader), str(self._port), str(path), str(CONNECTIONS), str(seconds), str(rate)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        os.sched_setaffinity(process.pid, self._clients)
+        os.sched_setaffinity(process.pid, self._client if rate else self._clients)
         return process
 
     def _say(self, what: str, figures: object) -> None:
