@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from .base import Held
-from .cgroups import groups
 from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
+from .health import groups
 from .loads import UnpacedLoads
 from .plan import choose, choose_lent, ranges
 

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from .cgroups import groups
-
 INTERVAL = 2.0
 """Seconds between two readings."""
 
@@ -124,3 +122,17 @@ def _left_of(group: Path) -> Iterator[int]:
         return
     if most != "max":
         yield int(most) - taken + int(stat.get("inactive_file" if v2 else "total_inactive_file", 0))
+
+
+def groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the groups that limit this process by this controller, such as `cpu`: its own, and those around it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        if not controllers or controller in controllers.split(","):
+            group = base / path.lstrip("/")
+            yield from (parent for parent in (group, *group.parents) if parent.is_relative_to(base))

@@ -8,7 +8,7 @@ from .functions.definition import FunctionsFailed
 from .tenants.catalog import ServedModel
 from .tenants.running_functions import open_functions
 from .tenants.running_text import open_text
-from .text.errors import NoEncoder, TokenizerFailed
+from .text.folder import NoEncoder, TokenizerFailed
 
 _LIMIT = 0.0, ""
 """None for single calls; loading has its own."""

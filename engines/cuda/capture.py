@@ -25,7 +25,7 @@ from partitions.cuda.driver import handle_return
 from partitions.cuda.driver_memory import Taken
 
 from ..errors import ExecutionFailed
-from .turn_lock import EXECUTION_LOCK
+from .locks import EXECUTION_LOCK
 
 _LOCK_TIMEOUT = 0.001
 """Seconds to wait for an executor's lock before the execution lock is released for other threads."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from cuda.core import Event
+from cuda.core import Buffer, Device, Event, Stream
 
 from partitions.cuda.device import CudaPartition, SideStream
 
@@ -37,3 +37,16 @@ def open_resources(partition: CudaPartition, aux_streams: int, made: ExitStack) 
     order = open_stream_order(device, partition)
     made.callback(order.close)
     return ExecutorResources(streams, events, order)
+
+
+def zeroed_buffers(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
+    """Device memory of these sizes, zeroed on the stream. Raises CUDAError, and then leaves no memory allocated."""
+    with ExitStack() as made:
+        current: Device = device.make_current()
+        buffers = []
+        for size in sizes:
+            buffers.append(current.allocate(size, stream=stream))
+            made.callback(buffers[-1].close)
+            buffers[-1].fill(0, stream=stream)
+        made.pop_all()
+        return buffers

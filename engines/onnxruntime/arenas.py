@@ -3,11 +3,14 @@
 Problem: ONNX Runtime takes the memory of such an output (`Expand`, `Tile`, `Range`) before anybody knows its size, and its
 bindings for Python can give a session's own arena no limit. They can register an arena with a limit for the process, and a
 session keeps the one that it was made with. Solution: one is registered for each such session while that is made.
+
+It does not say either what a session takes: `heap_bytes` is what the whole process has.
 """
 
+import ctypes
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -60,3 +63,31 @@ def refused(error: Exception) -> tuple[int, int] | None:
 def _register(nbytes: int) -> None:
     """Register an arena in place of the one before. Its memory doubles as it grows, the only way that all of it is freed."""
     ort.create_and_register_allocator(_CPU, ort.OrtArenaCfg({"max_mem": nbytes, "arena_extend_strategy": 0}))
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc; see mallinfo(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
+def _open() -> Callable[[], _MallInfo] | None:
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if found is not None:
+        found.restype = _MallInfo
+    return found
+
+
+_mallinfo2 = _open()
+"""None where the C library has no such function, as before glibc 2.33."""
+
+
+def heap_bytes() -> int:
+    """Bytes that the process's allocator has given out and not got back; 0 where it does not say. Takes some microseconds."""
+    if _mallinfo2 is None:
+        return 0
+    found = _mallinfo2()
+    return int(found.uordblks) + int(found.hblkhd)

@@ -15,8 +15,7 @@ from ..memory import view
 from ..model_files.onnx_file import initializer
 from ..signature import Default, TensorSpec
 from .errors import clean_message
-from .small_models import constant
-from .texts import of_array
+from .texts import constant, of_array
 
 
 def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> TensorSpec:

@@ -26,10 +26,9 @@ from ..memory import SMALL
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec, dimension_name
 from ..warmup import blank, shape_sets, usual_shapes, warm_up_failed
-from .arenas import SHRINK, is_unsized, limited, refused, weights_beside
+from .arenas import SHRINK, heap_bytes, is_unsized, limited, refused, weights_beside
 from .defaults import with_default
 from .errors import is_wrong_shape
-from .heap import heap_bytes
 from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
 from .session import Runner, open_session, session_options

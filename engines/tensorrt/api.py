@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 from partitions.installing import install_command
 
-from ..cuda.shared_lock import SharedLock
+from ..cuda.locks import SharedLock
 from ..datatypes import DATATYPES, DataType
 from ..errors import ModelRefused
 

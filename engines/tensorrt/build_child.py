@@ -22,9 +22,8 @@ from ..errors import EngineError, ModelRefused
 from .api import TensorRT, find_tensorrt
 from .building.builder import PlanRequest, build, find_or_build, timings_file
 from .building.builds import encode
-from .building.kernels import KernelsRequest
 from .building.progress import Progress, Step
-from .kernel_cache import cached_kernel_bytes
+from .kernel_cache import KernelsRequest, cached_kernel_bytes
 
 log = logging.getLogger("greenlane.engines")
 

@@ -21,7 +21,7 @@ from partitions.cuda.device import SideStream
 from partitions.cuda.driver import CUDAError
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
-from ..cuda.turn_lock import EXECUTION_LOCK
+from ..cuda.locks import EXECUTION_LOCK
 from ..errors import ExecutionFailed, ModelRefused
 from ..signature import Shape
 from .api import LIBRARY_LOCK, collect_messages, first_error

@@ -29,11 +29,10 @@ from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
 from ..cuda.address_cache import AddressCache, ResolvedAddresses
-from ..cuda.buffers import zeroed_buffers
 from ..cuda.clock import closer
 from ..cuda.copies import RING_LENGTH, Span, Table
 from ..cuda.recipes import Recipes
-from ..cuda.resources import ExecutorResources
+from ..cuda.resources import ExecutorResources, zeroed_buffers
 from ..cuda.sharing import Sharer
 from ..cuda.staging import Staging
 from ..cuda.work import CompletedCount, Completion, CudaWork, JoinedWork, failing, failure
@@ -43,9 +42,8 @@ from ..memory import added
 from ..settings import overridden
 from ..signature import Shape, align
 from ..streams import selected
-from .driver_parts import described, graph_memory, kernel_memory
 from .graph_mode import Override, captures_under_override
-from .instance import Instance, Opener
+from .instance import Instance, Opener, described, graph_memory, kernel_memory
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
 from .shapes import Fit, Prepared, ReadyShapes

@@ -6,7 +6,7 @@ freed with its engine only: freeing a kernel cache holds the GIL for up to 240 m
 which no tenant of the process is served.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from threading import Lock, RLock
@@ -18,13 +18,15 @@ from cuda.core import Buffer, Stream
 
 from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver import handle_return
+from partitions.cuda.driver_memory import Taken
 
-from ..cuda.buffers import zeroed_buffers
 from ..cuda.capture import capture
 from ..cuda.copies import Copies, EngineCopies, open_sm_copies, uses_sms
+from ..cuda.resources import zeroed_buffers
 from ..cuda.sharing import Sharers
 from ..cuda.work import failing
 from ..errors import EngineError, ExecutionFailed, ModelRefused
+from ..memory import added
 from ..signature import Shape
 from ..verification.steady import Repeat
 from .context import Context, Contexts
@@ -414,3 +416,29 @@ def open_copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[boo
         copies[True] = open_sm_copies(loaded.device, stream, inputs, rows)
         made.callback(copies[True].close)
     return copies
+
+
+def graph_memory(graphs: Iterable[Taken]) -> dict[str, int]:
+    """As `Executor.memory`, what graphs take through the driver (`partitions.cuda.driver_memory`): nothing if none was seen.
+
+    Any thread may call.
+    """
+    nbytes = sum(taken.nbytes for taken in graphs)
+    return {"graphs": nbytes} if nbytes else {}
+
+
+def kernel_memory(instance: Instance) -> dict[Hashable, Mapping[str, int]]:
+    """As `Sharing.shared_memory`: the kernels of each cache, from which all engines of one structure run."""
+    taken = {cache: cache.taken.nbytes for cache in instance.kernel_caches() if cache.taken}
+    return {cache: {"kernels": nbytes} for cache, nbytes in taken.items() if nbytes}
+
+
+def described(instance: Instance, graphs: Sequence[Taken]) -> Mapping[str, object]:
+    """`kernels` of `Executor.describe`, and `driver_memory` if there is anything to say."""
+    cached = instance.kernels()
+    kernels = {"found": cached.found, "saved": cached.saved, "refused": cached.refused}
+    parts = [*graphs, *(cache.taken for cache in instance.kernel_caches() if cache.taken)]
+    unmeasured = sum(taken.unmeasured for taken in parts)
+    found = {**added(kernel_memory(instance).values()), **graph_memory(graphs)}
+    said = {"driver_memory": {**found, "unmeasured": unmeasured}} if found or unmeasured else {}
+    return {"kernels": kernels, **said}

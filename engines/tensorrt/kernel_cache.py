@@ -27,9 +27,10 @@ from typing import Any, NamedTuple, Protocol
 from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
-from ..cuda.turn_lock import TurnLock
+from ..cuda.locks import TurnLock
 from ..model_files.atomic import replace_file
 from ..model_files.frame import Frame, FrameError
+from ..settings import RuntimeSettings
 
 log = logging.getLogger("greenlane.engines")
 
@@ -321,3 +322,21 @@ def within(entries: dict[str, bytes], limit: int) -> dict[str, bytes]:
 def _bytes(cache: LibraryCache) -> bytes:
     memory = cache.serialize()
     return b"" if memory is None else bytes(memoryview(memory))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsRequest:
+    """The request to compile a plan's kernels for a partition of `granules` granules of `granule_sms` SMs each,
+    in another process, so that the process that serves finds them on disk.
+
+    A library that compiles at run time also loads each kernel as soon as it is compiled. While the driver loads a kernel, it
+    holds a lock that every tenant's launches wait for: for milliseconds if the driver itself still has to compile for the GPU,
+    and for a fraction of that if it finds the result in its own cache on disk ($CUDA_CACHE_PATH), which that process fills too.
+    `settings` are those to run the plan with; their `cache_path` is the file to save the kernels in, by this `key`.
+    """
+
+    plan_path: Path
+    settings: RuntimeSettings
+    granules: int
+    granule_sms: int
+    key: CacheKey

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from partitions.cuda.device import CudaDevice, CudaPartition
 
-from ..errors import ModelRefused
+from ..errors import Cancelled, EngineError, ModelRefused
 from ..model_files.artifact import PORTABLE, Artifact, PlanFile, read_artifact, read_plan
+from ..model_files.atomic import replace_file
+from ..model_files.onnx_writer import FLOAT, model, node, value
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings, streaming_budget
 from ..signature import Signature, TensorSpec
@@ -21,7 +23,6 @@ from ..verification.verdicts import Verdicts
 from .api import TensorRT, find_tensorrt
 from .building.builder import BuildOptions
 from .building.builds import Builds
-from .cache_maker import load_cache_maker
 from .engine import TensorRTEngine, refusing
 from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey
@@ -31,6 +32,9 @@ from .shared_kernels import KernelCaches
 from .verifying import Verifier, verdicts_file
 
 log = logging.getLogger("greenlane.engines")
+
+CACHE_MAKER = model("kernels", [node("Add", ["x", "x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])], [])
+"""The model of the small engine that shared caches of kernels are made of: see `load_cache_maker`."""
 
 DEFAULTS = RuntimeSettings()
 
@@ -326,3 +330,25 @@ def _within(spec: TensorSpec, profiles: Sequence[Profile]) -> TensorSpec:
         return spec
     least, most = (zip(*(getattr(range_, end) for range_ in ranges), strict=True) for end in ("min", "max"))
     return replace(spec, limits=tuple(zip(map(min, least), map(max, most), strict=True)))
+
+
+def load_cache_maker(api: TensorRT, builds: Builds, gpu: int) -> Any:
+    """A small engine for shared caches of kernels, or None for a reason that is logged. A context must be current.
+
+    The library makes a cache of an engine's configuration, and the cache must not outlive that engine. One that serves would
+    have to keep its weights in the GPU's memory until the last engine that shares its cache is closed. This one has none.
+    Blocks for seconds if its plan is not in the cache of `builds` yet. Raises Cancelled once these are closed.
+    """
+    if builds.cache is None:
+        return None
+    path = builds.cache.path() / "kernels.onnx"
+    try:
+        if not path.exists():
+            replace_file(path, CACHE_MAKER)
+        plan = builds.plan(path, BuildOptions(), api.library, api.version, gpu=gpu)
+        return api.deserialize(read_plan(plan).plan, str(plan))
+    except Cancelled:
+        raise
+    except (EngineError, OSError) as error:
+        log.info("models of one structure do not share their kernels: %s", error)
+        return None

@@ -5,6 +5,7 @@ import re
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from partitions import PartitionError
@@ -13,18 +14,38 @@ from partitions.cuda.device import CudaDevice, CudaPartition
 from partitions.cuda.driver_memory import Taken
 
 from ..errors import ExecutionFailed, TensorMismatch
-from ..log_once import LogOnce
 from ..model_files.profiles import Profile, best_profile, choose, usual
 from ..settings import RuntimeSettings
 from ..signature import Shape, Signature, TensorSpec
 from ..warmup import shape_sets
 from .api import TensorRT
 from .building.builds import Builds
-from .building.kernels import KernelsRequest
 from .graph_mode import EngineTraits
-from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
+from .kernel_cache import CacheKey, KernelsRequest, RuntimeCache, cached_kernel_bytes, open_cache
 from .shared_kernels import KernelCaches, SharedKernels
 from .verifying import Verifier
+
+log = logging.getLogger("greenlane.engines")
+
+
+class LogOnce:
+    """Remembers the messages of one engine. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"<LogOnce, {len(self._logged)} messages>"
+
+    def __call__(self, level: int, text: str) -> None:
+        """Log the text, unless it was logged before."""
+        with self._lock:
+            if text in self._logged:
+                return
+            self._logged.add(text)
+        log.log(level, "%s", text)
+
 
 _INVALID_CLUSTER_SIZE = re.compile(r"\berr(or)? 912\b|INVALID_CLUSTER_SIZE")
 _NO_CLUSTERS = (

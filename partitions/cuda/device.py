@@ -29,8 +29,7 @@ from ..plan import choose, choose_lent
 from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
-from .driver_memory import DriverMemory
-from .free_memory import free_or_pooled
+from .driver_memory import DriverMemory, free_or_pooled
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels

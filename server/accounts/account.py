@@ -3,12 +3,15 @@
 Pure: the caller says what time it is, in nanoseconds on a clock that does not go back.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
-from .energy import IdlePower, divide
-from .usage import DeviceTotals, ModelTotals, Report, TenantTotals, Totals
+from .usage import NS, DeviceTotals, ModelTotals, Report, TenantTotals, Totals
 
+K = TypeVar("K", bound=Hashable)
 Row = tuple[str, str]
 """A tenant and one of its models."""
 Counts = tuple[int, int, Mapping[str, int]]
@@ -134,3 +137,64 @@ class _Device:
     def _granted_at(self, now: int) -> dict[str, int]:
         elapsed = now - self._held_at
         return {name: granted + self._shares.get(name, 0) * elapsed for name, granted in self._granted.items()}
+
+
+class IdlePower:
+    """The power of a device on which nothing runs: the least that was seen. Pure."""
+
+    def __init__(self) -> None:
+        self._microwatts: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<IdlePower {self._microwatts} uW>"
+
+    def part(self, energy: int, ns: int, used: bool) -> int:
+        """How much of the microjoules of the last `ns` nanoseconds was idle power; `used`: whether anything ran meanwhile.
+
+        All of it if nothing ran. Without any idle phase so far nothing is known, and none of it.
+        """
+        if not used:
+            if ns > 0:
+                power = energy * 10**9 // ns
+                self._microwatts = power if self._microwatts is None else min(power, self._microwatts)
+            return energy
+        return min(energy, (self._microwatts or 0) * ns // 10**9)
+
+
+def divide(amount: int, weights: Mapping[K, int]) -> dict[K, int]:
+    """Integers in proportion to the weights, which have a sum above 0; together exactly `amount`. Largest remainders first."""
+    total = sum(weights.values())
+    parts = {key: amount * weight // total for key, weight in weights.items()}
+    left = amount - sum(parts.values())
+    for key in sorted(weights, key=lambda key: amount * weights[key] % total, reverse=True)[:left]:
+        parts[key] += 1
+    return parts
+
+
+class History:
+    """Totals of the past: each that is added for `fine` nanoseconds, and then one in `step` for `coarse` nanoseconds. Pure."""
+
+    def __init__(self, fine: int = 120 * NS, step: int = 60 * NS, coarse: int = 48 * 3600 * NS) -> None:
+        self._fine_span, self._step, self._coarse_span = fine, step, coarse
+        self._fine: deque[Totals] = deque()
+        self._coarse: deque[Totals] = deque()
+
+    def __repr__(self) -> str:
+        return f"<History of {len(self._coarse)} and {len(self._fine)} totals>"
+
+    def add(self, totals: Totals) -> None:
+        """Remember the totals of now."""
+        self._fine.append(totals)
+        if not self._coarse or totals.at - self._coarse[-1].at >= self._step:
+            self._coarse.append(totals)
+        while totals.at - self._fine[0].at > self._fine_span:
+            self._fine.popleft()
+        while totals.at - self._coarse[0].at > self._coarse_span:
+            self._coarse.popleft()
+
+    def before(self, wall: int) -> Totals | None:
+        """The last totals at or before a time in nanoseconds since 1970, or the oldest; None if there are none at all."""
+        every = sorted({each.at: each for each in (*self._coarse, *self._fine)}.values(), key=lambda each: each.at)
+        if not every:
+            return None
+        return every[max(0, bisect_right([each.wall for each in every], wall) - 1)]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from threading import Timer
 
 from ..control.controller import Controller
-from ..host.exit_codes import NEEDS_RESTART
-from ..host.shutdown_timer import end_in_time
+from ..host.leaving import NEEDS_RESTART, end_in_time
 from . import advice, autopilot, docs, log_settings, memory, metrics, models, partitions, reload, status, usage
 
 ROUTERS = (

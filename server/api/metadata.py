@@ -11,9 +11,8 @@ from pydantic import Field
 
 from engines import TensorSpec
 
-from .. import __version__
+from .. import EXTENSIONS, __version__
 from ..errors import NotFound, Unavailable
-from ..protocol.extensions import EXTENSIONS
 from ..protocol.json_document import Object, flag, short
 from ..repository.model_repository import names_for
 from ..tenants.catalog import ServedModel

@@ -14,7 +14,7 @@ from ..link.messages import Done
 from ..protocol.request import Input, write_inputs
 from ..scheduling.admission import expired
 from ..tenants.service import Tenant
-from ..text.errors import NoEncoder
+from ..text.folder import NoEncoder
 
 if TYPE_CHECKING:
     from ..tenants.running_text import RunningText

@@ -1,15 +1,16 @@
-"""A device as the control plane sees it: the runtimes of its tenants, and who has which granules."""
+"""A device as the control plane sees it: the runtimes of its tenants, who has which granules, and what all devices report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from partitions import Move
 from partitions.plan import Granules, assign, orders
 
-from .descriptions import NOT_OPENED, DeviceInfo, PartitionInfo
+from .descriptions import NOT_OPENED, DeviceInfo, Execution, PartitionInfo, TenantMemory, on_both
 from .device_runtime import DeviceRuntime
 from .stretch import Wide
+from .together import together
 
 T = TypeVar("T")
 
@@ -82,3 +83,50 @@ class ControlledDevice:
     def orders(self) -> dict[str, Granules]:
         """The order in which each tenant would have granules; see `partitions.plan.orders`."""
         return orders(len(self.info.granules), self.first)
+
+
+async def executions_on(devices: Sequence[ControlledDevice]) -> list[Execution]:
+    """How each model runs, one entry a version, also of a tenant on several devices."""
+    found = await together(runtime.models.executions() for device in devices for runtime in device.distinct())
+    by_version: dict[tuple[str, str, str], Execution] = {}
+    for each in (execution for executions in found for execution in executions):
+        key = each.tenant, each.name, each.version
+        by_version[key] = on_both(by_version[key], each) if key in by_version else each
+    return list(by_version.values())
+
+
+async def memory_on(devices: Sequence[ControlledDevice]) -> dict[str, dict[str, TenantMemory]]:
+    """What each tenant's models take of each device's memory, by device and tenant."""
+    found = await together(together(runtime.models.memory() for runtime in device.distinct()) for device in devices)
+    return {
+        device.name: {each.tenant: each for memory in memories for each in memory if each.tenant in device.runtimes}
+        for device, memories in zip(devices, found, strict=True)
+    }
+
+
+async def memory_of_all(devices: Sequence[ControlledDevice]) -> dict[str, TenantMemory]:
+    """The same by tenant, the sums over its devices."""
+    by_tenant: dict[str, TenantMemory] = {}
+    for on_device in (await memory_on(devices)).values():
+        for name, each in on_device.items():
+            by_tenant[name] = by_tenant[name].plus(each) if name in by_tenant else each
+    return by_tenant
+
+
+class Observer(Protocol):
+    """What watches a controller, which does not know what for. Every method is called on the event loop of the controller."""
+
+    def start(self) -> None:
+        """All devices are partitioned."""
+
+    def divided(self, device: ControlledDevice, granules: Mapping[str, Granules]) -> None:
+        """A device is divided as it says from now on, and as it will say: these tenants are about to get these granules."""
+
+    async def leaving(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
+        """This device side is about to lose a tenant, which waits for this."""
+
+    async def drained(self) -> None:
+        """Every request was answered, and the server ends."""
+
+    async def close(self) -> None:
+        """The device sides end next. May be called again."""

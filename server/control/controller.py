@@ -17,14 +17,12 @@ from ..config.tenant import TenantConfig
 from ..errors import Conflict, NotFound, Unavailable
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
-from . import readings
-from .controlled_device import ControlledDevice
+from .controlled_device import ControlledDevice, Observer, executions_on, memory_of_all, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, halt_all
 from .draining import drain, refuse_and_drain
 from .move_requests import check_counts, plan_transfer
 from .moves import By, MoveLog, MoveRecord
-from .observer import Observer
 from .placement_plans import PlacementPlans
 from .reconfiguration import Everywhere, Reconfiguration
 from .start_progress import StartProgress
@@ -403,16 +401,16 @@ class Controller:
 
     async def executions(self) -> list[Execution]:
         """How each model runs now; see `engines.Executor.describe`."""
-        return await readings.executions(self.devices)
+        return await executions_on(self.devices)
 
     async def memory(self) -> list[TenantMemory]:
         """What each tenant's models take of their devices' memory now, in the order of the configuration."""
-        by_tenant = await readings.memory(self.devices)
+        by_tenant = await memory_of_all(self.devices)
         return [by_tenant[name] for name in self.tenants if name in by_tenant]
 
     async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
         """The same by device and tenant."""
-        return await readings.memory_on(self.devices)
+        return await memory_on(self.devices)
 
     async def probe(self, device: ControlledDevice) -> tuple[dict[str, Placement], list[Overlap]]:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant, and who shares some.

@@ -57,7 +57,7 @@ from ..repository.model_repository import Listing, ModelFile, Repository
 from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
-from ..text.errors import NoEncoder
+from ..text.folder import NoEncoder
 from .ahead import Making, making_of
 from .engine_pool import EnginePool
 from .joining import UNSEEN, Rows, look

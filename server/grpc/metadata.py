@@ -7,9 +7,8 @@ from google.protobuf.json_format import ParseDict
 
 from engines import TensorSpec
 
-from .. import __version__
+from .. import EXTENSIONS, __version__
 from ..errors import NotFound, Unavailable
-from ..protocol.extensions import EXTENSIONS
 from ..protocol.json_document import Object
 from ..repository.model_repository import names_for
 from ..repository.triton_schema import MESSAGE as ModelConfig

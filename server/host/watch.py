@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import logs
-from .exit_codes import NEEDS_RESTART
+from .leaving import NEEDS_RESTART
 
 log = logging.getLogger("greenlane.watchdog")
 

@@ -26,7 +26,7 @@ from engines.search_path import search_path
 
 from ..config.server import ServerConfig
 from .backoff import Backoff
-from .exit_codes import NEEDS_RESTART
+from .leaving import NEEDS_RESTART
 from .signals import blocked_in_children
 from .watch import EXIT, STACKS, Watched, interval, last_signal
 

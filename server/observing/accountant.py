@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 from partitions.plan import Granules
 
-from ..accounts.account import Account
-from ..accounts.history import History
+from ..accounts.account import Account, History
 from ..accounts.usage import NS, Report, Totals
 from ..control.controlled_device import ControlledDevice
 from ..control.descriptions import NOT_OPENED

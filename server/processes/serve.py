@@ -17,8 +17,7 @@ from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
 from ..control.together import all_or_none
 from ..control.watcher import Watcher
-from ..host.leaving import end_now
-from ..host.shutdown_timer import give_up
+from ..host.leaving import end_now, give_up
 from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
 from .children import spawn

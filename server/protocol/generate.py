@@ -17,8 +17,7 @@ from ..errors import BadRequest, TooLarge
 from ..link.messages import Extent, Shape
 from ..link.slots import Slot
 from .json_document import Object, count, field, parse, refuse, short, unsigned
-from .json_tensors import InputDeclaration, to_array, to_wire
-from .nonfinite import dump
+from .json_tensors import InputDeclaration, dump, to_array, to_wire
 from .request import InferRequest, Input, Limits, fill_missing, refuse_reserved, requested_outputs, write_inputs
 from .response import elements
 

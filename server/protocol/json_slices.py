@@ -13,8 +13,7 @@ from engines import DATATYPES, DataType, TensorSpec
 
 from ..errors import BadRequest
 from .json_document import Object, parse
-from .json_tensors import Array, InputDeclaration, to_array
-from .nonfinite import dump
+from .json_tensors import Array, InputDeclaration, dump, to_array
 from .time_slices import Steps
 
 SLICE = 1 << 16

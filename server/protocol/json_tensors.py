@@ -2,14 +2,17 @@
 
 Types are checked before numpy sees a list: numpy would accept "1" and true as 1 and floats as integers, and would give every
 number the size of the longest string beside it.
+
+NaN and infinity in answers are not JSON numbers, and are written as Triton writes them, or as null.
 """
 
 import math
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import orjson
 
 from engines import DataType, TensorSpec, wire
 
@@ -143,3 +146,15 @@ def _limits(datatype: DataType) -> tuple[Any, Any]:
     dtype: Any = datatype.numpy
     limits = np.finfo(dtype) if datatype.kind == "float" else np.iinfo(dtype)
     return limits.min, limits.max
+
+
+def dump(array: Array, nonfinite: str) -> bytes:
+    """A flat array as JSON. `nonfinite` is "null", or "literal" for `NaN`, `Infinity` and `-Infinity`.
+
+    JavaScript's JSON.parse and strict parsers refuse the literals; Python and RapidJSON, which Triton uses, accept them.
+    """
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)  # orjson writes null for NaN and infinity.
+    if nonfinite == "null" or array.dtype.kind != "f" or (finite := np.isfinite(array)).all():
+        return text
+    literals = [b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity" for value in array[~finite].tolist()]
+    return b"".join(chain.from_iterable(zip_longest(text.split(b"null"), literals, fillvalue=b"")))

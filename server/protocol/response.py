@@ -14,7 +14,7 @@ from ..link.messages import Extent
 from ..link.slots import Slot
 from .classification import UNLABELLED, Classes, Labels, classify
 from .json_slices import ELEMENTS, dump_slices
-from .nonfinite import dump
+from .json_tensors import dump
 from .request import ASK, InferRequest
 from .time_slices import Steps
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config.tables import dotted
 from ..functions.definition import Functions, FunctionsFailed
-from ..text.errors import TokenizerFailed
-from ..text.folder import TextFolder
+from ..text.folder import TextFolder, TokenizerFailed
 from .catalog import IndexEntry, ServedModel
 from .service import Tenant
 

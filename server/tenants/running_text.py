@@ -11,8 +11,7 @@ from ..config.text import TextOptions
 from ..functions.thread import FunctionThread
 from ..link.blocks import BlockAllocator
 from ..text.encoder import Encoder
-from ..text.errors import TokenizerFailed
-from ..text.folder import TextFolder
+from ..text.folder import TextFolder, TokenizerFailed
 from ..text.tokenizer import TextTokenizer, Tokens, needed
 
 LOAD_SECONDS = 60.0

@@ -11,8 +11,7 @@ from engines import Signature, TensorSpec
 
 from ..config.text import TextOptions
 from ..errors import Failed
-from .errors import NoEncoder
-from .folder import TextFolder
+from .folder import NoEncoder, TextFolder
 from .tokenizer import Tokens
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")

@@ -14,6 +14,15 @@ from partitions.regular_file import open_regular, read_regular
 
 from ..protocol.json_document import short
 
+
+class NoEncoder(Exception):
+    """A model that texts cannot be given to; the text says why."""
+
+
+class TokenizerFailed(Exception):
+    """A tokenizer that cannot be used; the text says why."""
+
+
 TOKENIZER = "tokenizer.json"
 _POOLING = "1_Pooling"
 _MOST_BYTES = 4 << 20

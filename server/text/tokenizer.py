@@ -11,8 +11,7 @@ from partitions.installing import install_command
 
 from ..errors import BadRequest, TooLarge, Unavailable
 from ..scheduling.limits import TokenBucket
-from .errors import TokenizerFailed
-from .folder import TextFolder
+from .folder import TextFolder, TokenizerFailed
 
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 """Names of the padding token in files that do not say which it is."""

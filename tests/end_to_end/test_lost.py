@@ -12,7 +12,7 @@ from engines import DATATYPES, Engine, Signature, TensorSpec
 from partitions import DeviceLost
 from server.config.tenant import TenantConfig
 from server.device import model_loader as libraries
-from server.host.exit_codes import NEEDS_RESTART
+from server.host.leaving import NEEDS_RESTART
 from tests.fakes import FakeDevice, FakeEngine, Script
 
 from .harness import PATIENCE, configuration, serving

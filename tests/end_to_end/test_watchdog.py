@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from greenlane.load.server_process import ProcessStatus, alive
-from server.host.exit_codes import NEEDS_RESTART
+from server.host.leaving import NEEDS_RESTART
 from server.host.watch import write_stacks
 
 from .harness import cores

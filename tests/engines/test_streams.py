@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from engines import ExecutionFailed, Room, Tensor, on_stream
-from engines.log_once import LogOnce
 from engines.streams import selected
+from engines.tensorrt.plan import LogOnce
 from engines.verification.rows import run_on
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, opened

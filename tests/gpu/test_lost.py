@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from server.host.exit_codes import NEEDS_RESTART
+from server.host.leaving import NEEDS_RESTART
 
 from .networks import mlp, plan
 from .process import PATIENCE, Client, Served, serving

@@ -34,9 +34,9 @@ from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
 from ...search_path import search_path
 from ...verification.order import Reference, ReferenceRequest
+from ..kernel_cache import KernelsRequest
 from ..shared_kernels import KernelCaches
 from .builder import BuildOptions, PlanRequest, find
-from .kernels import KernelsRequest
 
 log = logging.getLogger("greenlane.engines")
 

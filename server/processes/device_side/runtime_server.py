@@ -15,7 +15,7 @@ from ...config.schema import Config, DeviceConfig
 from ...control.descriptions import AtStart, DeviceInfo
 from ...control.device_runtime import Models, Moves, Placements
 from ...device.runtime import Runtime
-from ...host.exit_codes import NEEDS_RESTART
+from ...host.leaving import NEEDS_RESTART
 from ...tenants.frontend import Frontend
 from ..channels.calls import serve
 from ..channels.device_protocols import FromRuntime, ToRuntime

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines import Tensor
-from engines.cuda.turn_lock import EXECUTION_LOCK
+from engines.cuda.locks import EXECUTION_LOCK
 from partitions import PartitionError
 from tests.engines.simulated import Bench, assert_right, rows
 from tests.engines.tensors import Memory
@@ -180,7 +180,7 @@ def is_free() -> bool:
     "moment", [COMPILING, "cuStreamBeginCapture", "IExecutionContext.execute_async_v3", "cuGraphInstantiate"]
 )
 def test_one_thread_at_a_time_compiles_or_captures(bench: Bench, moment: str) -> None:
-    """Two at once crashed TensorRT-RTX 1.6.1: see `engines.cuda.turn_lock.EXECUTION_LOCK`."""
+    """Two at once crashed TensorRT-RTX 1.6.1: see `engines.cuda.locks.EXECUTION_LOCK`."""
     engine, held = bench.load(bench.plan()), []
     bench.gpu.meanwhile(moment, lambda: held.append(EXECUTION_LOCK._lock._is_owned()))
     executor = engine.bind(bench.partition)

@@ -6,7 +6,7 @@ from threading import Barrier, Event
 
 import pytest
 
-from engines.cuda.shared_lock import SharedLock
+from engines.cuda.locks import SharedLock
 from engines.tensorrt.api import LIBRARY_LOCK
 from tests.contract import in_a_thread
 from tests.engines.simulated import AFFINE, ROWS, Bench

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engines import load_engine
-from engines.onnxruntime.heap import heap_bytes
+from engines.onnxruntime.arenas import heap_bytes
 from partitions.cpu import open_cpu
 
 SIDE = 1536

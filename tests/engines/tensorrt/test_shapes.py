@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engines import EngineError, ExecutionFailed, Tensor, TensorMismatch
-from engines.cuda.turn_lock import EXECUTION_LOCK
+from engines.cuda.locks import EXECUTION_LOCK
 from tests.contract import in_a_thread
 from tests.engines.simulated import AFFINE, SEVERAL, TWO, Bench, affine, assert_right, never_captured, rows
 from tests.engines.tensors import UNTOUCHED, array, run

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from engines.cuda.shared_lock import SharedLock
-from engines.cuda.turn_lock import TurnLock
+from engines.cuda.locks import SharedLock, TurnLock
 from partitions import DeviceUnavailable
 from partitions.c_library import compile_library
 from partitions.cuda import kernel_loads

@@ -8,9 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from server.accounts.account import Account
-from server.accounts.energy import IdlePower, divide
-from server.accounts.history import History
+from server.accounts.account import Account, History, IdlePower, divide
 from server.accounts.meter import Meter, Place
 from server.accounts.usage import NS, Report, TenantUsages, Totals, Usage
 

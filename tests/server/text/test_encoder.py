@@ -8,8 +8,7 @@ from engines.datatypes import DATATYPES
 from server.config.text import TextOptions
 from server.errors import Failed
 from server.text.encoder import Encoder, cosines
-from server.text.errors import NoEncoder
-from server.text.folder import TextFolder
+from server.text.folder import NoEncoder, TextFolder
 from server.text.tokenizer import Tokens
 
 IDS = TensorSpec("input_ids", DATATYPES["INT32"], ("b", "n"))

@@ -11,8 +11,7 @@ from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from server.config.text import TextOptions
 from server.text.encoder import Encoder
-from server.text.errors import NoEncoder
-from server.text.folder import TextFolder, read_folder
+from server.text.folder import NoEncoder, TextFolder, read_folder
 from server.text.tokenizer import TextTokenizer
 from tests import encoders
 

@@ -10,8 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from server.errors import BadRequest, TooLarge, Unavailable
 from server.scheduling.limits import TokenBucket
-from server.text.errors import TokenizerFailed
-from server.text.folder import TextFolder
+from server.text.folder import TextFolder, TokenizerFailed
 from server.text.tokenizer import MOST_BYTES, SLICE, TextTokenizer, most_of_text, needed
 from tests import encoders
 

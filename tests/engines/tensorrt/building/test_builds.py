@@ -25,8 +25,7 @@ from engines.tensorrt.api import TensorRT, find_tensorrt
 from engines.tensorrt.build_child import used
 from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from engines.tensorrt.building.builds import Builds
-from engines.tensorrt.building.kernels import KernelsRequest
-from engines.tensorrt.kernel_cache import CacheKey
+from engines.tensorrt.kernel_cache import CacheKey, KernelsRequest
 from tests.end_to_end.wire import until
 
 from ...small import ADD, BATCHES, model
@@ -259,7 +258,7 @@ import sys
 import threading
 from pathlib import Path
 from engines.tensorrt.building.builds import Builds
-from engines.tensorrt.building.kernels import KernelsRequest
+from engines.tensorrt.kernel_cache import KernelsRequest
 from engines.tensorrt.kernel_cache import CacheKey
 from engines.tensorrt.building.builder import BuildOptions
 Builds().plan(Path(sys.argv[1]), BuildOptions(), "tensorrt_rtx", "1.6.1.120")
