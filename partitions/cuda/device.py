@@ -28,8 +28,8 @@ from ..mps import is_mps_client
 from ..plan import choose, choose_lent
 from ..streams import stream_handle
 from .current_context import restored
-from .driver import CUDAError, handle_return, translated
-from .driver_memory import DriverMemory, free_or_pooled
+from .driver import CUDAError, free_or_pooled, handle_return, translated
+from .driver_memory import DriverMemory
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels

@@ -21,10 +21,6 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 
-from cuda.bindings import driver
-
-from .driver import CUDAError, handle_return
-
 PATIENCE = 0.2
 """Seconds that a measurement waits at most for a change that is under way; the caller may hold locks."""
 TURN = 10.0
@@ -180,26 +176,3 @@ class Taken:
 def _difference(before: int | None, after: int | None) -> int | None:
     """How much less there is; None for not known, or if another process has freed memory meanwhile."""
     return None if before is None or after is None or after > before else before - after
-
-
-POOL_HAS = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
-LOOKS = 5
-"""How often free memory is asked for at most until the pool was the same before and after."""
-
-
-def free_or_pooled(device: int) -> int | None:
-    """Bytes of a device's memory that are free, and those that its memory pool has taken, together.
-
-    None if the driver does not say, or other threads make the pool grow all the time. A context must be current.
-    """
-    try:
-        pool = handle_return(driver.cuDeviceGetMemPool(device))
-        has = int(handle_return(driver.cuMemPoolGetAttribute(pool, POOL_HAS)))
-        for _ in range(LOOKS):
-            free, _total = handle_return(driver.cuMemGetInfo())
-            before, has = has, int(handle_return(driver.cuMemPoolGetAttribute(pool, POOL_HAS)))
-            if has == before:
-                return int(free) + has
-    except CUDAError:
-        pass
-    return None

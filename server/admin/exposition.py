@@ -1,14 +1,38 @@
-"""Metrics as text: what `generate_latest` of prometheus_client writes, in less time, as it is asked for each second.
+"""Metrics from rows of labels and values, and as text: what `generate_latest` of prometheus_client writes, in less time.
 
-That one sorts, escapes and checks names of each line again. Ours are known, so only the values of labels are escaped.
+Metrics are asked for each second. `generate_latest` sorts, escapes and checks names of each line again. Ours are known, so only
+the values of labels are escaped.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.utils import floatToGoString
 
 _ENDINGS = {"counter": "_total"}
+Rows = Iterable[tuple[Sequence[str], float]]
+"""Values of labels, in the order of the labels, and the number that belongs to them."""
+
+
+def gauge(name: str, about: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """A value that may fall."""
+    return _filled(GaugeMetricFamily(name, about, labels=labels), rows)
+
+
+def counter(name: str, about: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """A value that only grows; its lines have the suffix `_total`."""
+    return _filled(CounterMetricFamily(name, about, labels=labels), rows)
+
+
+def tritons_counter(name: str, about: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """The same without the suffix, as Triton's counters are."""
+    return _filled(UnknownMetricFamily(name, about, labels=labels), rows)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily | UnknownMetricFamily, rows: Rows) -> Metric:
+    for labels, value in rows:
+        family.add_metric(labels, value)
+    return family
 
 
 def text(metrics: Iterable[Metric], unknown: str = "untyped") -> str:

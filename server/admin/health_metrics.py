@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from partitions.health import Health, cores_of, host_memory
 
 from .. import __version__
 from ..control.controller import Controller
 from ..observing.health import HealthMonitor
+from .exposition import Rows, counter, gauge, tritons_counter
 
 _DEVICE = ["device"]
 _GPU = ["gpu_uuid", "device"]
@@ -23,28 +24,21 @@ def families(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]
     if readings:
         yield from _gpus(monitor, [(name, health) for name, health, _ in readings])
         yield from _states([(name, health) for name, health, _ in readings])
-        age = GaugeMetricFamily("greenlane_device_health_age_seconds", "Age of what was read of the device", labels=_DEVICE)
-        for name, _, seconds in readings:
-            age.add_metric([name], seconds)
-        yield age
+        ages = (([name], seconds) for name, _, seconds in readings)
+        yield gauge("greenlane_device_health_age_seconds", "Age of what was read of the device", _DEVICE, ages)
 
 
 def processes(controller: Controller) -> Iterator[Metric]:
     """The server's own: its version, when it was started, and which of its processes were replaced."""
-    about = GaugeMetricFamily("greenlane_build_info", "1, with the version of the server", labels=["version"])
-    about.add_metric([__version__], 1)
-    restarts = CounterMetricFamily(
-        "greenlane_process_restarts", "Times this process ended unexpectedly and was started again", labels=["process"]
-    )
-    for process, count in controller.restarts.items():
-        restarts.add_metric([process], count)
-    refused = CounterMetricFamily(
-        "greenlane_refused_connections", "Connections that the dispatcher refused, as no process takes them", labels=["reason"]
-    )
-    for reason, count in controller.refused_connections.items():
-        refused.add_metric([reason], count)
+    yield gauge("greenlane_build_info", "1, with the version of the server", ["version"], [([__version__], 1)])
+    restarts = (([process], count) for process, count in controller.restarts.items())
+    about = "Times this process ended unexpectedly and was started again"
+    yield counter("greenlane_process_restarts", about, ["process"], restarts)
+    refused = (([reason], count) for reason, count in controller.refused_connections.items())
+    about = "Connections that the dispatcher refused, as no process takes them"
+    yield counter("greenlane_refused_connections", about, ["reason"], refused)
     started = "Time at which the server was started, in seconds since 1970"
-    yield from (about, restarts, refused, GaugeMetricFamily("greenlane_start_time_seconds", started, value=controller.started))
+    yield GaugeMetricFamily("greenlane_start_time_seconds", started, value=controller.started)
 
 
 def _host(monitor: HealthMonitor) -> Iterator[Metric]:
@@ -60,29 +54,28 @@ def _host(monitor: HealthMonitor) -> Iterator[Metric]:
 
 def _partitions(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]:
     """Of partitions that are cores. What runs on a GPU's partition is in the account: see usage_metrics."""
-    busy = CounterMetricFamily(
-        "greenlane_core_busy_seconds", "Seconds in which the core was busy, with other programs too", labels=["device", "core"]
+    devices = [(device, cores) for device in controller.devices if (cores := cores_of(device.info.address))]
+    busy = [
+        ([device.name, str(core)], time.busy)
+        for device, cores in devices
+        for core in cores
+        if (time := monitor.cores.get(core))
+    ]
+    parts = (
+        ([tenant, "-".join(map(str, partition.granules)), device.name], ratio)
+        for device, cores in devices
+        for tenant, partition in device.held.items()
+        if (ratio := monitor.busy([cores[granule] for granule in partition.granules])) is not None
     )
-    parts = GaugeMetricFamily(
-        "greenlane_partition_utilization_ratio",
-        "Part of the time in which the partition's cores were busy, 0 to 1, with other programs too",
-        labels=["tenant", "partition", "device"],
-    )
-    for device in controller.devices:
-        cores = cores_of(device.info.address)
-        for core in cores:
-            if time := monitor.cores.get(core):
-                busy.add_metric([device.name, str(core)], time.busy)
-        for tenant, partition in device.held.items() if cores else ():
-            ratio = monitor.busy([cores[granule] for granule in partition.granules])
-            if ratio is not None:
-                parts.add_metric([tenant, "-".join(map(str, partition.granules)), device.name], ratio)
-    if busy.samples:
-        yield from (busy, parts)
+    if busy:
+        about = "Seconds in which the core was busy, with other programs too"
+        yield counter("greenlane_core_busy_seconds", about, ["device", "core"], busy)
+        about = "Part of the time in which the partition's cores were busy, 0 to 1, with other programs too"
+        yield gauge("greenlane_partition_utilization_ratio", about, ["tenant", "partition", "device"], parts)
 
 
 def _gpus(monitor: HealthMonitor, readings: list[tuple[str, Health]]) -> Iterator[Metric]:
-    """Triton's. Its counter of energy has no suffix; `metrics` corrects the type."""
+    """Triton's."""
     gauges = {
         "nv_gpu_utilization": ("Part of the time in which a kernel ran on the GPU, 0 to 1", "utilization"),
         "nv_gpu_memory_total_bytes": ("Bytes of the GPU's memory", "memory_total"),
@@ -91,41 +84,28 @@ def _gpus(monitor: HealthMonitor, readings: list[tuple[str, Health]]) -> Iterato
         "nv_gpu_power_limit": ("Watts that the GPU may take", "power_limit"),
     }
     for name, (about, field) in gauges.items():
-        family = GaugeMetricFamily(name, about, labels=_GPU)
-        for device, health in readings:
-            if (value := getattr(health, field)) is not None:
-                family.add_metric([health.uuid, device], value)
-        yield family
-    energy = UnknownMetricFamily("nv_energy_consumption", "Joules that the GPU took since the server was started", labels=_GPU)
-    for device, health in readings:
-        if (joules := monitor.energy(device)) is not None:
-            energy.add_metric([health.uuid, device], joules)
-    yield energy
+        known = ((health.uuid, device, getattr(health, field)) for device, health in readings)
+        yield gauge(name, about, _GPU, (([uuid, device], value) for uuid, device, value in known if value is not None))
+    taken = (([health.uuid, device], joules) for device, health in readings if (joules := monitor.energy(device)) is not None)
+    yield tritons_counter("nv_energy_consumption", "Joules that the GPU took since the server was started", _GPU, taken)
 
 
 def _states(readings: list[tuple[str, Health]]) -> Iterator[Metric]:
-    memory = GaugeMetricFamily(
-        "greenlane_device_memory_utilization_ratio", "Part of the time in which its memory was read or written", labels=_DEVICE
+    def known(field: str) -> Rows:
+        values = ((device, getattr(health, field)) for device, health in readings)
+        return (([device], float(value)) for device, value in values if value is not None)
+
+    about = "Part of the time in which its memory was read or written"
+    yield gauge("greenlane_device_memory_utilization_ratio", about, _DEVICE, known("memory_utilization"))
+    yield gauge("greenlane_device_temperature_celsius", "Temperature of the device", _DEVICE, known("temperature"))
+    yield gauge("greenlane_device_lost", "1 for a device that does not answer on the bus any more", _DEVICE, known("lost"))
+    tables = (
+        (gauge, "greenlane_device_clock_hertz", "Clock of the device now", "clock", "clocks"),
+        (gauge, "greenlane_device_throttled", "1 while clocks are kept low for this reason", "reason", "throttled"),
+        (counter, "greenlane_device_ecc_errors", "Memory errors since the driver was loaded", "kind", "ecc"),
+        (counter, "greenlane_device_xid_errors", "Errors that the driver reported while this was watched", "xid", "xids"),
     )
-    temperature = GaugeMetricFamily("greenlane_device_temperature_celsius", "Temperature of the device", labels=_DEVICE)
-    lost = GaugeMetricFamily("greenlane_device_lost", "1 for a device that does not answer on the bus any more", labels=_DEVICE)
-    clocks = GaugeMetricFamily("greenlane_device_clock_hertz", "Clock of the device now", labels=["device", "clock"])
-    throttled = GaugeMetricFamily(
-        "greenlane_device_throttled", "1 while clocks are kept low for this reason", labels=["device", "reason"]
-    )
-    ecc = CounterMetricFamily(
-        "greenlane_device_ecc_errors", "Memory errors since the driver was loaded", labels=["device", "kind"]
-    )
-    xids = CounterMetricFamily(
-        "greenlane_device_xid_errors", "Errors that the driver reported while this was watched", labels=["device", "xid"]
-    )
-    for device, health in readings:
-        lost.add_metric([device], float(health.lost))
-        for family, value in ((memory, health.memory_utilization), (temperature, health.temperature)):
-            if value is not None:
-                family.add_metric([device], value)
-        tables = ((clocks, health.clocks), (throttled, health.throttled), (ecc, health.ecc), (xids, health.xids))
-        for table, values in tables:
-            for key, each in values.items():
-                table.add_metric([device, key], float(each))
-    yield from (memory, temperature, lost, clocks, throttled, ecc, xids)
+    for family, name, about, label, field in tables:
+        values = ((device, getattr(health, field)) for device, health in readings)
+        rows = (([device, key], float(each)) for device, table in values for key, each in table.items())
+        yield family(name, about, ["device", label], rows)

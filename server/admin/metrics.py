@@ -13,13 +13,7 @@ from operator import index
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    UnknownMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..api.dependencies import RequireAdmin
@@ -33,8 +27,9 @@ from ..observing.observers import Observers
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
-from . import exposition, health_metrics, lending_metrics, limit_metrics, usage_metrics, version_metrics
+from . import exposition, health_metrics, tenant_metrics, usage_metrics
 from .dependencies import ControllerDep, ObserversDep
+from .exposition import Rows, counter, gauge, tritons_counter
 from .memory import families
 
 router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
@@ -50,87 +45,48 @@ COUNTED = {
 }
 """Name and meaning of the metrics for executors' counts, by their names in `engines.base.COUNTS`."""
 _NOT_RIGHT = ("wrong", "unverified")
-_BY_TENANT: tuple[
-    tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[TenantConfig, Report], float]], ...
-] = (
+_Family = Callable[[str, str, Sequence[str], Rows], Metric]
+_BY_TENANT: tuple[tuple[_Family, str, str, Callable[[TenantConfig, Report], float]], ...] = (
     (
-        GaugeMetricFamily,
+        gauge,
         "greenlane_tenant_ready",
         "1 while the tenant is served any of the models that it asks for",
-        lambda _, report: float(report.ready),
+        lambda _, now: now.ready,
     ),
+    (gauge, "greenlane_waiting_requests", "Requests waiting until in_flight lets them run", lambda _, now: now.lane.waiting),
     (
-        GaugeMetricFamily,
-        "greenlane_waiting_requests",
-        "Requests waiting until in_flight lets them run",
-        lambda _, report: report.lane.waiting,
-    ),
-    (
-        GaugeMetricFamily,
+        gauge,
         "greenlane_in_flight_requests",
         "Inferences handed to the worker and not completed",
-        lambda _, report: report.lane.in_flight,
+        lambda _, now: now.lane.in_flight,
     ),
+    (counter, "greenlane_rejected_requests", "Requests refused for a full queue or memory", lambda _, now: now.lane.rejected),
+    (counter, "greenlane_expired_requests", "Requests whose timeout passed", lambda _, now: now.lane.expired),
+    (counter, "greenlane_invalid_requests", "Requests refused because they were wrong", lambda _, now: now.lane.invalid),
     (
-        CounterMetricFamily,
-        "greenlane_rejected_requests",
-        "Requests refused for a full queue or memory",
-        lambda _, report: report.lane.rejected,
-    ),
-    (
-        CounterMetricFamily,
-        "greenlane_expired_requests",
-        "Requests whose timeout passed",
-        lambda _, report: report.lane.expired,
-    ),
-    (
-        CounterMetricFamily,
-        "greenlane_invalid_requests",
-        "Requests refused because they were wrong",
-        lambda _, report: report.lane.invalid,
-    ),
-    (
-        CounterMetricFamily,
+        counter,
         "greenlane_unread_answers",
         "Connections closed because their clients did not read their answers",
-        lambda _, report: report.lane.unread,
+        lambda _, now: now.lane.unread,
     ),
+    (gauge, "greenlane_slot_bytes", "Bytes of the tenant's memory that its requests hold", lambda _, now: now.slots.nbytes),
+    (gauge, "greenlane_memory_bytes", "Bytes that the tenant's requests may hold", lambda tenant, _: tenant.memory),
     (
-        GaugeMetricFamily,
-        "greenlane_slot_bytes",
-        "Bytes of the tenant's memory that its requests hold",
-        lambda _, report: report.slots.nbytes,
-    ),
-    (
-        GaugeMetricFamily,
-        "greenlane_memory_bytes",
-        "Bytes that the tenant's requests may hold",
-        lambda tenant, _: tenant.memory,
-    ),
-    (
-        GaugeMetricFamily,
+        gauge,
         "greenlane_report_age_seconds",
         "Age of the tenant's report: above 0 while its process does not answer",
-        lambda _, report: report.age,
+        lambda _, now: now.age,
     ),
 )
-"""Metrics of a tenant's requests: type, name, meaning, and the value in a tenant's report."""
+"""Metrics of a tenant's requests: kind, name, meaning, and the value in a tenant's report."""
 _DURATIONS = {
-    "request": "success",
-    "queue": "queue",
-    "compute_input": "compute_input",
-    "compute_infer": "compute_infer",
-    "compute_output": "compute_output",
+    "request": ("success", "Microseconds of answered requests from the complete body to the encoded answer"),
+    "queue": ("queue", "Microseconds that they waited to run"),
+    "compute_input": ("compute_input", "Microseconds in which their inputs were decoded"),
+    "compute_infer": ("compute_infer", "Microseconds in which they ran"),
+    "compute_output": ("compute_output", "Microseconds in which their outputs were encoded"),
 }
-
-
-_ABOUT_DURATIONS = {
-    "request": "Microseconds of answered requests from the complete body to the encoded answer",
-    "queue": "Microseconds that they waited to run",
-    "compute_input": "Microseconds in which their inputs were decoded",
-    "compute_infer": "Microseconds in which they ran",
-    "compute_output": "Microseconds in which their outputs were encoded",
-}
+"""Triton's names, the fields of `ModelStatistics`, and their meanings."""
 _DOCUMENTED: Responses = {
     200: {"description": "Metrics in Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
@@ -182,22 +138,22 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         served = [(self._labels(tenant.name, item), item) for tenant, report in self._reports for item in report.served]
         yield from _counts(served)
-        yield from _durations(served)
         yield _histogram(served)
         yield from _first_parts(served)
-        yield from _failures(served)
-        yield _pending(served)
+        yield _failures(served)
+        pending = ((labels, item.pending) for labels, item in served)
+        yield gauge("nv_inference_pending_request_count", "Requests waiting to run", _LABELS, pending)
         yield from self._models()
         yield self._readiness()
         yield from self._requests()
-        yield self._targets()
+        yield tenant_metrics.targets(self._reports)
         yield from self._granules()
         yield from usage_metrics.families(self._controller, self._observers.accountant)
         yield from families(self._memory)
-        yield from lending_metrics.families(self._reports, self._wide)
-        yield limit_metrics.family(self._reports)
+        yield from tenant_metrics.lending(self._reports, self._wide)
+        yield tenant_metrics.limits(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
-        yield version_metrics.family(weights, self._reports)
+        yield tenant_metrics.versions(weights, self._reports)
         yield from health_metrics.families(self._controller, self._observers.health)
         yield from health_metrics.processes(self._controller)
 
@@ -264,84 +220,54 @@ class ServerCollector(Collector):
 
     def _readiness(self) -> Metric:
         about = "1 for a model that is served, 0 for one that is loading or could not be loaded; none once it was unloaded"
-        family = GaugeMetricFamily("greenlane_model_ready", about, labels=_MODEL_LABELS)
+        ready: dict[tuple[str, str, str], bool] = {}
         for tenant, report in self._reports:
-            ready: dict[tuple[str, str], bool] = {}
             for entry in report.index:
                 if entry.reason != UNLOADED:
-                    which = entry.name, entry.version
+                    which = entry.name, entry.version, tenant.name
                     ready[which] = entry.state == "READY" or ready.get(which, False)
-            for (name, version), is_ready in ready.items():
-                family.add_metric([name, version, tenant.name], float(is_ready))
-        return family
-
-    def _targets(self) -> Metric:
-        family = GaugeMetricFamily("greenlane_target_p99_seconds", "What target_p99 asks for", labels=["tenant"])
-        for tenant, _ in self._reports:
-            if tenant.target_p99 is not None:
-                family.add_metric([tenant.name], tenant.target_p99)
-        return family
+        return gauge("greenlane_model_ready", about, _MODEL_LABELS, ((which, float(each)) for which, each in ready.items()))
 
     def _requests(self) -> Iterator[Metric]:
         for kind, name, about, value in _BY_TENANT:
-            family = kind(name, about, labels=["tenant"])
-            for tenant, report in self._reports:
-                family.add_metric([tenant.name], value(tenant, report))
-            yield family
+            rows = (([tenant.name], float(value(tenant, report))) for tenant, report in self._reports)
+            yield kind(name, about, ["tenant"], rows)
 
     def _granules(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])
-        for tenant, _ in self._reports:
-            partition = self._controller.partition(tenant.name)
-            held.add_metric([tenant.name, self._partition(tenant.name)], len(partition.granules) if partition else 0)
-        yield held
+        held = ((tenant.name, self._controller.partition(tenant.name)) for tenant, _ in self._reports)
+        counts = (([name, self._partition(name)], len(each.granules) if each else 0) for name, each in held)
+        yield gauge("greenlane_partition_granules", "Granules held", ["tenant", "partition"], counts)
         yield from self._devices()
         yield GaugeMetricFamily("greenlane_ready", "1 while the server accepts new work", value=float(self._controller.ready))
         changes = self._controller.repartitions
         yield CounterMetricFamily("greenlane_repartitions", "Repartitions, the initial partitions included", value=changes)
 
     def _devices(self) -> Iterator[Metric]:
-        about = GaugeMetricFamily("greenlane_device_info", "1 for each device, with its kind", labels=["device", "kind"])
-        granules = GaugeMetricFamily("greenlane_device_granules", "Granules of the device", labels=["device"])
-        free = GaugeMetricFamily("greenlane_device_free_granules", "Granules that no tenant has", labels=["device"])
-        serving = GaugeMetricFamily(
-            "greenlane_device_serving", "0 while the device's process has ended and is started again", labels=["device"]
-        )
-        tenants = GaugeMetricFamily("greenlane_tenant_device", "1 for the device that it is on", labels=["tenant", "device"])
-        for device in self._controller.devices:
-            about.add_metric([device.name, device.info.kind], 1)
-            granules.add_metric([device.name], len(device.info.granules))
-            free.add_metric([device.name], device.free)
-            serving.add_metric([device.name], float(self._controller.device_state(device) != "restarting"))
-            for tenant in device.runtimes:
-                tenants.add_metric([tenant, device.name], 1)
-        yield from (about, granules, free, serving, tenants)
-
-
-def _pending(served: list[tuple[list[str], ModelReport]]) -> Metric:
-    family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting to run", labels=_LABELS)
-    for labels, item in served:
-        family.add_metric(labels, item.pending)
-    return family
+        devices = self._controller.devices
+        kinds = (([each.name, each.info.kind], 1) for each in devices)
+        yield gauge("greenlane_device_info", "1 for each device, with its kind", ["device", "kind"], kinds)
+        granules = (([each.name], len(each.info.granules)) for each in devices)
+        yield gauge("greenlane_device_granules", "Granules of the device", ["device"], granules)
+        free = (([each.name], each.free) for each in devices)
+        yield gauge("greenlane_device_free_granules", "Granules that no tenant has", ["device"], free)
+        serving = (([each.name], float(self._controller.device_state(each) != "restarting")) for each in devices)
+        about = "0 while the device's process has ended and is started again"
+        yield gauge("greenlane_device_serving", about, ["device"], serving)
+        tenants = (([tenant, each.name], 1) for each in devices for tenant in each.runtimes)
+        yield gauge("greenlane_tenant_device", "1 for the device that it is on", ["tenant", "device"], tenants)
 
 
 def _counts(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
-    success = UnknownMetricFamily("nv_inference_request_success", "Requests answered", labels=_LABELS)
-    count = UnknownMetricFamily("nv_inference_count", "Inferences, each row of a batch counted", labels=_LABELS)
-    runs = UnknownMetricFamily("nv_inference_exec_count", "Runs of the model", labels=_LABELS)
-    for labels, item in served:
-        success.add_metric(labels, item.statistics.success.count)
-        count.add_metric(labels, item.statistics.inferences)
-        runs.add_metric(labels, item.statistics.executions)
-    yield from (success, count, runs)
-
-
-def _durations(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
-    for name, field in _DURATIONS.items():
-        family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", _ABOUT_DURATIONS[name], labels=_LABELS)
-        for labels, item in served:
-            family.add_metric(labels, getattr(item.statistics, field).ns / 1000)
-        yield family
+    found = [(labels, item.statistics) for labels, item in served]
+    success = ((labels, each.success.count) for labels, each in found)
+    yield tritons_counter("nv_inference_request_success", "Requests answered", _LABELS, success)
+    rows = ((labels, each.inferences) for labels, each in found)
+    yield tritons_counter("nv_inference_count", "Inferences, each row of a batch counted", _LABELS, rows)
+    runs = ((labels, each.executions) for labels, each in found)
+    yield tritons_counter("nv_inference_exec_count", "Runs of the model", _LABELS, runs)
+    for name, (field, about) in _DURATIONS.items():
+        spent = ((labels, getattr(each, field).ns / 1000) for labels, each in found)
+        yield tritons_counter(f"nv_inference_{name}_duration_us", about, _LABELS, spent)
 
 
 def _histogram(served: list[tuple[list[str], ModelReport]]) -> Metric:
@@ -372,9 +298,7 @@ def _buckets(statistics: ModelStatistics) -> list[tuple[str, float]]:
     return list(zip(bounds, accumulate(statistics.buckets), strict=True))
 
 
-def _failures(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
-    family = UnknownMetricFamily("nv_inference_request_failure", "Requests refused or failed", labels=[*_LABELS, "reason"])
-    for labels, item in served:
-        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-            family.add_metric([*labels, reason], item.statistics.failures.get(reason, 0))
-    yield family
+def _failures(served: list[tuple[list[str], ModelReport]]) -> Metric:
+    reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    rows = (([*labels, why], item.statistics.failures.get(why, 0)) for labels, item in served for why in reasons)
+    return tritons_counter("nv_inference_request_failure", "Requests refused or failed", [*_LABELS, "reason"], rows)

@@ -13,12 +13,11 @@ from . import core, driver
 from .errors import CUDAError
 from .gpu import Gpu
 
-OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "free_memory", "green_contexts", "kernels", "sm_probe"))
+OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "green_contexts", "kernels", "sm_probe"))
 OURS += tuple(
     f"engines.cuda.{module}"
     for module in (
         "address_cache",
-        "buffers",
         "capture",
         "copies",
         "recipes",
@@ -33,7 +32,6 @@ OURS += tuple(
     f"engines.tensorrt.{module}"
     for module in (
         "load",
-        "bind",
         "chain",
         "context",
         "engine",
@@ -41,7 +39,6 @@ OURS += tuple(
         "lifetime",
         "outputs",
         "plan",
-        "driver_parts",
         "executor",
         "shapes",
     )
