@@ -17,8 +17,7 @@ import onnx.parser
 
 from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
 from greenlane.load.others import Others
-from greenlane.load.processes import LoadProcess, begun
-from greenlane.load.schedule import poisson
+from greenlane.load.processes import LoadProcess, begun, poisson
 from greenlane.load.server_process import alive, family_of
 from greenlane.load.wire import post
 from server.tenants.auth import digest

@@ -18,8 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from greenlane.load.jobs import Ask, OpenLoop, Seen
-from greenlane.load.processes import begun
-from greenlane.load.schedule import poisson
+from greenlane.load.processes import begun, poisson
 from greenlane.load.server_process import family_of
 
 from . import nets, stalling

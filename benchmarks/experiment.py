@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
 from greenlane.load.jobs import ClosedLoop, OpenLoop, Tally
-from greenlane.load.processes import run, together
+from greenlane.load.processes import arrivals, run, share, together
 from greenlane.load.rules import BOUND
-from greenlane.load.schedule import arrivals, share
 
 from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SHARED, SPLIT, VICTIM
 from .asks import as_json, binary, truth, wrong

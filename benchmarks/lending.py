@@ -24,8 +24,7 @@ from urllib.request import urlopen
 from greenlane.load import machine
 from greenlane.load.figures import percentile
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Seen, Tally
-from greenlane.load.processes import run
-from greenlane.load.schedule import poisson
+from greenlane.load.processes import poisson, run
 from greenlane.load.server_process import server_process
 from server.launch_loop.library import SWITCH
 

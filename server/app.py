@@ -27,9 +27,8 @@ from .admin.lifecycle import ROUTERS as ADMIN_ROUTERS
 from .admin.lifecycle import ServerEnd
 from .admin.models import LocalModelControl
 from .api import cors, docs, framework
-from .api.audited import audited
-from .api.in_process import ask
-from .api.routers import ROUTERS
+from .api.docs import ROUTERS
+from .api.framework import ask, audited
 from .command_line import BESIDE, configuration_file
 from .config.file import load
 from .config.schema import Config, DeviceConfig

@@ -10,8 +10,7 @@ from partitions import Device
 from .intervals import LEAST
 from .measure import Bind, Effort, measure, requests_at, seconds_for
 from .options import Share
-from .points import Point, Target, best, knee, smallest
-from .search import doubling
+from .points import Point, Target, best, doubling, knee, smallest
 
 
 class Impossible(Exception):

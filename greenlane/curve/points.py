@@ -1,6 +1,6 @@
 """What was measured on each share, the knee of the curve, and the smallest share that keeps a target. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .intervals import P99, Word
@@ -72,3 +72,40 @@ def best(points: Sequence[Point]) -> Point | None:
     """The share with the lowest p99 at the rate, of those that were not overloaded."""
     there = [(point.at_rate.p99.value, point) for point in points if point.at_rate and point.at_rate.p99]
     return min(there, key=lambda pair: pair[0])[1] if there else None
+
+
+def candidate(known: Mapping[int, bool], most: int) -> int | None:
+    """The share to measure next; None once the smallest of 1 to `most` that keeps the target is known, or that none does.
+
+    `known` says of the shares that were measured whether they do. To need few of them, shares are doubled until one keeps the
+    target, then the gap is halved: what a share keeps, larger shares are taken to keep too.
+    """
+    kept = min((share for share, keeps in known.items() if keeps), default=None)
+    missed = max((share for share, keeps in known.items() if not keeps and (kept is None or share < kept)), default=0)
+    if kept is None:
+        return None if missed >= most else min(most, max(1, 2 * missed))
+    return None if kept - missed == 1 else (kept + missed) // 2
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4 and so on, and `most` itself."""
+    powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most]
+    return (*powers, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Granules by tenant on a device that has `total`."""
+
+    needs: Mapping[str, int]
+    total: int
+
+    @property
+    def left(self) -> int:
+        """Granules that no tenant needs; below 0: so many are missing."""
+        return self.total - sum(self.needs.values())
+
+    @property
+    def largest(self) -> str:
+        """The tenant that needs most, the first of several. Raises ValueError without tenants."""
+        return max(self.needs, key=lambda name: self.needs[name])

@@ -17,11 +17,9 @@ from server.device.model_loader import ModelLoader, open_model_loader
 
 from . import text
 from .curve import Curve, Impossible, check_seconds
-from .fit import Fit
 from .measure import Effort, measure
 from .options import Options
-from .points import Point, Target, keeps
-from .search import candidate
+from .points import Fit, Point, Target, candidate, keeps
 from .subject import RepositorySubject
 
 

@@ -1,6 +1,11 @@
-"""Load processes from the side that starts them: all begin at one moment, and what they saw is brought together."""
+"""Load processes from the side that starts them: all begin at one moment, and what they saw is brought together.
+
+When requests are due is decided before the first is sent, in seconds from the start of a phase, ascending: an open loop does
+not wait for the server.
+"""
 
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -118,3 +123,32 @@ def together(results: Sequence[Seen | Tally]) -> tuple[Samples, list[Tally], flo
     bodies = [body for one in seen for body in one.bodies]
     tallies = [result for result in results if isinstance(result, Tally)]
     return merged(one.samples for one in seen), tallies, late, sum(one.wrong for one in seen), bodies
+
+
+def fixed(rate: float, seconds: float) -> list[float]:
+    """Evenly spaced arrivals, `rate` of them a second, beginning half a gap after the start."""
+    return [(number + 0.5) / rate for number in range(round(rate * seconds))]
+
+
+def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+    """Arrivals that do not know of each other, `rate` a second on average; the same ones for the same seed."""
+    chance, now, arrivals = random.Random(seed), 0.0, []
+    while (now := now + chance.expovariate(rate)) < seconds:
+        arrivals.append(now)
+    return arrivals
+
+
+def arrivals(kind: str, rate: float, seconds: float, seed: int) -> list[float]:
+    """A schedule of this kind. Raises ValueError for a kind other than `fixed` and `poisson`, or a rate that is not above 0."""
+    if rate <= 0:
+        raise ValueError(f"a rate of {rate} requests a second; expected more than 0")
+    if kind == "fixed":
+        return fixed(rate, seconds)
+    if kind == "poisson":
+        return poisson(rate, seconds, seed)
+    raise ValueError(f"arrivals {kind!r}; expected fixed or poisson")
+
+
+def share(schedule: Sequence[float], index: int, count: int) -> list[float]:
+    """The share of process `index` of `count`: every count-th arrival."""
+    return list(schedule[index::count])

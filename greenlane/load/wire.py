@@ -1,4 +1,4 @@
-"""One client connection without a framework: bytes out, a status and a size back. Only `step` blocks.
+"""One client connection without a framework: bytes out, a status and a size back. Only `step` and `Caller` block.
 
 It reads no more of HTTP than it needs: a status line and Content-Length. A connection is used for one request at a time.
 """
@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from email.message import Message
+from time import perf_counter
 from typing import NamedTuple
+
+from .jobs import Ask
 
 CHUNK = 1 << 18
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
@@ -159,3 +162,54 @@ def post(path: str, headers: Mapping[str, str], body: bytes, host: str = "127.0.
     fields = {"Host": host, "Content-Length": str(len(body)), **headers}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Caller:
+    """One request after another on a kept connection, each waited for: for questions, and for the time of a single request.
+
+    The connection, to a port of the loopback interface, is made when it is first needed and again after it ended. One thread.
+    """
+
+    def __init__(self, port: int, timeout: float = 30.0) -> None:
+        self._port = port
+        self._timeout = timeout
+        self._connection: Connection | None = None
+
+    @property
+    def own_port(self) -> int | None:
+        """The port at this end of the connection; None while there is none."""
+        return int(self._connection.socket.getsockname()[1]) if self._connection else None
+
+    def ask(self, ask: Ask) -> Answer:
+        """Send one request; the answer with its body. Raises Broken, also where it takes longer than the timeout."""
+        if self._connection is None:
+            self._connection = Connection(self._port)
+            self._connection.open()
+        try:
+            answer = self._exchange(self._connection, ask)
+        except Broken:
+            self.close()
+            raise
+        if answer.last:
+            self.close()
+        return answer
+
+    def timed(self, ask: Ask) -> tuple[Answer, float]:
+        """The same, and the seconds that it took. Raises Broken."""
+        began = perf_counter()
+        answer = self.ask(ask)
+        return answer, perf_counter() - began
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        if self._connection:
+            self._connection.close()
+        self._connection = None
+
+    def _exchange(self, connection: Connection, ask: Ask) -> Answer:
+        connection.send(ask.data, keep=True)
+        end = perf_counter() + self._timeout
+        while (left := end - perf_counter()) > 0:
+            if answer := connection.step(left):
+                return answer
+        raise Broken(f"no answer within {self._timeout:g} s")

@@ -1,4 +1,4 @@
-"""Questions to a server that are not part of a load: administration, and the metadata of models."""
+"""Questions to a server that are not part of a load: administration, and the metadata of models; and why there is no answer."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,13 @@ from typing import Any
 
 from greenlane.load import wire
 
-from .errors import CannotProve, ServerEnded
+
+class CannotProve(Exception):
+    """The server cannot be asked at all: a wrong configuration, a URL that does not answer, a key that is refused."""
+
+
+class ServerEnded(Exception):
+    """The server that was being measured ended, or no longer answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from time import perf_counter
 from typing import Any
 
 from . import server, text
-from .access import Access
+from .access import Access, CannotProve, ServerEnded
 from .command_line import Options, parse
 from .document import document
-from .errors import CannotProve, ServerEnded
 from .findings import Findings
 from .lend import lending
 from .page import render

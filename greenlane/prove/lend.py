@@ -12,19 +12,17 @@ from greenlane.load import machine
 from greenlane.load.figures import Samples, merged
 from greenlane.load.jobs import ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.others import Others
-from greenlane.load.processes import Job, LoadProcessFailed, begun, run
+from greenlane.load.processes import Job, LoadProcessFailed, begun, poisson, run
 from greenlane.load.rules import Ruling
-from greenlane.load.schedule import poisson
 from server.command_line import configuration_file
 from server.config import file
 from server.config.section import ConfigError
 
 from . import confinement
-from .access import Access
+from .access import Access, CannotProve, ServerEnded
 from .attacks import BATCHES, Attack, attack
 from .command_line import Options
 from .confinement import Located
-from .errors import CannotProve, ServerEnded
 from .findings import Findings
 from .inputs import binary
 from .lending import (
@@ -46,10 +44,8 @@ from .lending import (
     rounds_in,
     turns,
 )  # fmt: skip
-from .measure import LOOK, Places, client
-from .phases import by_phase
-from .places import place
-from .plan import AHEAD, GAP, Pair
+from .measure import LOOK, Places, client, place
+from .plan import AHEAD, GAP, Pair, by_phase
 from .proving import ASKING
 from .server import Started, started
 from .survey import Surveyed, Timed, survey

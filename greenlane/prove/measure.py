@@ -13,14 +13,13 @@ from time import perf_counter, sleep
 from greenlane.load.figures import Figures, Samples, figures, merged, percentile
 from greenlane.load.jobs import Ask, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.others import Others
-from greenlane.load.processes import Job, LoadProcessFailed, begun
+from greenlane.load.processes import Job, LoadProcessFailed, begun, poisson
 from greenlane.load.rules import OTHERS, Growth, Ruling, rule
-from greenlane.load.schedule import poisson
 
+from .access import ServerEnded
 from .attacks import Attack
-from .errors import ServerEnded
-from .phases import by_phase
-from .plan import AHEAD, GAP, LEAST, PHASES, ROUND, START, Pair, Step, Which, steps
+from .confinement import Located
+from .plan import AHEAD, GAP, LEAST, PHASES, ROUND, START, Pair, Step, Which, by_phase, steps
 from .survey import Timed
 
 USED = 0.2
@@ -303,3 +302,23 @@ def _of(kind: str, one: Pass) -> Iterator[Turn]:
             {which: sum(tally.answers for tally in did[which]) for which in LOUD},
             {which: sum(step.end - step.begin + AHEAD for step in mine[which]) for which in LOUD},
         )
+
+
+ENOUGH = 2
+"""Cores without a tenant from which clients run there: one for the victim's, and the others."""
+
+
+def place(pair: Pair, located: Sequence[Located], served: Mapping[str, frozenset[int]], every: Sequence[int]) -> Places:
+    """The cores of this pair's clients; `served` are those that the tenants' processes may use, `every` this process's.
+
+    Where there are cores that no tenant has, on those. On a machine whose cores are all given away, each client runs on its own
+    tenant's: a neighbour brings its noise along to its own share, and none is on another's. In the control the aggressor's
+    client stays where it was, so that what the control shows is the server's partition and not the client.
+    """
+    of = {each.tenant: each.units for each in located if each.unit == "core"}
+    taken = {core for cores in (*of.values(), *served.values()) for core in cores}
+    left = tuple(core for core in every if core not in taken)
+    if len(left) >= ENOUGH:
+        return Places(left[:1], left[1:], apart=True)
+    mine, others = (tuple(core for core in of.get(name, ()) if core in every) for name in (pair.victim, pair.aggressor))
+    return Places(mine[:1] or None, others or None)

@@ -8,21 +8,18 @@ from functools import partial
 from time import perf_counter
 
 from greenlane.load import machine, processes
-from greenlane.load.caller import Caller
 from greenlane.load.jobs import OpenLoop
 from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcessFailed
-from greenlane.load.wire import Broken
+from greenlane.load.wire import Broken, Caller
 
 from . import confinement
-from .access import Access
+from .access import Access, ServerEnded
 from .attacks import BATCHES, Attack, attack, possible
 from .confinement import Located, Watch
-from .errors import ServerEnded
 from .findings import Findings
 from .inputs import binary
-from .measure import Beside, Measured, Victim, measure, rate_of
-from .places import place
+from .measure import Beside, Measured, Victim, measure, place, rate_of
 from .plan import Pair, needed, pairs, plan
 from .survey import Surveyed, survey, timed
 

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from greenlane.load.server_process import free_port, terminate
 
-from .access import Access
-from .errors import CannotProve, ServerEnded
+from .access import Access, CannotProve, ServerEnded
 
 PATIENCE = 1800.0
 """Seconds after which a server that does not get ready is given up: on a GPU models are built and compiled meanwhile."""

@@ -8,9 +8,8 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import quote
 
-from greenlane.load.caller import Caller
 from greenlane.load.jobs import Ask
-from greenlane.load.wire import Broken
+from greenlane.load.wire import Broken, Caller
 
 from .access import Access
 from .inputs import Form, Model, binary, described

@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 from greenlane.load.server_process import free_port
 
 from .arguments import Arguments, read
-from .coordinator import Coordinator, Outcome
+from .coordinator import Coordinator, Listed, Listing, Outcome, Shares
 from .ingress import Ingress
-from .listing import Listed, Listing, Shares
 from .routes import Routes, Tenants
 from .server import FORGET_TIMEOUT, PATIENCE, UNLISTED, Server, ServerProcess
 

@@ -10,8 +10,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from .coordinator import Outcome
-from .listing import Listed, Listing
+from .coordinator import Listed, Listing, Outcome
 from .routes import Routes, Tenants, digest_of_bearer
 
 log = logging.getLogger("greenlane.ray")

@@ -4,7 +4,7 @@ import hashlib
 import tomllib
 from collections.abc import Collection, Mapping
 
-from .listing import Listed, Listing
+from .coordinator import Listed, Listing
 
 
 class Tenants:

@@ -17,7 +17,7 @@ import aiohttp
 
 from greenlane.load.server_process import terminate
 
-from .listing import Listed, Shares
+from .coordinator import Listed, Shares
 
 log = logging.getLogger("greenlane.ray")
 

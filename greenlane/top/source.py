@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .options import KEY
+from .command import KEY
 
 _TIMEOUT = 10.0
 

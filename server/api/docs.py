@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Response
 from fastapi.params import Depends
 
-from . import metadata, model_control, schemas, text, text_schemas
+from . import metadata, model_control, schemas, status_page, text, text_schemas, trace_settings
 from .dependencies import tenant
 from .metadata import ModelName
 from .openapi import Document, describe, errors, operation_id
@@ -157,3 +157,9 @@ def document() -> Document:
 
 
 router = router_of(document, JSON, PAGE)
+
+ROUTERS = (text.router, metadata.router, model_control.router, router, status_page.router, trace_settings.router)
+"""The routes that every form of the server has, in the order in which a request is compared with them: texts come most often.
+
+Those of administration are in `server.admin`.
+"""

@@ -1,9 +1,12 @@
-"""A FastAPI application from routers, with the server's own errors. Inference requests do not come here."""
+"""A FastAPI application from routers, with the server's own errors. Calls that change something are audited.
+
+Inference requests do not come here.
+"""
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -18,8 +21,12 @@ from engines import EngineError
 from partitions import PartitionError
 
 from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
+from ..http import asgi
+from ..http.asgi import Application, Message
+from ..http.exchange import Call
 from ..http.paths import in_v2, nothing_at
 from ..tenants import audit
+from ..tenants.model_changes import is_change
 from . import text_messages
 
 log = logging.getLogger("greenlane")
@@ -105,3 +112,48 @@ def _allowed(request: Request) -> str:
     found = [route for router in request.app.state.routers for route in router.routes]
     routes = [route for route in found if route.matches(request.scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for route in routes if isinstance(route, Route) for method in route.methods or ()}))
+
+
+async def ask(
+    application: asgi.Application, method: str, path: str, headers: Mapping[str, str], body: bytes, client: tuple[str, int]
+) -> tuple[int, bytes]:
+    """The status and body of the answer. `path` is percent-encoded, names of headers are in lower case."""
+
+    async def read(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
+        return body
+
+    fields = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
+    fields[b"content-length"] = b"%d" % len(body)
+    reply = await asgi.respond(application, Call(method, path.encode(), b"", fields, read, None, client))
+    return reply.status, reply.body
+
+
+_READS = ("GET", "HEAD", "OPTIONS")
+
+
+def audited(application: Application) -> Application:
+    """The application with a line for each call below /admin, and each load and unload; not for calls that only read.
+
+    One that is refused for lack of a key has a line where it is refused.
+    """
+
+    async def answer(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        if scope["type"] != "http" or scope["method"] in _READS or not _is_watched(scope["path"]):
+            await application(scope, receive, send)
+            return
+
+        async def send_and_record(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] != 401:
+                given = next((value for name, value in scope["headers"] if name == b"authorization"), b"").decode("latin-1")
+                audit.call(scope, given, message["status"])
+            await send(message)
+
+        await application(scope, receive, send_and_record)
+
+    return answer
+
+
+def _is_watched(path: str) -> bool:
+    return path.startswith("/admin/") or is_change(path)

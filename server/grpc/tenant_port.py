@@ -2,6 +2,7 @@
 
 import asyncio
 from asyncio import CancelledError
+from collections import deque
 from functools import partial
 from math import ceil
 from typing import Any, NoReturn
@@ -18,7 +19,6 @@ from ..tenants.service import Service, Tenant
 from . import sockets
 from .connections import Connections
 from .messages import MESSAGES
-from .places import Places
 from .unread import KeptAnswers
 
 MIN_READERS = 8
@@ -161,3 +161,55 @@ def _single(metadata: Any, key: str) -> str | None:
     if len(values) > 1:
         raise Ambiguous(f"{key.title()}: given {len(values)} times; expected once")
     return values[0] if values else None
+
+
+class Places:
+    """So many places. Belongs to the event loop.
+
+    A connection with hundreds of calls waits behind itself: each connection that waits gets a place in its turn.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """The calls that wait, by connection; the one whose turn it is first."""
+
+    def __repr__(self) -> str:
+        return f"<Places {self._free} free, {len(self._waiting)} connections wait>"
+
+    @property
+    def full(self) -> bool:
+        """Whether the next call has to wait."""
+        return not self._free
+
+    @property
+    def wanted(self) -> bool:
+        """Whether calls wait."""
+        return bool(self._waiting)
+
+    async def take(self, context: Any) -> None:
+        """Wait for a place for this call; it is to be given back by `give`."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(context.peer(), deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give a place back, or to the next call that waits."""
+        while self._waiting:
+            peer = next(iter(self._waiting))
+            calls = self._waiting.pop(peer)
+            turn = calls.popleft()
+            if calls:
+                self._waiting[peer] = calls
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

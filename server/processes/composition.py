@@ -10,7 +10,7 @@ from typing import Any
 from ..admin import docs, models
 from ..admin.lifecycle import ROUTERS
 from ..api import framework
-from ..api.audited import audited
+from ..api.framework import audited
 from ..config.schema import Config
 from ..config.section import ConfigError
 from ..config.tenant import TenantConfig

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from greenlane.load.server_process import alive, free_port
-from server.host.exit_codes import GAVE_UP
+from server.host.leaving import GAVE_UP
 from server.tenants.auth import digest
 
 from .harness import Served, configuration, cores, serving

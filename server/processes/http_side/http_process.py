@@ -14,8 +14,8 @@ import uvicorn
 import uvloop
 
 from ...api import cors, framework
-from ...api.in_process import ask
-from ...api.routers import ROUTERS
+from ...api.docs import ROUTERS
+from ...api.framework import ask
 from ...config.schema import Config
 from ...host import forkserver, logs
 from ...host.malloc import QUIET, Tidy, keep_large_blocks

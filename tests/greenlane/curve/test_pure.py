@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from greenlane.curve.curve import Curve, Impossible, shares
 from greenlane.curve.intervals import LEAST, P99, judge, p99, tolerated
 from greenlane.curve.options import Share
-from greenlane.curve.points import LESS, AtRate, Point, Target, best, knee, smallest
-from greenlane.curve.search import candidate, doubling
+from greenlane.curve.points import LESS, AtRate, Point, Target, best, candidate, doubling, knee, smallest
 from greenlane.curve.text import as_json, busy_cores, conclusions, toml, toml_duration
 from tests.fakes import FakeDevice
 

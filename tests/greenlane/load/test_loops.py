@@ -12,12 +12,11 @@ from time import perf_counter
 import pytest
 
 from greenlane.load import openloop
-from greenlane.load.caller import Caller
 from greenlane.load.closedloop import closed_loop
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.openloop import Generator
 from greenlane.load.processes import LoadProcessFailed, begun, run, together
-from greenlane.load.wire import Broken, Connection
+from greenlane.load.wire import Broken, Caller, Connection
 
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"

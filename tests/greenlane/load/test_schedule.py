@@ -2,7 +2,7 @@
 
 import pytest
 
-from greenlane.load.schedule import arrivals, fixed, poisson, share
+from greenlane.load.processes import arrivals, fixed, poisson, share
 
 
 def test_fixed_arrivals_are_one_gap_apart() -> None:

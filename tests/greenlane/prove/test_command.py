@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from greenlane.load.caller import Caller
 from greenlane.load.jobs import Ask
 from greenlane.load.server_process import family_of
-from greenlane.load.wire import post
+from greenlane.load.wire import Caller, post
 from greenlane.prove import server
-from greenlane.prove.access import Access
+from greenlane.prove.access import Access, CannotProve
 from greenlane.prove.command import main
-from greenlane.prove.errors import CannotProve
 from greenlane.prove.findings import Findings
 from greenlane.prove.proving import Run, prove
 from greenlane.prove.survey import survey

@@ -5,12 +5,11 @@ import pytest
 from greenlane.load.figures import Samples
 from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
 from greenlane.prove import measure
+from greenlane.prove.access import ServerEnded
 from greenlane.prove.attacks import Attack
-from greenlane.prove.errors import ServerEnded
 from greenlane.prove.inputs import Form
 from greenlane.prove.measure import FASTEST, USED, Beside, Places, Victim, rate_of
-from greenlane.prove.phases import by_phase
-from greenlane.prove.plan import AHEAD, Pair, Step, steps
+from greenlane.prove.plan import AHEAD, Pair, Step, by_phase, steps
 from greenlane.prove.survey import Timed
 
 KINDS = ("batches", "small")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from greenlane.prove.attacks import KINDS
 from greenlane.prove.confinement import Located
-from greenlane.prove.measure import Places
-from greenlane.prove.places import place
+from greenlane.prove.measure import Places, place
 from greenlane.prove.plan import AHEAD, FEWEST, GAP, LEAST, PHASES, Pair, needed, pairs, plan, steps
 
 TENANTS = st.integers(2, 8).map(lambda count: {f"t{number}": "0" for number in range(count)})

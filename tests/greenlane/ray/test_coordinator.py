@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from greenlane.ray import coordinator as module
-from greenlane.ray.coordinator import Coordinator
-from greenlane.ray.listing import Listed, Shares
+from greenlane.ray.coordinator import Coordinator, Listed, Shares
 
 from .upstream import Upstream, upstream
 

@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from greenlane.ray.coordinator import Outcome
+from greenlane.ray.coordinator import Listed, Listing, Outcome
 from greenlane.ray.ingress import Ingress
-from greenlane.ray.listing import Listed, Listing
 from greenlane.ray.routes import Routes, Tenants
 from server.tenants.auth import digest
 

@@ -1,6 +1,6 @@
 """Which server gets a request."""
 
-from greenlane.ray.listing import Listed, Listing
+from greenlane.ray.coordinator import Listed, Listing
 from greenlane.ray.routes import Routes, Tenants
 from server.tenants.auth import digest
 

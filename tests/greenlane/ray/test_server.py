@@ -11,8 +11,7 @@ import pytest
 
 from greenlane.load.server_process import free_port
 from greenlane.ray import server as module
-from greenlane.ray.coordinator import Coordinator
-from greenlane.ray.listing import Shares
+from greenlane.ray.coordinator import Coordinator, Shares
 from greenlane.ray.server import Server, ServerEnded, ServerProcess
 from tests.end_to_end import repository
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from greenlane.ray.listing import Listed
+from greenlane.ray.coordinator import Listed
 
 
 @dataclass

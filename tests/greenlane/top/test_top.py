@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from greenlane.top import command
-from greenlane.top.options import KEY, parse
+from greenlane.top.command import KEY, parse
 from greenlane.top.rates import ModelRates, between, quantile
 from greenlane.top.source import Look, Unreachable, look, read_metrics
 from greenlane.top.table import lines

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from server.admin import models
 from server.admin.lifecycle import ROUTERS as ADMIN_ROUTERS
 from server.api import framework
-from server.api.routers import ROUTERS
+from server.api.docs import ROUTERS
 from server.processes.http_side import proxy
 
 

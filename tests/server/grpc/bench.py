@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.api import framework, model_control, trace_settings
-from server.api.in_process import ask
+from server.api.framework import ask
 from server.config.schema import Config, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from server.grpc.places import Places
+from server.grpc.tenant_port import Places
 
 
 class Call:

@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2
 
 from server.config.section import ConfigError
 from server.grpc import server, tenant_port
-from server.grpc.places import Places
 from server.grpc.server import GrpcServer
+from server.grpc.tenant_port import Places
 from server.link.messages import Failure
 from server.tenants.service import SPARE_SLOTS, Service
 

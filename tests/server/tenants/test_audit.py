@@ -12,7 +12,7 @@ import pytest
 
 from server.admin import models, partitions
 from server.api import framework
-from server.api.audited import audited
+from server.api.framework import audited
 from server.config.schema import Config, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
