@@ -14,7 +14,7 @@ from greenlane.prove import child, server
 from greenlane.prove.command import main as prove
 from server import __main__ as command
 from server.host.leaving import leave
-from server.workers import borrowing
+from server.workers import wide
 from server.workers.stretching import IN_FLIGHT, WIDE
 
 
@@ -34,7 +34,7 @@ def _remove_the_bound(module: Any) -> None:
     os.sched_setscheduler = _refuse
 
 
-_remove_the_bound(borrowing)
+_remove_the_bound(wide)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["prove"]:

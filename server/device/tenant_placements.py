@@ -16,9 +16,9 @@ from ..control.descriptions import ReadyState
 from ..control.stretch import Wide, WideState
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
-from ..workers.borrowing import Borrowing, BorrowingStatistics
 from ..workers.placement import Placement, Refusal, close_all
 from ..workers.stretching import Measured
+from ..workers.wide import WidePlacement, WideStatistics
 from ..workers.worker import Worker
 from .paged_executor import bound
 from .tenant_locks import TenantLocks
@@ -65,16 +65,16 @@ class TenantPlacements:
         self._means = means
         self._wanted: tuple[Granules, ...] = ()
         self._plan: Wide | None = None
-        self._wide: Wide | None = None
-        """The plan of `_borrowing`, or one that could not be carried out, for which there is a `_problem`."""
-        self._borrowing: Borrowing | None = None
+        self._tried: Wide | None = None
+        """The plan of `_wide`, or one that could not be carried out, for which there is a `_problem`."""
+        self._wide: WidePlacement | None = None
         self._told: set[ModelKey] | None = None
         """The models on the wide placement that the launch loop may know of; None before works go there."""
         self._changed = self._narrowed = False
         self._problem = ""
         self._too_long: dict[ModelKey, str] = {}
         self._logged: set[ModelKey] = set()
-        self._statistics = BorrowingStatistics()
+        self._statistics = WideStatistics()
         self._making: asyncio.Task[None] | None = None
         self._again = False
 
@@ -104,7 +104,7 @@ class TenantPlacements:
     def follow(self) -> None:
         """The tenant's models have changed: make those ready that are not. Does not wait."""
         self._again = True
-        if self._making is None and (self._wanted or self.ready or self._plan or self._wide):
+        if self._making is None and (self._wanted or self.ready or self._plan or self._tried):
             self._making = asyncio.create_task(self._make())
             self._making.add_done_callback(self._made)
 
@@ -178,15 +178,15 @@ class TenantPlacements:
     def wide_state(self) -> WideState | None:
         """The wide placement, made or planned; None for none."""
         worker = self.worker
-        if worker is None or self._wide is None:
+        if worker is None or self._tried is None:
             return None
-        is_made = self._borrowing and self._told is not None and worker.borrowing is self._borrowing
-        made = self._borrowing.placement if self._borrowing and is_made else None
+        is_made = self._wide and self._told is not None and worker.wide is self._wide
+        made = self._wide if is_made else None
         refused = [f"{_label(key)}: {each.why}" for key, each in made.refused.items()] if made else []
         return WideState(
             self._name,
             tuple(made.partition.granules) if made else (),
-            self._wide.lent if made else {},
+            self._tried.lent if made else {},
             *self._statistics.totals(),
             self._statistics.why_home(),
             tuple(self._too_long.values()),
@@ -196,7 +196,7 @@ class TenantPlacements:
     def look(self) -> None:
         """Find the models that take too long to run on lent granules. One that was among them the last time too is logged."""
         before, self._too_long = self._too_long, {}
-        if (worker := self.worker) and (made := worker.borrowing):
+        if (worker := self.worker) and (made := worker.wide):
             for each in worker.too_long():
                 self._too_long[each.model] = text = _too_long(each, *made.sizes, made.limit)
                 if each.model in before and each.model not in self._logged:
@@ -228,24 +228,24 @@ class TenantPlacements:
         changed, self._changed = self._changed, False
         if not self._has(worker, self._plan):
             return changed and await self._replace(worker, self._plan)
-        if self._borrowing is None:
+        if self._wide is None:
             return False
-        if await self._add(worker, self._borrowing.placement):
+        if await self._add(worker, self._wide):
             return True
-        if self._told is None or not self._borrowing.executors.keys() <= self._told:
+        if self._told is None or not self._wide.executors.keys() <= self._told:
             await asyncio.to_thread(worker.revoke)
-            self._told = {*self._borrowing.executors}
+            self._told = {*self._wide.executors}
             if not self._narrowed:
                 worker.widen()
         return False
 
     def _has(self, worker: Worker, plan: Wide | None) -> bool:
         """Whether the worker has the wide partition of this plan, or none without one."""
-        return plan == self._wide and worker.borrowing is self._borrowing and (plan is None) == (worker.borrowing is None)
+        return plan == self._tried and worker.wide is self._wide and (plan is None) == (worker.wide is None)
 
     async def _replace(self, worker: Worker, plan: Wide | None) -> bool:
         """Have the wide partition of this plan in place of another one; whether there is one."""
-        if before := worker.borrowing:
+        if before := worker.wide:
             try:
                 async with asyncio.timeout(self._means.max_pause):
                     if not await _narrow(worker):
@@ -255,13 +255,13 @@ class TenantPlacements:
                 text = "tenant %s keeps its wide partition for now, and does not use it: %s"
                 lending_log.warning(text, self._name, self._problem)
                 return False
-            worker.borrowing = None
+            worker.wide = None
             await asyncio.to_thread(before.close)
-        self._wide, self._borrowing, self._told, self._problem = plan, None, None, ""
+        self._tried, self._wide, self._told, self._problem = plan, None, None, ""
         if plan is None:
             return False
         try:
-            worker.borrowing = self._borrowing = await asyncio.to_thread(self._borrow, worker, plan)
+            worker.wide = self._wide = await asyncio.to_thread(self._carve_wide, worker, plan)
         except PartitionError as error:
             self._problem = f"granules {list(plan.granules)}: {error}"
             text = "tenant %s has no wide partition, and keeps its share as it is: %s"
@@ -271,17 +271,17 @@ class TenantPlacements:
         lending_log.info("tenant %s may borrow granules %s for up to %g ms a work", self._name, lent, plan.limit * 1e3)
         return True
 
-    def _borrow(self, worker: Worker, plan: Wide) -> Borrowing:
+    def _carve_wide(self, worker: Worker, plan: Wide) -> WidePlacement:
         """Blocks. Raises PartitionError."""
         means = self._means
         lent = [granule for granules in plan.lent.values() for granule in granules]
-        wide, sizes = Placement(means.device.carve(plan.granules, sorted(lent)), {}), means.device.granules
+        partition, sizes = means.device.carve(plan.granules, sorted(lent)), means.device.granules
         try:
             pages = [LenderPage(means.pages[lender], means.numbers[self._name]) for lender in plan.lent]
             units = tuple((lender, sum(sizes[each] for each in granules)) for lender, granules in plan.lent.items())
-            return Borrowing(worker.partition, wide, pages, int(plan.limit * 1e9), self._statistics, units)
+            return WidePlacement(worker.partition, partition, pages, int(plan.limit * 1e9), self._statistics, units)
         except BaseException:
-            wide.close()
+            partition.close()
             raise
 
     async def _next_ready(self, granules: Granules, worker: Worker) -> bool:
@@ -317,26 +317,25 @@ class TenantPlacements:
         if gone := [key for key in placement.executors if key not in worker.executors]:
             await asyncio.to_thread(close_all, [placement.executors.pop(key) for key in gone])
         placement.refused = {key: each for key, each in placement.refused.items() if key in worker.executors}
-        wide = worker.borrowing is not None and worker.borrowing.placement is placement
-        if (key := self._lacking(worker, placement, wide)) is None:
+        if (key := self._lacking(worker, placement)) is None:
             return False
-        loop, threads = asyncio.get_running_loop(), None if wide else self._means.threads
+        loop, threads = asyncio.get_running_loop(), None if isinstance(placement, WidePlacement) else self._means.threads
         try:
             made = await loop.run_in_executor(threads, worker.executors[key].alternate, placement.partition)
             if (adds := _added(made)) and (why := self._means.refuse(self._name, key, adds)):
                 await loop.run_in_executor(threads, made.close)
-                self._leave_out(placement, wide, key, Refusal(why, adds))
+                self._leave_out(placement, key, Refusal(why, adds))
             else:
                 placement.executors[key] = made
         except EngineError as error:
-            self._leave_out(placement, wide, key, Refusal(str(error)))
+            self._leave_out(placement, key, Refusal(str(error)))
         return True
 
-    def _lacking(self, worker: Worker, placement: Placement, wide: bool) -> ModelKey | None:
+    def _lacking(self, worker: Worker, placement: Placement) -> ModelKey | None:
         """A model that is to be made ready on a placement. On a wide one answers in parts are not, and what had no room there
         has none until the next plan, as it would not give way.
         """
-        known = {id(worker.executors.get(key)) for key in placement.executors}
+        wide, known = isinstance(placement, WidePlacement), {id(worker.executors.get(key)) for key in placement.executors}
         for key, executor in bound(worker.executors).items():
             if id(executor) not in known and not (wide and executor.engine.signature.in_parts):
                 refusal = placement.refused.get(key)
@@ -345,8 +344,8 @@ class TenantPlacements:
             known.add(id(executor))  # Others of its keys are for a moment only.
         return None
 
-    def _leave_out(self, placement: Placement, wide: bool, key: ModelKey, refusal: Refusal) -> None:
-        if wide:
+    def _leave_out(self, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
+        if isinstance(placement, WidePlacement):
             refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
             lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, _label(key), refusal.why)
         elif not (refusal.adds and key in placement.refused):
@@ -375,8 +374,8 @@ class TenantPlacements:
     @property
     def _others(self) -> list[Placement]:
         """All placements but the home. Any thread."""
-        borrowing = worker.borrowing if (worker := self.worker) else None
-        return [*([borrowing.placement] if borrowing else ()), *list(self.ready.values())]
+        wide = worker.wide if (worker := self.worker) else None
+        return [*([wide] if wide else ()), *list(self.ready.values())]
 
 
 def _label(key: ModelKey) -> str:
@@ -408,8 +407,8 @@ def _ms(nanoseconds: int) -> str:
 
 async def _narrow(worker: Worker | None) -> bool:
     """Keep the worker from its wide partition until nothing is in flight there; returns False if `widen` comes before that."""
-    if worker and (borrowing := worker.borrowing):
-        at_home = borrowing.narrow()
+    if worker and (wide := worker.wide):
+        at_home = wide.narrow()
         await asyncio.wait({asyncio.wrap_future(at_home)})  # If this is cancelled, others wait for the same future still.
         if at_home.cancelled():
             return False

@@ -15,7 +15,7 @@ from typing import Any
 
 from partitions.c_library import compile_here, find_library
 
-from .structures import Borrowing, Entry, Loop
+from .structures import Entry, Loop, Wide
 
 log = logging.getLogger("greenlane.worker")
 
@@ -37,7 +37,7 @@ def open_library() -> Any:
     return None
 
 
-_SIZES = (("launch_loop_size", Loop), ("launch_loop_entry_size", Entry), ("launch_loop_borrowing_size", Borrowing))
+_SIZES = (("launch_loop_size", Loop), ("launch_loop_entry_size", Entry), ("launch_loop_wide_size", Wide))
 
 
 def load(path: Path) -> Any:

@@ -60,7 +60,7 @@ typedef struct {
 typedef struct {
     Link link;
     Entry *entries;
-    Borrowing *borrowing; /* NULL while everything stays on the home partition */
+    Wide *wide; /* NULL while everything stays on the home partition */
     uint32_t entry_count;
     int64_t bundle; /* for how many nanoseconds completions may be collected while works follow each other without a sleep */
     const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
@@ -142,7 +142,7 @@ static Entry *find(Loop *l, const unsigned char *body, uint32_t length) {
 /* The partition that a work goes to. NULL if it goes wide once those in flight at home have ended: the HTTP side hands over the
  * next ticket before the last work has ended, so otherwise nothing would ever go wide under load. */
 static Entry *choose(Loop *l, Entry *entry, int64_t now) {
-    Borrowing *b = l->borrowing;
+    Wide *b = l->wide;
     if (!b || !entry->wide) return entry;
     int why = decide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b));
     if (why == WENT_WIDE) return in_flight(l) ? NULL : entry->wide;
@@ -150,7 +150,7 @@ static Entry *choose(Loop *l, Entry *entry, int64_t now) {
     return entry;
 }
 
-static void begin_wide(Borrowing *b) {
+static void begin_wide(Wide *b) {
     mark(b, 1);
     b->launches++;
     b->ended_before = ends(b);
@@ -158,7 +158,7 @@ static void begin_wide(Borrowing *b) {
 
 /* A work has ended on the one partition or the other: learn what it took, unless a lender has interfered. */
 static void learn(Loop *l, const Entry *entry, int64_t now) {
-    Borrowing *b = l->borrowing;
+    Wide *b = l->wide;
     if (!entry->is_wide) {
         if (b && entry->wide) learn_home(entry->times, l->last_took);
         return;
@@ -180,7 +180,7 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
         row[2] = entry->nbytes[i];
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (entry->is_wide) begin_wide(l->borrowing);
+    if (entry->is_wide) begin_wide(l->wide);
     l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now_ns(), slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {
         l->refused = 1;
@@ -301,7 +301,7 @@ int launch_loop_run(Loop *l) {
         if (l->unread - (int64_t)(l->read - first) > l->link.count) l->unknown = 1;
     }
     __atomic_store_n(&l->oldest, 0, __ATOMIC_RELEASE);
-    if (l->borrowing) mark(l->borrowing, 0); /* Also after an error of the driver. */
+    if (l->wide) mark(l->wide, 0); /* Also after an error of the driver. */
     l->unread -= (int64_t)(l->read - first);
     set_timer_slack(slack);
     return l->error ? FAILED : l->unknown ? UNKNOWN : WOKEN;
@@ -313,8 +313,8 @@ int launch_loop_decide(const Times *t, int64_t now, int64_t limit, int64_t home,
 }
 void launch_loop_learn_home(Times *t, int64_t took) { learn_home(t, took); }
 void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) { learn_wide(t, took, limit, now); }
-int64_t launch_loop_rested_since(const Borrowing *b) { return rested_since(b); }
+int64_t launch_loop_rested_since(const Wide *b) { return rested_since(b); }
 
-uint64_t launch_loop_borrowing_size(void) { return sizeof(Borrowing); }
+uint64_t launch_loop_wide_size(void) { return sizeof(Wide); }
 uint64_t launch_loop_size(void) { return sizeof(Loop); }
 uint64_t launch_loop_entry_size(void) { return sizeof(Entry); }

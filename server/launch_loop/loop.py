@@ -23,7 +23,7 @@ from ..link.encoding import encode_outcome
 from ..link.messages import NOWHERE, Extent, Failure, ModelKey, Shape, Ticket
 from ..link.ring import Link
 from .library import open_library
-from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Borrowing, Entry, Loop, Times, view_link
+from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Entry, Loop, Times, Wide, view_link
 
 MOST_ENTRIES = 128
 """Models and shapes that a loop knows; beyond that it forgets all, and learns again what comes."""
@@ -87,10 +87,10 @@ class LaunchLoop:
         self._link = link
         self._entries = (Entry * (2 * MOST_ENTRIES))()  # The second half: the same on the wide partition.
         self._times = (Times * MOST_ENTRIES)()
-        self._wide: list[Recipe | None] = []
+        self._wide_recipes: list[Recipe | None] = []
         self._known: list[Known] = []
         self._asked: dict[bytes, int] = {}
-        self._borrowing: Borrowing | None = None
+        self._wide: Wide | None = None
         self._recipes: dict[bytes, Recipe] = {}
         self._declined: set[bytes] = set()
         self._launchable: dict[type, bool] = {}
@@ -206,8 +206,8 @@ class LaunchLoop:
                 if not self.knows_any:  # Revoked meanwhile. Any later revocation finds that it runs, and wakes it.
                     return None
                 loop.seen, loop.entry_count = seen, len(self._recipes)
-                borrowing = self._borrowing
-                loop.borrowing = ctypes.addressof(borrowing) if borrowing is not None else None
+                wide = self._wide
+                loop.wide = ctypes.addressof(wide) if wide is not None else None
                 loop.read, loop.unread = tickets.hand_over()
                 loop.put = completions.hand_over()
                 why = self._library.launch_loop_run(ctypes.byref(loop))
@@ -223,9 +223,9 @@ class LaunchLoop:
         self._loop.wakes = next(self._wakes)
         self._link.tickets.wake()
 
-    def borrow(self, borrowing: Borrowing | None) -> None:
-        """Decide by these lenders' pages from the next `run` on; with None everything stays on the home partition."""
-        self._borrowing = borrowing
+    def use_wide(self, wide: Wide | None) -> None:
+        """Decide by this which works go to the wide partition, from the next `run` on; with None none do."""
+        self._wide = wide
 
     def times(self) -> list[tuple[ModelKey, int, int]]:
         """What works took at home and on the wide partition, in nanoseconds, 0 if unknown. Any thread, while it runs too."""
@@ -268,7 +268,7 @@ class LaunchLoop:
             entry.wide = ctypes.addressof(other)
         self._recipes[known.body] = recipe
         self._known.append(known)
-        self._wide.append(wide)
+        self._wide_recipes.append(wide)
         return True
 
     def _fill(self, entry: Entry, known: Known, recipe: Recipe, runs: Twin) -> bool:
@@ -310,7 +310,7 @@ class LaunchLoop:
         """With `_turn` held."""
         self._heeded_revocations = self._revocations
         self._recipes.clear()
-        self._wide.clear()
+        self._wide_recipes.clear()
         self._known.clear()
         self._asked.clear()
         self._declined.clear()
@@ -323,7 +323,7 @@ class LaunchLoop:
         flights = [loop.flights[number % MOST_AHEAD] for number in range(loop.finished, end)]
         entry = ctypes.addressof(flights[0].entry.contents)
         index = (entry - ctypes.addressof(self._entries)) // ctypes.sizeof(Entry)
-        recipe = list(self._recipes.values())[index] if index < MOST_ENTRIES else self._wide[index - MOST_ENTRIES]
+        recipe = list(self._recipes.values())[index] if index < MOST_ENTRIES else self._wide_recipes[index - MOST_ENTRIES]
         assert recipe
         try:
             error = recipe.failure(loop.error)

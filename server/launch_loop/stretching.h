@@ -32,10 +32,10 @@ typedef struct {
     uint64_t ended_before;      /* of the work in flight: the sum of the lenders' ENDED when it was launched */
     uint32_t count;
     Lender lenders[MOST_LENDERS];
-} Borrowing;
+} Wide;
 
 /* When the last lender began to rest; BUSY or STOPPED if one does not rest, or does not lend. */
-static inline int64_t rested_since(const Borrowing *b) {
+static inline int64_t rested_since(const Wide *b) {
     int64_t since = 0;
     for (uint32_t i = 0; i < b->count; i++) {
         volatile uint64_t *words = b->lenders[i].words;
@@ -47,7 +47,7 @@ static inline int64_t rested_since(const Borrowing *b) {
 }
 
 /* Changes when a lender has had a request and rests again. */
-static inline uint64_t ends(const Borrowing *b) {
+static inline uint64_t ends(const Wide *b) {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < b->count; i++) sum += b->lenders[i].words[ENDED];
     return sum;
@@ -89,7 +89,7 @@ static inline int decide(const Times *t, int64_t now, int64_t limit, int64_t hom
 }
 
 /* Say to every lender whether a work uses its granules. */
-static inline void mark(const Borrowing *b, uint64_t used) {
+static inline void mark(const Wide *b, uint64_t used) {
     for (uint32_t i = 0; i < b->count; i++) *b->lenders[i].own = used;
 }
 

@@ -75,7 +75,7 @@ class Lender(ctypes.Structure):
     _fields_ = (("words", c_void_p), ("own", c_void_p))
 
 
-class Borrowing(ctypes.Structure):
+class Wide(ctypes.Structure):
     _fields_ = (
         ("limit", c_int64),
         ("home", c_int64),
@@ -103,7 +103,7 @@ class Loop(ctypes.Structure):
     _fields_ = (
         ("link", LinkView),
         ("entries", c_void_p),
-        ("borrowing", c_void_p),
+        ("wide", c_void_p),
         ("entry_count", c_uint32),
         ("bundle", c_int64),
         ("expired", c_void_p),
@@ -132,12 +132,12 @@ class Loop(ctypes.Structure):
     )
 
 
-def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, int]]) -> Borrowing:
+def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, int]]) -> Wide:
     """What a worker's launch loop decides by. `pages` are addresses: of each lender's words, and of the borrower's own.
 
     They must outlive it.
     """
-    made = Borrowing(limit=limit, home=home, wide=wide)
+    made = Wide(limit=limit, home=home, wide=wide)
     for index, (words, own) in enumerate(pages):
         made.lenders[index] = Lender(words, own)
         made.count = index + 1

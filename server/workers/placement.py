@@ -23,7 +23,7 @@ class Refusal(NamedTuple):
 class Placement:
     """A partition, the units that a probe ran on, the executors that are ready there by model, and why others are not.
 
-    Its role is whose it is: a worker's `home`, the wide one of its `Borrowing`, or in neither use, ready for a move to it.
+    Its role is whose it is: a worker's `home`, its `wide`, or in neither use, ready for a move to it.
     """
 
     def __init__(self, partition: Partition, executors: dict[ModelKey, Executor], units: frozenset[int] = frozenset()) -> None:

@@ -21,13 +21,13 @@ from partitions import DeviceLost, Partition
 from ..errors import Outgrown
 from ..launch_loop.loop import Twin
 from ..link.messages import Done, Extent, Failure, Malformed, ModelKey, Ticket
-from .borrowing import Borrowing
 from .cancellations import Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
 from .loop_runs import LoopRuns
 from .metering import Metering
 from .session import InFlight, Session
+from .wide import WidePlacement
 
 log = logging.getLogger("greenlane.worker")
 
@@ -55,7 +55,7 @@ class TicketRunner:
     A ticket is only overtaken while its executor prepares itself for its shapes, by tickets of other models and shapes.
     `executors`, `cancellations`, `metering` and the callbacks are the worker's; it changes `executors` while it serves.
     `in_flight` has the works in flight by slot, also those that run on the event loop, and may be read by any thread.
-    `borrowing` may be replaced while nothing is in flight on its wide partition.
+    `wide` may be replaced while nothing is in flight on its wide partition.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TicketRunner:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.in_flight: dict[int, InFlight] = {}
-        self.borrowing: Borrowing | None = None
+        self.wide: WidePlacement | None = None
         self.session = session
         self._partition = partition
         self._executors = executors
@@ -194,7 +194,7 @@ class TicketRunner:
         while flights:
             flight = flights.popleft()
             self._finish(flight)
-            alone = flight.wide is not None or (self.borrowing is not None and self.borrowing.held)
+            alone = flight.wide is not None or (self.wide is not None and self.wide.held)
             if deferred.count or flights or alone:
                 now = time.monotonic_ns()
                 priority.yield_gil(now)
@@ -213,7 +213,7 @@ class TicketRunner:
         priority, roles, tickets, flights = session.priority, session.roles, session.link.tickets, session.flights
         if session.deferred.count:
             self._start_deferred()
-        while not roles.stopped and not (self.borrowing is not None and self.borrowing.holds(self.in_flight)):
+        while not roles.stopped and not (self.wide is not None and self.wide.holds(self.in_flight)):
             if look := roles.alone and now > self._next_look and bool(flights):
                 self._next_look = now + LOOK_INTERVAL
             if session.loop and session.is_left_to_loop(look, self._cancellations.abandoned is not None):
@@ -236,7 +236,7 @@ class TicketRunner:
         for ticket in deferred.drop(self._cancellations.is_refused):  # None is enqueued, whatever is in flight.
             self._start(ticket)
         while deferred.ready and len(self.in_flight) < MAX_RESUMED and not session.roles.stopped:
-            if self.borrowing is not None and self.borrowing.wide:
+            if self.wide is not None and self.wide.running:
                 break
             self._start(deferred.take(), again=True)
 
@@ -253,10 +253,10 @@ class TicketRunner:
             executor = self._executors[ticket.model]
             if self._prepares(executor) and self._defer(ticket, executor, again):
                 return
-            if (borrowing := self.borrowing) is None:
+            if (wide := self.wide) is None:
                 flight = session.enqueue(executor, ticket)
             else:
-                flight = borrowing.enqueue(session, executor, ticket, self.in_flight)
+                flight = wide.enqueue(session, executor, ticket, self.in_flight)
         except Exception as error:
             self._fail(ticket.slot, self._failure(error), time.monotonic_ns())
             return
@@ -272,8 +272,8 @@ class TicketRunner:
 
     def _twin(self, ticket: Ticket) -> Twin | None:
         """What runs tickets like this one on the wide partition."""
-        borrowing = self.borrowing
-        executor = None if borrowing is None else borrowing.executors.get(ticket.model)
+        wide = self.wide
+        executor = None if wide is None else wide.executors.get(ticket.model)
         return None if executor is None else Twin(executor, self._metering.counter(executor, ticket.model, True))
 
     def _prepares(self, executor: Executor) -> bool:
@@ -351,8 +351,8 @@ class TicketRunner:
     def _end(self, done: Done) -> None:
         session = self.session
         flight = self.in_flight.pop(done.slot, None)
-        if flight is not None and self.borrowing is not None:
-            self.borrowing.end(flight, done)
+        if flight is not None and self.wide is not None:
+            self.wide.end(flight, done)
         session.reporting.acquire()
         try:
             session.link.completions.put(done)

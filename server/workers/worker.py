@@ -14,7 +14,6 @@ from partitions import DeviceLost
 from ..accounts.meter import Meter, Place
 from ..launch_loop.loop import LaunchLoop, open_loop
 from ..link.messages import Failure, ModelKey
-from .borrowing import Borrowing
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations
 from .gil_priority import GilPriorities
 from .metering import Metering
@@ -22,6 +21,7 @@ from .placement import Placement
 from .session import Endpoint, Session
 from .stretching import Measured
 from .ticket_runner import BUNDLE, TicketRunner
+from .wide import WidePlacement
 
 
 def _ignore(_: Exception) -> None:
@@ -48,7 +48,7 @@ class Worker:
         self.home = home
         self.partition = partition = home.partition
         self.executors = home.executors
-        self._borrowing: Borrowing | None = None
+        self._wide: WidePlacement | None = None
         self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
@@ -73,38 +73,38 @@ class Worker:
         return runner is None or not (runner.in_flight or runner.session.deferred.count or runner.session.has_work)
 
     @property
-    def borrowing(self) -> Borrowing | None:
+    def wide(self) -> WidePlacement | None:
         """The wide partition and what runs there, None if there is none. Set while nothing is in flight there."""
-        return self._borrowing
+        return self._wide
 
-    @borrowing.setter
-    def borrowing(self, borrowing: Borrowing | None) -> None:
-        self._borrowing = borrowing
-        if borrowing is not None:
-            self.metering.wide = borrowing.place
+    @wide.setter
+    def wide(self, wide: WidePlacement | None) -> None:
+        self._wide = wide
+        if wide is not None:
+            self.metering.wide = wide.place
         if runner := self._runner:
-            runner.borrowing = borrowing
+            runner.wide = wide
             runner.session.link.tickets.wake()  # A ticket may wait for the wide partition that it had before.
 
     def widen(self) -> None:
         """Let works go to the wide partition from now on; `revoke` first if a model has come to be ready there."""
-        if borrowing := self.borrowing:
-            borrowing.widen()
+        if wide := self.wide:
+            wide.widen()
             if (runner := self._runner) and (loop := runner.session.loop):
-                loop.borrow(borrowing.shared)
+                loop.use_wide(wide.shared)
                 loop.wake()
 
     def too_long(self) -> list[Measured]:
-        """As `Borrowing.too_long`, with what the launch loop has measured. Any thread."""
-        if (borrowing := self.borrowing) is None:
+        """As `WidePlacement.too_long`, with what the launch loop has measured. Any thread."""
+        if (wide := self.wide) is None:
             return []
         loop = self._runner.session.loop if self._runner else None
-        return borrowing.too_long([Measured(*each) for each in loop.times()] if loop else [])
+        return wide.too_long([Measured(*each) for each in loop.times()] if loop else [])
 
     def revoke(self) -> None:
         """Have the launch loop forget all that it knows, and stay on the home partition until `widen`. Blocks until it has."""
         if (runner := self._runner) and (loop := runner.session.loop):
-            loop.borrow(None)
+            loop.use_wide(None)
             loop.revoke()
 
     def warm_up(self) -> None:
@@ -142,8 +142,8 @@ class Worker:
         endpoint.link.completions.set_on_host_cores(hosted)
         loop = self._open_loop(endpoint)
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
-        if loop and self.borrowing and not self.borrowing.suspended:
-            loop.borrow(self.borrowing.shared)
+        if loop and self.wide and not self.wide.suspended:
+            loop.use_wide(self.wide.shared)
         runner = self._runner = TicketRunner(
             session,
             self.partition,
@@ -154,7 +154,7 @@ class Worker:
             self._on_lost,
             self._on_error,
         )
-        runner.borrowing = self.borrowing
+        runner.wide = self.wide
         runner.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
@@ -272,9 +272,9 @@ class Worker:
     def retire(self) -> None:
         """Halt; executors and partition stay open, for another worker. Blocks."""
         self.halt()
-        if self.borrowing:
-            self.borrowing.close()
-            self.borrowing = None
+        if self.wide:
+            self.wide.close()
+            self.wide = None
 
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks. Failures are logged."""

@@ -14,7 +14,7 @@ from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.errors import Conflict
 from server.observing.observers import Observers
-from server.workers.borrowing import Borrowing
+from server.workers.wide import WidePlacement
 from tests.fakes import FakePartition
 from tests.server.device.test_runtime import Site, add_model, serving
 
@@ -46,14 +46,14 @@ async def settled(site: Site) -> None:
     await site.runtime.placements.settled()
 
 
-def borrowing(site: Site, name: str = "acme") -> Borrowing:
-    found = site.runtime._workers[name].borrowing
+def placement(site: Site, name: str = "acme") -> WidePlacement:
+    found = site.runtime._workers[name].wide
     assert found
     return found
 
 
 def wide(site: Site) -> FakePartition:
-    partition = borrowing(site).placement.partition
+    partition = placement(site).partition
     assert isinstance(partition, FakePartition)
     return partition
 
@@ -61,7 +61,7 @@ def wide(site: Site) -> FakePartition:
 async def go_wide(site: Site, model: str = "b") -> None:
     """Run one inference that goes wide, whatever this machine does meanwhile."""
     await site.infer("acme", model)
-    for times in borrowing(site)._times.values():
+    for times in placement(site)._times.values():
         times.home = 10**8
     before = wide(site).stream.ran
     await site.infer("acme", model)
@@ -70,14 +70,14 @@ async def go_wide(site: Site, model: str = "b") -> None:
 
 async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(site: Site) -> None:
     assert (wide(site).granules, wide(site).lent) == ((0, 1, 2, 3, 4), (2, 3, 4))
-    assert borrowing(site).limit == 500_000_000
-    assert borrowing(site).place == (2, (("globex", 2), ("initech", 1)))
+    assert placement(site).limit == 500_000_000
+    assert placement(site).place == (2, (("globex", 2), ("initech", 1)))
     assert site.granules == {"acme": (0, 1), "globex": (2, 3), "initech": (4, 5)}
     await go_wide(site, "a")
     await go_wide(site)
     (state,) = await site.controller.placements.wide_states()
     assert (state.tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, ())
-    assert site.runtime._workers["globex"].borrowing is None
+    assert site.runtime._workers["globex"].wide is None
 
 
 async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
@@ -98,12 +98,12 @@ async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_l
     await site.controller.load("acme", "c")
     await settled(site)
     await go_wide(site, "c")
-    before = dict(borrowing(site).executors)
+    before = dict(placement(site).executors)
     await site.controller.load("acme", "b")
     await site.controller.unload("acme", "a")
     await settled(site)
-    assert sorted(key.partition("/")[0] for key in borrowing(site).executors) == ["b", "c"]
-    gone = [executor for key, executor in before.items() if key not in borrowing(site).executors]
+    assert sorted(key.partition("/")[0] for key in placement(site).executors) == ["b", "c"]
+    gone = [executor for key, executor in before.items() if key not in placement(site).executors]
     assert len(gone) == 2
     assert all(executor.closed for executor in gone)  # type: ignore[attr-defined]
     await go_wide(site)
@@ -147,7 +147,7 @@ async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_se
     assert before.closed
     assert wide(site).lent == site.granules["globex"]
     assert len(wide(site).lent) == 3
-    assert borrowing(site).limit == 1_000_000_000, "of globex alone, whose granules they are now"
+    assert placement(site).limit == 1_000_000_000, "of globex alone, whose granules they are now"
     await go_wide(site)
 
 
@@ -233,7 +233,7 @@ async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_tha
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         await site.runtime.placements.stretch({})
-        while not borrowing(site).suspended:
+        while not placement(site).suspended:
             await asyncio.sleep(0)
         narrowing = asyncio.ensure_future(site.runtime.placements.of("acme").narrow())
         await settled(site)
@@ -248,7 +248,7 @@ async def test_what_is_to_be_ready_is_made_though_a_change_of_the_wide_partition
     (asking,) = await site.asked(1)
     await asyncio.to_thread(gate.wait_for_arrival)
     await site.runtime.placements.stretch({})
-    while not borrowing(site).suspended:
+    while not placement(site).suspended:
         await asyncio.sleep(0)
     holding = asyncio.ensure_future(site.runtime.placements.hold({"acme": [(0, 1, 6)]}))
     await asyncio.sleep(0)
@@ -337,7 +337,7 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     await site.infer("acme", "a")
     await go_wide(site, "b")
-    (times,) = [times for (key, _), times in borrowing(site)._times.items() if key.startswith("a/")]
+    (times,) = [times for (key, _), times in placement(site)._times.items() if key.startswith("a/")]
     times.home = 19 * 10**9
     why = (
         "a/1 does not run on granules of others: the shortest inference seen takes 19000 ms on its share, so 7600 ms there "
@@ -405,15 +405,15 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
 async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_back_to_it(site: Site) -> None:
     key = site.tenant("acme").catalog.find("b").key
     await go_wide(site)
-    before = borrowing(site).executors[key]
+    before = placement(site).executors[key]
     pager = site.runtime._tenant_models.pager
     async with pager.locks["acme"]:
         assert await pager._page_out("acme", key, pager._source("acme", key))
     assert before.closed  # type: ignore[attr-defined]
-    assert key not in borrowing(site).executors
+    assert key not in placement(site).executors
     await site.infer("acme")
     async with pager.locks["acme"]:
         pass
     await settled(site)
-    assert key in borrowing(site).executors
+    assert key in placement(site).executors
     await go_wide(site)

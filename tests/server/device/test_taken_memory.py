@@ -16,7 +16,7 @@ def executor(shared: dict[str, dict[str, int]] | None = None, **memory: int) -> 
 
 
 def worker(**executors: Any) -> Any:
-    return SimpleNamespace(executors={f"{name}/1#1": each for name, each in executors.items()}, borrowing=None)
+    return SimpleNamespace(executors={f"{name}/1#1": each for name, each in executors.items()}, wide=None)
 
 
 def shown(worker: Any) -> dict[str, dict[str, int]]:

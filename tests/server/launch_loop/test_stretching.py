@@ -13,7 +13,7 @@ from server.launch_loop.library import open_library
 from server.launch_loop.structures import Times as SharedTimes
 from server.workers.stretching import BUSY, RETRY, STOPPED, WHY_HOME, Times, decide
 from tests.launchable import LaunchableExecutor, needs_a_compiler
-from tests.server.workers.test_borrowing import Borrower
+from tests.server.workers.test_wide import Borrower
 from tests.server.workers.test_worker import PATIENCE, benched
 
 pytestmark = needs_a_compiler
@@ -103,15 +103,15 @@ def test_the_loop_goes_wide_while_the_lenders_rest(bench: Looping) -> None:
     for number in range(20):
         bench.run(number)
     assert bench.launched() == (home + 20, wide + 20)
-    assert bench.worker.borrowing
-    assert bench.worker.borrowing.statistics.totals()[0] >= 20
+    assert bench.worker.wide
+    assert bench.worker.wide.statistics.totals()[0] >= 20
     assert bench.script.reached["enqueue"] <= 2, "the loop ran them"
 
 
 def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> None:
-    assert bench.worker.borrowing
+    assert bench.worker.wide
     assert bench.worker._runner
-    loop, statistics = bench.worker._runner.session.loop, bench.worker.borrowing.statistics
+    loop, statistics = bench.worker._runner.session.loop, bench.worker.wide.statistics
     assert loop
     before, enqueued = statistics.why_home(), bench.script.reached["enqueue"]
     bench.lenders[0].activity.begin()
@@ -122,15 +122,15 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
         bench.run(number)
     bench.lenders[0].activity.set_lends(True)
     bench.lenders[0].activity.end()
-    loop._times[0].wide = bench.worker.borrowing.limit + 1
+    loop._times[0].wide = bench.worker.wide.limit + 1
     bench.run(1)
     assert bench.script.reached["enqueue"] == enqueued, "the loop ran them"
     more = dict.fromkeys(WHY_HOME, 0) | {"owner_busy": 3, "owner_stopped": 2, "too_long": 1}
     assert statistics.why_home() == {why: before[why] + more[why] for why in WHY_HOME}
     assert [each.model for each in bench.worker.too_long()] == []  # The worker itself has seen a shorter one.
-    bench.worker.borrowing._times.clear()
+    bench.worker.wide._times.clear()
     ((model, home, wide),) = bench.worker.too_long()
-    assert (model, wide) == ("m/1#1", bench.worker.borrowing.limit + 1)
+    assert (model, wide) == ("m/1#1", bench.worker.wide.limit + 1)
     assert home > 0
 
 
@@ -163,8 +163,8 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(bench: Lo
 
 
 def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
-    assert bench.worker.borrowing
-    before = bench.worker.borrowing.statistics.totals()[1]
+    assert bench.worker.wide
+    before = bench.worker.wide.statistics.totals()[1]
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
@@ -172,12 +172,12 @@ def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
     gate.open()
     bench.next()
     bench.worker.halt()
-    assert bench.worker.borrowing.statistics.totals()[1] == before + 1
+    assert bench.worker.wide.statistics.totals()[1] == before + 1
 
 
 def test_after_narrowing_everything_is_at_home_and_after_widening_the_loop_learns_again(bench: Looping) -> None:
-    assert bench.worker.borrowing
-    assert bench.worker.borrowing.narrow().result(PATIENCE) is None
+    assert bench.worker.wide
+    assert bench.worker.wide.narrow().result(PATIENCE) is None
     bench.worker.revoke()
     _, wide = bench.launched()
     for number in range(5):

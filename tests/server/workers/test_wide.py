@@ -15,10 +15,9 @@ from server.launch_loop.structures import view_lenders
 from server.link import activity
 from server.link.activity import Activity, LenderPage
 from server.link.messages import Failure
-from server.workers.borrowing import Borrowing, BorrowingStatistics
-from server.workers.placement import Placement
 from server.workers.session import InFlight, Session
 from server.workers.stretching import TOO_LONG
+from server.workers.wide import WidePlacement, WideStatistics
 from tests.server.workers.test_worker import FP32, NEVER, PATIENCE, Bench, benched
 
 LONG = 10**12
@@ -39,13 +38,13 @@ class Lender:
 class Borrower(Bench):
     """A bench whose worker has a wide partition too."""
 
-    def stretch(self, limit: int = LONG, lenders: int = 1) -> Borrowing:
+    def stretch(self, limit: int = LONG, lenders: int = 1) -> WidePlacement:
         self.lenders = [Lender() for _ in range(lenders)]
         self.wide = self.device.carve([0, 1])
-        executors = {"m/1#1": self.engine.bind(self.wide)}
         pages = [lender.page for lender in self.lenders]
-        made = Borrowing(self.partition, Placement(self.wide, executors), pages, limit, BorrowingStatistics())
-        self.worker.borrowing = made
+        made = WidePlacement(self.partition, self.wide, pages, limit, WideStatistics())
+        made.executors["m/1#1"] = self.engine.bind(self.wide)
+        self.worker.wide = made
         made.widen()
         return made
 
@@ -62,33 +61,33 @@ class Borrower(Bench):
 
     def slow_down(self) -> None:
         """Works took a second at home, so that they are faster wide, whatever this machine does meanwhile."""
-        assert self.worker.borrowing
-        for times in self.worker.borrowing._times.values():
+        assert self.worker.wide
+        for times in self.worker.wide._times.values():
             times.home = 10**9
 
-    def wait_for_held(self, borrowing: Borrowing) -> None:
+    def wait_for_held(self, placement: WidePlacement) -> None:
         """Block until a ticket waits until the works in flight at home have ended."""
         until = time.monotonic() + PATIENCE
-        while not borrowing.held:
+        while not placement.held:
             assert time.monotonic() < until, "no ticket waits"
             time.sleep(0)
 
 
 @contextmanager
-def borrower(limit: int = LONG, lenders: int = 1, hosted: bool = False) -> Iterator[tuple[Borrower, Borrowing]]:
+def borrower(limit: int = LONG, lenders: int = 1, hosted: bool = False) -> Iterator[tuple[Borrower, WidePlacement]]:
     with benched(kind=Borrower) as bench:
         bench.device.on_host_cores = hosted
-        borrowing = bench.stretch(limit, lenders)
+        placement = bench.stretch(limit, lenders)
         bench.worker.serve(bench.endpoint)
-        yield bench, borrowing
+        yield bench, placement
         bench.worker.halt()
-        assert not borrowing.wide
+        assert not placement.running
         assert all(lender.page.own[0] == 0 for lender in bench.lenders)
 
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_lenders_rest(hosted: bool) -> None:
-    with borrower(lenders=2, hosted=hosted) as (bench, borrowing):
+    with borrower(lenders=2, hosted=hosted) as (bench, placement):
         bench.run(0)
         assert bench.wide.stream.ran == 0
         bench.slow_down()
@@ -102,14 +101,14 @@ def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_lenders_re
         bench.lenders[0].activity.set_lends(False)
         bench.run(8)
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (3, 5)
-        assert (borrowing.statistics.launches, borrowing.statistics.returns) == (5, 0)
-        home = {why: count for why, count in borrowing.statistics.why_home().items() if count}
+        assert (placement.statistics.launches, placement.statistics.returns) == (5, 0)
+        home = {why: count for why, count in placement.statistics.why_home().items() if count}
         assert home == {"not_measured": 1, "owner_busy": 1, "owner_stopped": 1}
 
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -> None:
-    with borrower(hosted=hosted) as (bench, borrowing):
+    with borrower(hosted=hosted) as (bench, placement):
         bench.run_at_home()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
@@ -120,11 +119,11 @@ def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
         assert enqueued == 2, "another was enqueued beside it"
-        assert borrowing.statistics.launches >= 1
+        assert placement.statistics.launches >= 1
 
 
 def test_a_ticket_beside_works_at_home_stays_there() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.lenders[0].activity.begin()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
@@ -134,14 +133,14 @@ def test_a_ticket_beside_works_at_home_stays_there() -> None:
         bench.wait_for_enqueued(2)
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
-        assert borrowing.statistics.launches == 0
-        why = {why: count for why, count in borrowing.statistics.why_home().items() if count}
+        assert placement.statistics.launches == 0
+        why = {why: count for why, count in placement.statistics.why_home().items() if count}
         assert why == {"owner_busy": 1, "not_measured": 1}
 
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: bool) -> None:
-    with borrower(hosted=hosted) as (bench, borrowing):
+    with borrower(hosted=hosted) as (bench, placement):
         bench.run_at_home()
         bench.lenders[0].activity.begin()
         gate = bench.script.hold("run")
@@ -152,14 +151,14 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
         if not hosted:  # The other thread sees them; it is parked while works are short.
             assert bench.worker._runner
             bench.worker._runner.session.roles.expect(True)
-            bench.wait_for_held(borrowing)
+            bench.wait_for_held(placement)
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (2, 3)
 
 
 def test_a_work_that_a_lender_comes_back_to_is_counted_and_not_learnt_from() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
@@ -169,39 +168,39 @@ def test_a_work_that_a_lender_comes_back_to_is_counted_and_not_learnt_from() -> 
         gate.open()
         bench.next()
         bench.worker.halt()
-        assert (borrowing.statistics.launches, borrowing.statistics.returns) == (1, 1)
-        (times,) = borrowing._times.values()
+        assert (placement.statistics.launches, placement.statistics.returns) == (1, 1)
+        (times,) = placement._times.values()
         assert times.wide == 0
 
 
 def test_what_takes_longer_than_the_lenders_allow_stays_home() -> None:
-    with borrower(limit=1) as (bench, borrowing):
+    with borrower(limit=1) as (bench, placement):
         for number in range(4):
             bench.run(number)
-        assert borrowing.statistics.launches == 0
-        assert borrowing.statistics.why_home()["too_long"] == 3, "the first was not measured yet"
+        assert placement.statistics.launches == 0
+        assert placement.statistics.why_home()["too_long"] == 3, "the first was not measured yet"
         ((model, home, wide),) = bench.worker.too_long()
         assert (model, wide) == ("m/1#1", 0)
         assert home > 1
 
 
 def test_a_batch_that_takes_longer_than_the_lenders_allow_stays_home_and_smaller_ones_go_wide() -> None:
-    with borrower(limit=10**9) as (bench, borrowing):
+    with borrower(limit=10**9) as (bench, placement):
         bench.run_at_home()
-        borrowing._of(("m/1#1", ((3,),))).home = 10**10
+        placement._of(("m/1#1", ((3,),))).home = 10**10
         for count in (3, 1, 3):
             values = range(count)
             bench.put(bench.ticket(0, *values))
             assert bench.answer(bench.next()) == [*values]
         assert (bench.partition.stream.ran, bench.wide.stream.ran) == (3, 1)
-        assert borrowing.statistics.why_home()["too_long"] == 2
+        assert placement.statistics.why_home()["too_long"] == 2
         assert bench.worker.too_long() == [], "smaller batches of the model go wide"
 
 
 def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
-    with borrower(limit=1) as (_, borrowing):
-        statistics = borrowing.statistics
-        for each in (borrowing.shared, view_lenders(1, 1, 2, [])):
+    with borrower(limit=1) as (_, placement):
+        statistics = placement.statistics
+        for each in (placement.shared, view_lenders(1, 1, 2, [])):
             statistics.add(each)
             each.stayed[TOO_LONG] += 2
             statistics.stayed[TOO_LONG] += 1
@@ -209,12 +208,12 @@ def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
 
 
 def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
         gate.wait_for_arrival()
-        at_home = borrowing.narrow()
+        at_home = placement.narrow()
         assert not at_home.done()
         gate.open()
         at_home.result(PATIENCE)
@@ -223,14 +222,14 @@ def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> N
         bench.run(1)
         assert bench.wide.stream.ran == before
         bench.slow_down()
-        assert borrowing.narrow().done()
-        borrowing.widen()
+        assert placement.narrow().done()
+        placement.widen()
         bench.run(2)
         assert bench.wide.stream.ran == before + 1
 
 
 def test_a_work_that_was_about_to_go_wide_when_the_partition_is_taken_away_stays_home() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         bench.worker.halt()
         narrowed: list[Future[None]] = []
@@ -239,12 +238,12 @@ def test_a_work_that_was_about_to_go_wide_when_the_partition_is_taken_away_stays
             """Nothing in flight; the partition is taken away while that is looked up."""
 
             def __len__(self) -> int:
-                narrowed.append(borrowing.narrow())
+                narrowed.append(placement.narrow())
                 return 0
 
         session = Session(bench.endpoint, bench.priorities.join(bench.link.tickets.waiting), 2)
-        flight = borrowing.enqueue(session, bench.engine.executors[0], bench.ticket(0, 5), Meanwhile())
-        assert (flight.wide, borrowing.wide, bench.wide.stream.ran) == (None, False, 0)
+        flight = placement.enqueue(session, bench.engine.executors[0], bench.ticket(0, 5), Meanwhile())
+        assert (flight.wide, placement.running, bench.wide.stream.ran) == (None, False, 0)
         assert [each.done() for each in narrowed] == [True]
         flight.work.wait()
 
@@ -253,7 +252,7 @@ def test_an_answer_in_parts_stays_home_and_is_no_measurement() -> None:
     """What is kept between two parts is on the home partition."""
     with benched(kind=Borrower, compute_parts=lambda inputs: iter([list(inputs)] * 9)) as bench:
         bench.engine.signature = replace(bench.engine.signature, outputs=(TensorSpec("y", FP32, (1,)),))
-        borrowing = bench.stretch()
+        placement = bench.stretch()
         bench.worker.serve(bench.endpoint)
         ticket = bench.ticket(0, 7)
         ticket = ticket._replace(after=ticket.serial)
@@ -263,27 +262,27 @@ def test_an_answer_in_parts_stays_home_and_is_no_measurement() -> None:
             ticket = ticket._replace(serial=ticket.serial + 1000, after=ticket.serial)
         bench.worker.halt()
         assert bench.wide.stream.ran == 0
-        assert (borrowing._times, sum(borrowing.statistics.why_home().values())) == ({}, 0)
+        assert (placement._times, sum(placement.statistics.why_home().values())) == ({}, 0)
 
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_ticket_that_waits_to_go_wide_is_started_when_the_wide_partition_is_taken_away(hosted: bool) -> None:
-    with borrower(hosted=hosted) as (bench, borrowing):
+    with borrower(hosted=hosted) as (bench, placement):
         bench.worker.executors["home/1#1"] = bench.engine.bind(bench.partition)  # It has none on the wide partition.
         bench.run_at_home()
         bench.run(1)
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0, model="home/1#1"), bench.ticket(1, 1))
         gate.wait_for_arrival()
-        bench.wait_for_held(borrowing)
-        borrowing.narrow().result(PATIENCE)
-        bench.worker.borrowing = None
+        bench.wait_for_held(placement)
+        placement.narrow().result(PATIENCE)
+        bench.worker.wide = None
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
 
 
 def test_halting_waits_for_a_wide_work_and_the_next_worker_starts_what_is_left() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
@@ -292,14 +291,14 @@ def test_halting_waits_for_a_wide_work_and_the_next_worker_starts_what_is_left()
         assert not halting.done()
         gate.open()
         halting.result(PATIENCE)
-        assert not borrowing.wide
+        assert not placement.running
         bench.worker.halt()
         bench.worker.serve(bench.endpoint)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
 
 
 def test_a_wide_work_is_cancelled_and_a_ticket_behind_it_that_is_too_late_is_refused() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         gate = bench.script.hold("run")
         wide = bench.ticket(0, 0)
@@ -309,35 +308,35 @@ def test_a_wide_work_is_cancelled_and_a_ticket_behind_it_that_is_too_late_is_ref
         assert [bench.kind(), bench.kind()] == ["cancelled", "expired"]
         gate.open()
         assert bench.answer(bench.next()) == [2]
-        assert not borrowing.wide
+        assert not placement.running
 
 
 def test_a_work_that_cannot_be_enqueued_wide_fails_and_the_next_go_on() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         bench.script.fail("enqueue")
         bench.put(bench.ticket(0, 0))
         assert bench.kind() == "raised"
-        assert not borrowing.wide
+        assert not placement.running
         bench.run(1)
 
 
 def test_a_device_that_is_lost_during_a_wide_work_is_reported() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         bench.script.fail("run", error=DeviceLost("gone"))
         bench.put(bench.ticket(0, 0))
         assert bench.kind() == "lost"
         assert bench.lost
-        assert not borrowing.wide
+        assert not placement.running
 
 
 def test_abandoning_ends_a_wide_work() -> None:
-    with borrower() as (bench, borrowing):
+    with borrower() as (bench, placement):
         bench.run_at_home()
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
         gate.wait_for_arrival()
         bench.worker.abandon(Failure("stopped", "why"))
         assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
-        assert not borrowing.wide
+        assert not placement.running

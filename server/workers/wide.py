@@ -10,7 +10,7 @@ from engines import Executor
 from partitions import Partition
 
 from ..accounts.meter import Place
-from ..launch_loop.structures import Borrowing as Shared
+from ..launch_loop.structures import Wide as Shared
 from ..launch_loop.structures import view_lenders
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
@@ -22,7 +22,7 @@ _MOST_TIMES = 512
 """Models and shapes whose times are remembered; beyond that all are forgotten."""
 
 
-class BorrowingStatistics:
+class WideStatistics:
     """Of one borrower since its start: works launched wide, those of them during which a lender came back, and works that
     stayed at home.
     """
@@ -34,7 +34,7 @@ class BorrowingStatistics:
         self._shared: list[Shared] = []
 
     def __repr__(self) -> str:
-        return f"<BorrowingStatistics {self.totals()}>"
+        return f"<WideStatistics {self.totals()}>"
 
     def add(self, shared: Shared) -> None:
         """A launch loop counts here, too; none counts any more where they did before."""
@@ -54,35 +54,33 @@ class BorrowingStatistics:
         return [count + sum([int(each.stayed[why]) for each in self._shared]) for why, count in enumerate(self.stayed)]
 
 
-class Borrowing:
-    """Belongs to one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
+class WidePlacement(Placement):
+    """The wide placement of one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
 
-    `executors` are those of the wide placement; a model that has none stays at home. `limit` is the nanoseconds that
-    the lenders allow a work, `pages` are theirs, and `lent` has the units of each. While `suspended`, which it is at first,
-    everything stays at home.
+    A model that has no executor here stays at home. `limit` is the nanoseconds that the lenders allow a work, `pages` are
+    theirs, and `lent` has the units of each. While `suspended`, which it is at first, everything stays at home.
     """
 
     def __init__(
         self,
         home: Partition,
-        placement: Placement,
+        partition: Partition,
         pages: Sequence[LenderPage],
         limit: int,
-        statistics: BorrowingStatistics,
+        statistics: WideStatistics,
         lent: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        self.placement = placement
-        self.executors = placement.executors
+        super().__init__(partition, {})
         self.pages = tuple(pages)
         self.words = tuple([words for page in pages for words in page.processes])
         self.limit = limit
         self.statistics = statistics
         self.suspended = True
-        self.wide = False
+        self.running = False
         """Whether a work is in flight on the wide partition."""
         self.held = False
         """Whether a ticket waits until the works in flight at home have ended."""
-        self.sizes = home.size, placement.partition.size
+        self.sizes = home.size, partition.size
         self.place = Place(home.size, lent)
         self.shared = view_lenders(limit, *self.sizes, [each for page in pages for each in page.addresses])
         """The same for the launch loop."""
@@ -93,8 +91,8 @@ class Borrowing:
         self._on_home: Future[None] | None = None
 
     def __repr__(self) -> str:
-        state = "suspended" if self.suspended else "a work in flight" if self.wide else "ready"
-        return f"<Borrowing on {self.placement!r}, {state}>"
+        state = "suspended" if self.suspended else "a work in flight" if self.running else "ready"
+        return f"<WidePlacement on {self.partition!r}, {state}>"
 
     def enqueue(self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight]) -> InFlight:
         """Put the work of a ticket on the stream of the one partition or the other. Raises what the executor raises."""
@@ -104,7 +102,7 @@ class Borrowing:
         if (why := self._decide(ticket, bool(in_flight))) != WIDE:
             self.statistics.stayed[why] += 1
             return session.enqueue(home, ticket)
-        self.wide = True
+        self.running = True
         if self.suspended or not self._is_ready(executor, ticket):  # `narrow` may not have seen that a work would go wide.
             self._leave()
             self.statistics.stayed[NOT_MEASURED] += 1
@@ -127,7 +125,7 @@ class Borrowing:
         is set, and the thread that waits for them starts the ticket.
         """
         self.held = False
-        if self.wide:
+        if self.running:
             return True
         if not in_flight or self.suspended or self._last is None or self._decide_alone(self._last) != WIDE:
             return False
@@ -157,7 +155,7 @@ class Borrowing:
         if on_home is None or on_home.done():
             on_home = Future()
         self._on_home = on_home
-        if not self.wide:
+        if not self.running:
             self._release()
         return on_home
 
@@ -170,8 +168,8 @@ class Borrowing:
     def close(self) -> None:
         """Close the executors and the partition; nothing is in flight there. Blocks. Failures are logged."""
         self.suspended = True
+        super().close()
         self.executors = {}
-        self.placement.close()
 
     def too_long(self, others: Sequence[Measured] = ()) -> list[Measured]:
         """Of each model whose works all take longer than the lenders allow, the shortest. `others` are what a launch loop has
@@ -220,7 +218,7 @@ class Borrowing:
     def _leave(self) -> None:
         for page in self.pages:
             page.own[0] = 0
-        self.wide = False
+        self.running = False
         if self.suspended:
             self._release()
 
