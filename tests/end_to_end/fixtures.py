@@ -6,14 +6,51 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from server.config.tenant import TenantConfig
 
 from .harness import Served, configuration, serving
 from .processes import Running, configure, running, running_plain, tenant
+from .wire import SMALL, client, infer
 
 Start = Callable[[Path], AbstractContextManager[Running]]
+
+
+class Site:
+    """A server and its configuration, which tests write again."""
+
+    server: Running
+
+    def __init__(self, folder: Path, repository: Path, always: str = "") -> None:
+        """`always` is the end of each configuration."""
+        self.folder = folder
+        self.path = folder / "greenlane.toml"
+        self.always = always
+        self._repository = repository
+
+    def write(self, *tables: str, **server: str) -> Path:
+        """Tables in TOML, and keys of the server's section."""
+        return configure(self.path, self._repository, "\n".join([*tables, self.always]), **server)
+
+    def reload(self) -> httpx.Response:
+        with client(self.server) as http:
+            return http.post("/admin/reload")
+
+    def ask(self, key: str, model: str = "identity", tenant: str = "") -> httpx.Response:
+        """The answer to an inference with this key, on a connection of its own."""
+        with client(self.server, tenant, Authorization=f"Bearer {key}") as http:
+            return infer(http, model, SMALL)
+
+    def status(self, key: str, model: str = "identity", tenant: str = "") -> int:
+        """Its status; 0 for a connection that is lost."""
+        try:
+            return self.ask(key, model, tenant).status_code
+        except httpx.TransportError:
+            return 0
+
+
 WAYS = ("asgi", "direct", "processes", "uvicorn")
 """The ways in which requests reach a server: in this process, under ASGI and without; and the two forms that users start."""
 

@@ -8,30 +8,20 @@ from typing import Any
 import httpx
 import pytest
 
-from .processes import Running, configure, running, running_plain
-from .test_reload import digest
+from server.tenants.auth import digest
+
+from .fixtures import Site
+from .processes import Running, running, running_plain, tenant
 from .wire import SMALL, client, infer, until
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["identity"]
-keys_sha256 = ["{key}"]
-{more}
-"""
 KEYED = {"Authorization": "Bearer secret"}
 ADMIN = {"Authorization": "Bearer admin"}
 SETTINGS = {"audit": '"audit.jsonl"', "admin_key_sha256": f'"{digest("admin")}"'}
 
 
-class Site:
-    def __init__(self, folder: Path, repository: Path) -> None:
-        self.folder = folder
-        self._repository = repository
-
-    def write(self, more: str = "") -> Path:
-        tenants = TENANTS.format(key=digest("secret"), more=more)
-        return configure(self.folder / "greenlane.toml", self._repository, tenants, **SETTINGS)
+class Audited(Site):
+    def write(self, **more: object) -> Path:
+        return super().write(tenant("acme", "identity", keys_sha256=[digest("secret")], **more), **SETTINGS)
 
     def lines(self, message: str) -> list[dict[str, Any]]:
         """The audit's lines of this kind."""
@@ -46,12 +36,12 @@ def start(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def site(standard: Path, tmp_path_factory: pytest.TempPathFactory, start: Any) -> Site:
-    return Site(tmp_path_factory.mktemp("audit"), standard)
+def site(standard: Path, tmp_path_factory: pytest.TempPathFactory, start: Any) -> Audited:
+    return Audited(tmp_path_factory.mktemp("audit"), standard)
 
 
 @pytest.fixture(scope="module")
-def server(site: Site, start: Any) -> Iterator[Running]:
+def server(site: Audited, start: Any) -> Iterator[Running]:
     with start(site.write()) as server, client(server, **KEYED) as http:
         until(lambda: infer(http, "identity", SMALL).status_code == 200)
         yield server
@@ -63,7 +53,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
         yield http
 
 
-def test_changes_are_written_with_who_asked_and_the_outcome(site: Site, http: httpx.Client) -> None:
+def test_changes_are_written_with_who_asked_and_the_outcome(site: Audited, http: httpx.Client) -> None:
     assert http.get("/admin/tenants", headers=ADMIN).status_code == 200
     assert http.put("/admin/partitions", json={"acme": 4096}, headers=ADMIN).status_code == 409
     assert http.post("/v2/repository/models/identity/load", headers=KEYED).status_code == 200
@@ -75,7 +65,7 @@ def test_changes_are_written_with_who_asked_and_the_outcome(site: Site, http: ht
     ]
 
 
-def test_refusals_of_keys_are_written_and_no_key_is(site: Site, http: httpx.Client) -> None:
+def test_refusals_of_keys_are_written_and_no_key_is(site: Audited, http: httpx.Client) -> None:
     wrong = {"Authorization": "Bearer wrong"}
     assert infer(http, "identity", SMALL, headers=wrong).status_code == 401
     assert http.post("/admin/drain", headers=wrong).status_code == 401
@@ -91,7 +81,7 @@ def test_refusals_of_keys_are_written_and_no_key_is(site: Site, http: httpx.Clie
 
 
 def test_uvicorn_has_a_proxy_on_this_host_name_the_client_of_an_inference_and_the_other_form_does_not(
-    site: Site, http: httpx.Client, start: Any
+    site: Audited, http: httpx.Client, start: Any
 ) -> None:
     refused = {"Authorization": "Bearer another"}
     for more in ({}, {"X-Forwarded-For": "10.1.2.3"}, {}):
@@ -102,10 +92,10 @@ def test_uvicorn_has_a_proxy_on_this_host_name_the_client_of_an_inference_and_th
     assert found == ["127.0.0.1", named, "127.0.0.1"]
 
 
-def test_reloads_are_written_with_what_changed(site: Site, http: httpx.Client) -> None:
-    site.write("requests_per_second = 5")
+def test_reloads_are_written_with_what_changed(site: Audited, http: httpx.Client) -> None:
+    site.write(requests_per_second=5)
     assert http.post("/admin/reload", headers=ADMIN).status_code == 200
-    site.write("requests_per_second = 5\nqueue = 3")
+    site.write(requests_per_second=5, queue=3)
     assert http.post("/admin/reload", headers=ADMIN).status_code == 409
     assert [each["changed"] for each in site.lines("reloaded")] == [["tenants.acme.requests_per_second: (not set) -> 5"]]
     assert "tenants.acme.queue: 64 -> 3 needs a restart" in site.lines("reload refused")[0]["reason"]

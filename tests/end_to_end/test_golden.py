@@ -1,6 +1,6 @@
 """All forms of the server answer the same, byte by byte: the rows of `golden.py` over real sockets.
 
-The forms are `python -m server` on CPU cores, the same with a device process, with two HTTP processes besides, and
+The forms are `python -m server` on CPU cores, the same with a device process and two HTTP processes, and
 `uvicorn server.app:app`, with an option that needs ASGI for every request and without.
 """
 
@@ -19,7 +19,6 @@ from .wire import FOREVER, Connection, posted, spin
 
 FORMS = {
     "server": running,
-    "device": running_device,
     "several": running_device,
     "uvicorn": running_plain,
     "asgi": running_asgi,

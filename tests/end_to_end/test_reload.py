@@ -1,6 +1,5 @@
 """The configuration read again while it is served, in each form: keys, limits, and all of it or nothing."""
 
-import hashlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -10,24 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
+from server.tenants.auth import digest
+
 from . import repository
+from .fixtures import Site
 from .harness import cores
-from .processes import Load, Running, configure, running, running_device, running_plain
-from .wire import SMALL, Connection, answered, client, infer, posted, until
+from .processes import Load, running, running_device, running_plain, tenant
+from .wire import SMALL, Connection, client, posted, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = {models}
-keys_sha256 = [{keys}]
-{more}
-[tenants.globex]
-granules = 1
-models = ["identity"]
-{globex}
-"""
 FORMS: dict[str, tuple[Any, str]] = {
     "uvicorn": (running_plain, ""),
     "processes": (running, ""),
@@ -37,19 +28,7 @@ OLD, NEW, LAST = "old-key", "new-key", "last-key"
 MODELS = ("identity", "other", "third")
 
 
-def digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-class Site:
-    """A server and its file, which `write` changes."""
-
-    def __init__(self, path: Path, repository: Path, always: str) -> None:
-        self.path = path
-        self._repository = repository
-        self._always = always
-        self.server: Running
-
+class Reloaded(Site):
     def write(
         self,
         *keys: str,
@@ -62,18 +41,8 @@ class Site:
         """Write the file; `more` and `globex` are keys of the tenants, `models` those that acme may call, and `options` tables
         of models.
         """
-        quoted = ", ".join(f'"{digest(key)}"' for key in keys)
-        tenants = TENANTS.format(keys=quoted, more=f"{self._always}\n{more}", globex=globex, models=list(models))
-        return configure(self.path, self._repository, options + tenants, **server)
-
-    def reload(self) -> httpx.Response:
-        with client(self.server) as http:
-            return http.post("/admin/reload")
-
-    def status(self, key: str, model: str = "identity") -> int:
-        """What a request with this key is answered, on a connection of its own."""
-        with client(self.server, Authorization=f"Bearer {key}") as http:
-            return infer(http, model, SMALL).status_code
+        acme = tenant("acme", *models, keys_sha256=[digest(key) for key in keys])
+        return super().write(options, tenant("globex", "identity"), globex, acme, more, **server)
 
     def most(self) -> int:
         """acme's largest batch of `identity`."""
@@ -81,18 +50,17 @@ class Site:
             return http.get("/v2/models/identity/config").json()["max_batch_size"]
 
     def statuses(self) -> list[int]:
-        """What acme's requests for each model of the repository are answered; 0 for one that loses its connection."""
-        with client(self.server, Authorization=f"Bearer {OLD}") as http:
-            return [answered(http, model) for model in MODELS]
+        """What acme's requests for each model of the repository are answered."""
+        return [self.status(OLD, model) for model in MODELS]
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
+def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Reloaded]:
     start, always = FORMS[request.param]
     root = tmp_path_factory.mktemp("reload")
     for name in MODELS:
         repository.write(root / "models", name, repository.IDENTITY)
-    site = Site(root / "greenlane.toml", root / "models", always)
+    site = Reloaded(root, root / "models", always)
     with start(site.write(OLD)) as server:
         site.server = server
         until(lambda: site.status(OLD) == 200)
@@ -100,7 +68,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 @pytest.fixture
-def site(started: Site) -> Iterator[Site]:
+def site(started: Reloaded) -> Iterator[Reloaded]:
     """As it was started."""
     yield started
     started.write(OLD)
@@ -113,7 +81,7 @@ def changed(answer: httpx.Response) -> dict[str, tuple[str, str]]:
     return {each["key"]: (each["old"], each["new"]) for each in answer.json()["changed"]}
 
 
-def test_keys_are_rotated_without_a_failed_request(site: Site) -> None:
+def test_keys_are_rotated_without_a_failed_request(site: Reloaded) -> None:
     """Both are valid, then only the new one: also on connections that were open before and repeat the same head."""
     ask = posted("identity", SMALL, f"Authorization: Bearer {OLD}")
     with Connection(site.server) as connection, Load(site.server, "globex") as load:
@@ -137,7 +105,7 @@ def test_keys_are_rotated_without_a_failed_request(site: Site) -> None:
     assert load.wrong == []
 
 
-def test_limits_change_and_go(site: Site) -> None:
+def test_limits_change_and_go(site: Reloaded) -> None:
     site.write(OLD, more="requests_per_second = 1\nburst_requests = 2")
     assert changed(site.reload()) == {
         "tenants.acme.requests_per_second": ("(not set)", "1"),
@@ -151,14 +119,14 @@ def test_limits_change_and_go(site: Site) -> None:
 
 def test_a_limit_that_uvicorn_ignores_is_a_warning_when_it_comes_by_a_reload(tmp_path: Path) -> None:
     repository.write(tmp_path / "models", "identity", repository.IDENTITY)
-    site = Site(tmp_path / "greenlane.toml", tmp_path / "models", "")
+    site = Reloaded(tmp_path, tmp_path / "models")
     with running_plain(site.write(OLD)) as site.server:
         site.write(OLD, more="max_connections = 3")
         assert set(changed(site.reload())) == {"tenants.acme.max_connections"}
         site.server.wait_for_log("tenants.acme.max_connections: connections belong to no tenant in one process")
 
 
-def test_the_admin_key_and_web_pages_origins_change(site: Site) -> None:
+def test_the_admin_key_and_web_pages_origins_change(site: Reloaded) -> None:
     site.write(OLD, admin_key_sha256=f'"{digest("admin")}"', cors_origins='["https://app.example"]')
     assert set(changed(site.reload())) == {"server.admin_key_sha256", "server.cors_origins"}
     assert site.reload().status_code == 401
@@ -169,7 +137,7 @@ def test_the_admin_key_and_web_pages_origins_change(site: Site) -> None:
         assert http.post("/admin/reload").status_code == 200
 
 
-def test_what_needs_a_restart_refuses_all_of_it(site: Site) -> None:
+def test_what_needs_a_restart_refuses_all_of_it(site: Reloaded) -> None:
     site.write(NEW, more="queue = 7", max_body='"1MiB"')
     answer = site.reload()
     assert answer.status_code == 409
@@ -184,7 +152,7 @@ def test_what_needs_a_restart_refuses_all_of_it(site: Site) -> None:
     assert (site.status(OLD), site.status(NEW)) == (200, 401)
 
 
-def test_an_invalid_file_is_refused_with_every_problem(site: Site) -> None:
+def test_an_invalid_file_is_refused_with_every_problem(site: Reloaded) -> None:
     site.write(NEW, more='queue = "x"\nbanana = 1')
     answer = site.reload()
     assert answer.status_code == 409
@@ -196,16 +164,16 @@ def test_an_invalid_file_is_refused_with_every_problem(site: Site) -> None:
     assert (site.status(OLD), site.status(NEW)) == (200, 401)
 
 
-def test_processes_that_are_replaced_have_the_new_configuration(site: Site) -> None:
+def test_processes_that_are_replaced_have_the_new_configuration(site: Reloaded) -> None:
     site.write(LAST)
     assert site.reload().status_code == 200
     if site.server.pids("(dispatcher)"):
         site.server.kill("acme", "(dispatcher)")
-    until(lambda: _status(site, LAST) == 200)
+    until(lambda: site.status(LAST) == 200)
     assert site.status(OLD) == 401
 
 
-def test_models_come_and_go_and_no_other_request_fails(site: Site) -> None:
+def test_models_come_and_go_and_no_other_request_fails(site: Reloaded) -> None:
     """Also in every process that is replaced after that."""
     with Load(site.server, "globex") as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
         site.write(OLD, models=["identity", "third"])
@@ -230,7 +198,7 @@ def test_models_come_and_go_and_no_other_request_fails(site: Site) -> None:
             until(lambda: site.statuses() == [404, 200, 404])
 
 
-def test_a_model_that_cannot_be_loaded_refuses_all_of_it(site: Site) -> None:
+def test_a_model_that_cannot_be_loaded_refuses_all_of_it(site: Reloaded) -> None:
     site.write(NEW, models=["other", "gone"], more="requests_per_second = 1")
     answer = site.reload()
     assert answer.status_code == 409
@@ -242,7 +210,7 @@ def test_a_model_that_cannot_be_loaded_refuses_all_of_it(site: Site) -> None:
     assert (site.status(OLD), site.status(NEW)) == (200, 401)
 
 
-def test_options_of_models_change_and_no_request_fails(site: Site) -> None:
+def test_options_of_models_change_and_no_request_fails(site: Reloaded) -> None:
     """All of them or none, and also in every process that is replaced after that."""
     with Load(site.server, "globex") as load, Load(site.server, Authorization=f"Bearer {OLD}") as own:
         site.write(OLD, options="[models.identity]\nmax_batch = 4\nprofile = 3")
@@ -261,21 +229,14 @@ def test_options_of_models_change_and_no_request_fails(site: Site) -> None:
     for name in ("dev 0", "acme"):
         if site.server.pids(name):
             site.server.kill(name)
-            until(lambda: _status(site, OLD) == 200)
+            until(lambda: site.status(OLD) == 200)
             assert site.most() == 4
     site.write(OLD)
     assert site.reload().status_code == 200
     assert site.most() == before
 
 
-def _status(site: Site, key: str) -> int:
-    try:
-        return site.status(key)
-    except httpx.TransportError:
-        return 0
-
-
-def test_sighup_reloads(site: Site) -> None:
+def test_sighup_reloads(site: Reloaded) -> None:
     site.write(LAST)
     os.kill(site.server.popen.pid, signal.SIGHUP)
     until(lambda: site.status(LAST) == 200)

@@ -7,34 +7,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from greenlane.load.server_process import free_port
+from server.tenants.auth import digest
 
 from . import repository
+from .fixtures import Site
 from .harness import cores
-from .processes import Load, Running, configure, running, running_apart, running_devices
-from .test_reload import digest
+from .processes import Load, Running, running, running_apart, running_devices, tenant
 from .wire import SMALL, Connection, client, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-GLOBEX = """
-[tenants.globex]
-granules = {granules}
-models = ["identity"]
-{limit}
-"""
-ACME = """
-[tenants.acme]
-granules = 1
-models = {models}
-keys_sha256 = ["{key}"]
-{more}
-"""
 FORMS: dict[str, tuple[Any, str, str]] = {
     "processes": (running, "", ""),
     "device process": (running_devices, '[device]\nbackend = "cpu"\ncores = "0-1"\n', "http_processes = 2"),
@@ -47,14 +36,8 @@ FORMS: dict[str, tuple[Any, str, str]] = {
 KEY = "acme-key"
 
 
-class Site:
-    """A server of globex, whose file `write` changes."""
-
-    def __init__(self, root: Path, device: str, always: str) -> None:
-        self.root = root
-        self._device = device
-        self.always = always
-        self.server: Running
+class Changing(Site):
+    """A server of globex."""
 
     def write(
         self,
@@ -66,32 +49,22 @@ class Site:
         more: str = "",
     ) -> Path:
         """Write the file, with acme or without it; `granules` and `limit` are globex's, `models` and `more` acme's."""
-        tenants = self._device + GLOBEX.format(granules=granules, limit=limit)
+        tables = [tenant("globex", "identity", granules=granules), limit]
         if acme:
-            tenants += ACME.format(models=list(models), key=digest(KEY), more=f"{self.always}\n{more}")
-        path = configure(self.root / "greenlane.toml", self.root / "models", tenants, drain_timeout='"60s"')
+            tables += [tenant("acme", *models, keys_sha256=[digest(KEY)]), self.own, more]
+        path = super().write(*tables, drain_timeout='"60s"')
         path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
         return path
 
-    def reload(self) -> httpx.Response:
-        with client(self.server) as http:
-            return http.post("/admin/reload")
-
-    def status(self) -> tuple[int, str]:
-        """What a request of acme with its key is answered, on a connection of its own.
-
-        With the key alone it would be globex's while that is the only tenant, as it has no keys.
+    def of_acme(self) -> httpx.Response:
+        """The answer to acme with its key. With the key alone it would be globex's while that is the only tenant, as it has
+        no keys.
         """
-        with client(self.server, **{"Authorization": f"Bearer {KEY}", "X-Tenant": "acme"}) as http:
-            answer = infer(http, "identity", SMALL)
-            return answer.status_code, answer.text
+        return self.ask(KEY, tenant="acme")
 
     def answered(self) -> int:
-        """The same; 0 for a connection that is lost."""
-        try:
-            return self.status()[0]
-        except httpx.TransportError:
-            return 0
+        """Its status; 0 for a connection that is lost."""
+        return self.status(KEY, tenant="acme")
 
     def partitions(self) -> set[str]:
         """The tenants that have one."""
@@ -106,21 +79,22 @@ class Site:
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
-    start, device, always = FORMS[request.param]
+def started(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Changing]:
+    start, device, own = FORMS[request.param]
     root = tmp_path_factory.mktemp("tenants")
     repository.write(root / "models", "identity", repository.IDENTITY)
     repository.write(root / "models", "spin", repository.SPIN)
     (root / "models" / "broken" / "1").mkdir(parents=True)
     (root / "models" / "broken" / "1" / "model.onnx").write_bytes(b"not a model")
-    site = Site(root, device, always)
+    site = Changing(root, root / "models", device)
+    site.own = own
     with start(site.write()) as server:
         site.server = server
         yield site
 
 
 @pytest.fixture
-def site(started: Site) -> Iterator[Site]:
+def site(started: Changing) -> Iterator[Changing]:
     """As it was started."""
     yield started
     started.write()
@@ -137,10 +111,10 @@ def memory(server: Running) -> int:
     return count
 
 
-def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site: Site) -> None:
+def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site: Changing) -> None:
     site.write()
-    before = site.status()
-    assert before[0] == 401
+    before = site.of_acme().text
+    assert site.answered() == 401
     before_it = memory(site.server)
     with Load(site.server, "globex") as load:
         for _ in range(2):  # The second time it has the name of one that has gone.
@@ -151,7 +125,7 @@ def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site:
                 {"key": "server.default_tenant", "old": '"globex"', "new": "(not set)"},  # It was the only tenant.
                 {"key": "tenants.acme", "old": "(not set)", "new": "a table"},
             ]
-            assert {site.status()[0] for _ in range(5)} == {200}
+            assert {site.answered() for _ in range(5)} == {200}
             assert site.partitions() == {"acme", "globex"}
             with Load(site.server, Authorization=f"Bearer {KEY}") as own:
                 own.more()
@@ -159,7 +133,7 @@ def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site:
             assert site.server.pids("acme")
             site.write()
             assert site.reload().status_code == 200
-            assert site.status() == before
+            assert site.of_acme().text == before
             assert site.partitions() == {"globex"}
             assert not site.server.pids("acme")
             assert site.metrics() <= {"greenlane_works_total"}
@@ -168,18 +142,18 @@ def test_a_tenant_comes_is_used_and_goes_and_its_neighbour_does_not_notice(site:
     assert memory(site.server) <= before_it
 
 
-def test_a_tenant_that_came_is_replaced_as_any_other(site: Site) -> None:
+def test_a_tenant_that_came_is_replaced_as_any_other(site: Changing) -> None:
     site.write(acme=True)
     assert site.reload().status_code == 200
     for name in ("acme", "dev 0", "dev acme", "(dispatcher)"):
         if site.server.pids(name):
             site.server.kill(name)
             until(lambda: site.answered() == 200)
-    if "device_memory" in site.always:
+    if "device_memory" in site.own:
         site.server.wait_for_log("a client that may have 0=3072M", 2)  # At first, and the one that replaced it.
 
 
-def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
+def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Changing) -> None:
     """And requests on its open connections are answered that its key is unknown."""
     site.write(acme=True)
     assert site.reload().status_code == 200
@@ -192,7 +166,7 @@ def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
         site.write()
         with ThreadPoolExecutor(1) as pool:
             reloaded = pool.submit(site.reload)
-            until(lambda: site.status()[0] == 401)
+            until(lambda: site.answered() == 401)
             assert connection.answer().status == 200
             assert reloaded.result().status_code == 200
 
@@ -205,7 +179,7 @@ def test_what_a_tenant_that_goes_has_accepted_is_answered(site: Site) -> None:
         ({"granules": 9}, ["tenants.globex.granules 9 + tenants.acme.granules 1 = 10 ", ", but the device has "]),
     ],
 )  # fmt: skip
-def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str, Any], reasons: list[str]) -> None:
+def test_a_tenant_that_cannot_come_changes_nothing(site: Changing, change: dict[str, Any], reasons: list[str]) -> None:
     before_it, dispatcher = memory(site.server), site.server.pid("(dispatcher)")
     with Load(site.server, "globex") as load:
         site.write(acme=True, **{"limit": "requests_per_second = 1", **change})
@@ -213,7 +187,7 @@ def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str,
         assert answer.status_code == 409, answer.text
         for reason in reasons:
             assert reason in answer.json()["error"], answer.text
-        assert site.status()[0] == 401
+        assert site.answered() == 401
         assert site.partitions() == {"globex"}
         load.more()
     assert load.wrong == [], "limits that are in the same file are not used either"
@@ -222,7 +196,7 @@ def test_a_tenant_that_cannot_come_changes_nothing(site: Site, change: dict[str,
     assert site.server.pids("(dispatcher)") == [dispatcher]
 
 
-def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:
+def test_a_tenant_that_comes_has_what_another_gives_up(site: Changing) -> None:
     site.write(granules=2)
     assert site.reload().status_code == 200
     with Load(site.server, "globex") as load:
@@ -232,17 +206,17 @@ def test_a_tenant_that_comes_has_what_another_gives_up(site: Site) -> None:
             "tenants.globex.granules",
             "tenants.acme",
         }
-        assert site.status()[0] == 200
+        assert site.answered() == 200
         load.more()
     assert load.wrong == []
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_port_accepts_connections_only_once_its_tenant_has_come(site: Site, tmp_path: Path, comes: bool) -> None:
+def test_a_port_accepts_connections_only_once_its_tenant_has_come(site: Changing, tmp_path: Path, comes: bool) -> None:
     """While its process is there already: it runs the model's functions then."""
-    port, fifo, go, folder = free_port(), tmp_path / "gate", tmp_path / "go", site.root / "models" / "gated" / "1"
+    port, fifo, go, folder = free_port(), tmp_path / "gate", tmp_path / "go", site.folder / "models" / "gated" / "1"
     os.mkfifo(fifo)
-    repository.write(site.root / "models", "gated", repository.IDENTITY)
+    repository.write(site.folder / "models", "gated", repository.IDENTITY)
     gate = f"import os\nif not os.path.exists({str(go)!r}):\n    open({str(fifo)!r}).read()\n    open({str(go)!r})\n"
     (folder / "model.py").write_text(f"{gate}def preprocess(inputs):\n    return inputs\n")
     site.write(acme=True, models=["gated"], more=f"port = {port}")
@@ -257,9 +231,7 @@ def test_a_port_accepts_connections_only_once_its_tenant_has_come(site: Site, tm
         assert answer.status_code == (200 if comes else 409), answer.text
         assert _accepts(port) == comes
         if comes:
-            with httpx.Client(
-                timeout=60, base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}
-            ) as own:
+            with client(SimpleNamespace(port=port), Authorization=f"Bearer {KEY}") as own:
                 assert infer(own, "gated", SMALL).status_code == 200
     finally:
         shutil.rmtree(folder.parent)
