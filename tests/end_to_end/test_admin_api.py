@@ -110,13 +110,6 @@ def test_probe_reports_units(admin: httpx.Client) -> None:
     assert probed == plain
 
 
-@pytest.mark.parametrize("value", ["1", "true"])
-def test_get_with_probe_is_405(admin: httpx.Client, value: str) -> None:
-    answer = admin.get(f"/admin/partitions?probe={value}")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert answer.json() == {"error": "GET with 'probe' is not possible here; use POST /admin/partitions/probe"}
-
-
 def test_probe_reports_overlaps(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
     device = VirtualDevice(2)
@@ -337,12 +330,15 @@ PROXIES = {
 REBOUND = {"a name that was rebound": {"Host": "evil.example:8000"}}
 
 
-@pytest.mark.parametrize("headers", [pytest.param(value, id=key) for key, value in (ELSEWHERE | PROXIES | REBOUND).items()])
-@pytest.mark.parametrize(("method", "path"), PATHS)
-def test_pages_and_proxies_may_not_administer_without_admin_key(
-    http: httpx.Client, method: str, path: str, headers: dict[str, str]
-) -> None:
-    answer = http.request(method, path, headers=headers)
+OTHERS = ELSEWHERE | PROXIES | REBOUND
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "who"),
+    [*((*path, "a page") for path in PATHS), *(("PUT", "/admin/partitions", who) for who in OTHERS if who != "a page")],
+)
+def test_pages_and_proxies_may_not_administer_without_admin_key(http: httpx.Client, method: str, path: str, who: str) -> None:
+    answer = http.request(method, path, headers=OTHERS[who])
     assert answer.status_code == 401, answer.text
     assert answer.json()["error"].startswith("without server.admin_key_sha256 the admin API ")
     assert http.get("/v2/health/ready").status_code == 200
@@ -378,7 +374,7 @@ def test_load_accepts_any_host_from_programs(http: httpx.Client) -> None:
 
 
 def test_pages_and_proxies_are_allowed_with_keys(locked: httpx.Client) -> None:
-    for headers in (ELSEWHERE | PROXIES | REBOUND).values():
+    for headers in OTHERS.values():
         admin = {**headers, "Authorization": "Bearer the admin's"}
         assert locked.get("/admin/tenants", headers=admin).status_code == 200
         assert locked.post(LOAD, headers={**headers, "Authorization": "Bearer acme's"}).status_code == 200

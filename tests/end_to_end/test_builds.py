@@ -15,7 +15,7 @@ from greenlane.load.server_process import alive
 from tests.engines.small import ADD, model
 
 from .harness import cores
-from .processes import Running, configure, running_script
+from .processes import Running, configure, running_script, tenant
 from .wire import client, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -43,16 +43,7 @@ if __name__ == "__main__":
     leave(command.main(["--config", sys.argv[1]]))
 """
 """The device process has the simulation."""
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["slow"]
-memory = "32MiB"
-[tenants.globex]
-granules = 1
-models = ["slow"]
-memory = "32MiB"
-"""
+TENANTS = "".join(tenant(name, "slow", memory="32MiB") for name in ("acme", "globex"))
 
 
 class Building(Running):

@@ -67,7 +67,7 @@ def ensemble(root: Path, config: str = CONFIG, name: str = "all") -> None:
 
 @contextmanager
 def served_by(kind: str, root: Path) -> Iterator[Served]:
-    """Two tenants may call everything, one of them not all steps."""
+    """Two tenants may call everything, one of them not all steps. A simulated GPU is its attribute `gpu`."""
     tenants = [TenantConfig(name=name, granules=1, models=("*",), memory=ARENA) for name in ("acme", "globex")]
     tenants.append(TenantConfig(name="poor", granules=1, models=("all", "double", "less"), memory=ARENA))
     if kind == "cores":
@@ -76,10 +76,11 @@ def served_by(kind: str, root: Path) -> Iterator[Served]:
     else:
         gpu = Gpu()
         with installed(gpu, library(gpu)) as cuda, serving(configuration(root, *tenants), cuda.open_cuda(Gpu.index)) as served:
+            served.gpu = gpu
             yield served
 
 
-@pytest.fixture(params=["cores", "gpu"])
+@pytest.fixture(scope="module", params=["cores", "gpu"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -88,15 +89,20 @@ on_cores = pytest.mark.parametrize("kind", ["cores"], indirect=True)
 """What happens does not depend on where models run."""
 
 
-@pytest.fixture
-def root(tmp_path: Path, kind: str) -> Path:
+def fill(root: Path, kind: str) -> None:
     for name, (text, _) in MODELS.items():
-        write(tmp_path, name, text, kind == "gpu")
-    ensemble(tmp_path)
-    return tmp_path
+        write(root, name, text, kind == "gpu")
+    ensemble(root)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    fill(root, kind)
+    return root
+
+
+@pytest.fixture(scope="module")
 def served(root: Path, kind: str) -> Iterator[Served]:
     with served_by(kind, root) as served:
         yield served
@@ -106,6 +112,15 @@ def served(root: Path, kind: str) -> Iterator[Served]:
 def client(served: Served) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(served.address, concurrency=4) as client:
         yield client
+
+
+@pytest.fixture
+def changing(root: Path, kind: str, client: triton.InferenceServerClient) -> Iterator[triton.InferenceServerClient]:
+    """A client that changes models, which are then as before."""
+    yield client
+    fill(root, kind)
+    for name in (*MODELS, "all"):
+        client.load_model(name)
 
 
 def rows(count: int, seed: int = 0) -> Any:
@@ -147,17 +162,21 @@ def test_metadata_and_configuration_are_those_of_triton(client: triton.Inference
     assert [(step["model_name"], step["model_version"]) for step in steps] == [("sum", -1), ("double", -1), ("less", -1)]
     assert steps[0]["input_map"] == {"left": "small", "right": "IN"}
     assert "dynamic_batching" not in config
+
+    def counted(name: str) -> tuple[int, int]:
+        (statistics,) = client.get_inference_statistics(name)["model_stats"]
+        return statistics["inference_count"], statistics["execution_count"]
+
+    inferences, executions = counted("all")
     ask(client, rows(2))
-    (statistics,) = client.get_inference_statistics("all")["model_stats"]
-    assert (statistics["inference_count"], statistics["execution_count"]) == (2, 1)
-    (statistics,) = client.get_inference_statistics("double")["model_stats"]
-    assert statistics["inference_count"] == 0, "a request for the ensemble is none for its steps"
+    assert counted("all") == (inferences + 2, executions + 1)
+    assert counted("double") == (0, 0), "a request for the ensemble is none for its steps"
 
 
 @on_cores
-def test_an_ensemble_can_be_loaded_with_its_own_configuration(client: triton.InferenceServerClient) -> None:
-    client.load_model("all", config=json.dumps(client.get_model_config("all")))
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
+def test_an_ensemble_can_be_loaded_with_its_own_configuration(changing: triton.InferenceServerClient) -> None:
+    changing.load_model("all", config=json.dumps(changing.get_model_config("all")))
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
 def test_requests_for_an_ensemble_are_batched(served: Served) -> None:
@@ -175,67 +194,67 @@ def test_requests_for_an_ensemble_are_batched(served: Served) -> None:
 
 
 def test_unloading_a_step_makes_the_ensemble_unavailable_until_it_is_loaded_again(
-    client: triton.InferenceServerClient,
+    changing: triton.InferenceServerClient,
 ) -> None:
-    client.unload_model("less")
-    assert states(client) == {"all": "UNAVAILABLE", "double": "READY", "less": "UNAVAILABLE", "sum": "READY"}
-    assert refused(client) == "503: model 'all' is unavailable: its step 'less' was unloaded"
-    assert ask(client, rows(1), tenant="globex").tolist() == (3 * rows(1) - 3).tolist()
-    client.load_model("less")
-    assert set(states(client).values()) == {"READY"}
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
+    changing.unload_model("less")
+    assert states(changing) == {"all": "UNAVAILABLE", "double": "READY", "less": "UNAVAILABLE", "sum": "READY"}
+    assert refused(changing) == "503: model 'all' is unavailable: its step 'less' was unloaded"
+    assert ask(changing, rows(1), tenant="globex").tolist() == (3 * rows(1) - 3).tolist()
+    changing.load_model("less")
+    assert set(states(changing).values()) == {"READY"}
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
 @on_cores
-def test_an_unloaded_ensemble_stays_unloaded_when_a_step_is_loaded(client: triton.InferenceServerClient) -> None:
-    client.unload_model("all")
-    client.load_model("less")
-    assert refused(client) == "503: model 'all' is unavailable: unloaded"
+def test_an_unloaded_ensemble_stays_unloaded_when_a_step_is_loaded(changing: triton.InferenceServerClient) -> None:
+    changing.unload_model("all")
+    changing.load_model("less")
+    assert refused(changing) == "503: model 'all' is unavailable: unloaded"
 
 
 @on_cores
-def test_loading_an_ensemble_loads_its_unloaded_steps(client: triton.InferenceServerClient) -> None:
+def test_loading_an_ensemble_loads_its_unloaded_steps(changing: triton.InferenceServerClient) -> None:
     for name in ("less", "sum", "all"):
-        client.unload_model(name)
-    client.load_model("all")
-    assert set(states(client).values()) == {"READY"}
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
+        changing.unload_model(name)
+    changing.load_model("all")
+    assert set(states(changing).values()) == {"READY"}
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
-def test_a_reloaded_step_is_used_by_the_ensemble(root: Path, kind: str, client: triton.InferenceServerClient) -> None:
+def test_a_reloaded_step_is_used_by_the_ensemble(root: Path, kind: str, changing: triton.InferenceServerClient) -> None:
     write(root, "less", LESS.replace("three = {3}", "three = {5}"), kind == "gpu")
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist(), "only a load looks at the files"
-    client.load_model("less")
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 5).tolist()
-    assert ask(client, rows(2), tenant="globex").tolist() == (3 * rows(2) - 3).tolist()
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 3).tolist(), "only a load looks at the files"
+    changing.load_model("less")
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 5).tolist()
+    assert ask(changing, rows(2), tenant="globex").tolist() == (3 * rows(2) - 3).tolist()
 
 
 @on_cores
 def test_a_failed_reload_of_a_step_or_of_the_ensemble_keeps_the_served_models(
-    root: Path, client: triton.InferenceServerClient
+    root: Path, changing: triton.InferenceServerClient
 ) -> None:
     for path in (root / "less" / "1").iterdir():
         path.write_bytes(b"no model")
     with pytest.raises(InferenceServerException, match="failed to load 'less'"):
-        client.load_model("less")
+        changing.load_model("less")
     ensemble(root, CONFIG.replace('"less"', '"fewer"'))
     with pytest.raises(InferenceServerException, match=r"ensemble_scheduling\.step\[2\] \(fewer\) is not in the repository"):
-        client.load_model("all")
-    assert set(states(client).values()) == {"READY"}
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
+        changing.load_model("all")
+    assert set(states(changing).values()) == {"READY"}
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
 @on_cores
 def test_a_step_that_no_longer_fits_makes_the_ensemble_unavailable(
-    root: Path, kind: str, client: triton.InferenceServerClient
+    root: Path, kind: str, changing: triton.InferenceServerClient
 ) -> None:
     write(root, "less", LESS.replace("float[m, 3] b)", "float[m, 3] c)").replace("b =", "c ="), kind == "gpu")
-    client.load_model("less")
+    changing.load_model("less")
     why = "ensemble_scheduling.step[2] (less): the model has no 'b'; there are c"
-    assert refused(client) == f"503: model 'all' is unavailable: {why}"
+    assert refused(changing) == f"503: model 'all' is unavailable: {why}"
     write(root, "less", LESS, kind == "gpu")
-    client.load_model("less")
-    assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
+    changing.load_model("less")
+    assert ask(changing, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
 @on_cores
@@ -246,7 +265,8 @@ def test_all_steps_are_models_of_the_tenant_s(client: triton.InferenceServerClie
 
 
 @on_cores
-def test_steps_that_do_not_fit_together_are_refused_with_their_names(root: Path, kind: str) -> None:
+def test_steps_that_do_not_fit_together_are_refused_with_their_names(tmp_path: Path, kind: str) -> None:
+    fill(tmp_path, kind)
     wrong = {
         "nested": (
             CONFIG.replace('"less"', '"all"'),
@@ -270,13 +290,13 @@ def test_steps_that_do_not_fit_together_are_refused_with_their_names(root: Path,
         "type": (CONFIG.replace("TYPE_FP32", "TYPE_INT32"), "contradicts the model: 'IN' is TYPE_INT32, but TYPE_FP32"),
     }
     for name, (config, _) in wrong.items():
-        ensemble(root, config, name)
-    with served_by(kind, root) as served, client_to(served) as http:
+        ensemble(tmp_path, config, name)
+    with served_by(kind, tmp_path) as served, client_to(served) as http:
         index = {entry["name"]: entry for entry in http.post("/v2/repository/index").json()}
         for name, (_, why) in wrong.items():
             assert index[name]["state"] == "UNAVAILABLE"
             assert why in index[name]["reason"], name
-            assert str(root) not in index[name]["reason"]
+            assert str(tmp_path) not in index[name]["reason"]
         assert index["all"]["state"] == "READY"
 
 
@@ -291,25 +311,18 @@ def test_an_ensemble_moves_with_its_tenant(served: Served, client: triton.Infere
 
 
 @pytest.mark.parametrize("kind", ["gpu"], indirect=True)
-def test_on_a_gpu_all_steps_are_one_graph(root: Path) -> None:
-    gpu = Gpu()
-    acme = TenantConfig(name="acme", granules=1, models=("*",), memory=ARENA)
-    with (
-        installed(gpu, library(gpu)) as cuda,
-        serving(configuration(root, acme), cuda.open_cuda(Gpu.index)) as served,
-        triton.InferenceServerClient(served.address) as client,
-    ):
-        execution = json.loads(client.get_model_config("all")["parameters"]["greenlane.execution"]["string_value"])
-        assert execution["graphs"] == "captured"
-        ask(client, rows(2))
-        gpu.log.clear()
-        ask(client, rows(2, 1))
-        assert gpu.log.count("cuGraphLaunch") == 1
-        assert not any("execute_async" in call for call in gpu.log)
+def test_on_a_gpu_all_steps_are_one_graph(served: Any, client: triton.InferenceServerClient) -> None:
+    execution = json.loads(client.get_model_config("all")["parameters"]["greenlane.execution"]["string_value"])
+    assert execution["graphs"] == "captured"
+    ask(client, rows(2))
+    served.gpu.log.clear()
+    ask(client, rows(2, 1))
+    assert served.gpu.log.count("cuGraphLaunch") == 1
+    assert not any("execute_async" in call for call in served.gpu.log)
 
 
 @on_cores
-def test_an_ensemble_needs_an_empty_version_directory(root: Path, kind: str, client: triton.InferenceServerClient) -> None:
+def test_an_ensemble_needs_an_empty_version_directory(root: Path, kind: str, changing: triton.InferenceServerClient) -> None:
     shutil.rmtree(root / "all" / "1")
     with pytest.raises(InferenceServerException, match="failed to load 'all': no version in it; expected all/1/"):
-        client.load_model("all")
+        changing.load_model("all")

@@ -21,9 +21,9 @@ from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import configure, running, running_device, running_devices
+from .processes import configure, running, running_device, running_devices, tenant
 from .test_several_devices import devices
-from .wire import until
+from .wire import client, until
 
 SUM = "sum (float[n, m] x) => (float[n, m] y) { y = Add(x, x) }"
 LENGTHS = '''
@@ -222,10 +222,8 @@ def test_functions_run_in_the_tenants_own_processes_over_http_and_grpc(tmp_path:
     root, port = tmp_path / "models", free_port()
     repository.write(root, "where", "where (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }", config="max_batch_size: 8")
     (root / "where" / "model.py").write_text(WHERE)
-    own = {"acme": f"grpc_port = {port}\nhttp_processes = 2\n", "globex": ""}
-    tenants = "".join(f'[tenants.{name}]\ngranules = 1\nmodels = ["*"]\n{more}' for name, more in own.items())
-    path = configure(tmp_path / "greenlane.toml", root, tenants)
-    path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
+    tenants = tenant(grpc_port=port, http_processes=2) + tenant("globex")
+    path = configure(tmp_path / "greenlane.toml", root, f"python = true\n{tenants}")
 
     def ask(name: str, value: float) -> int:
         """Twice the value and one more, and the process that says so. A connection of its own."""
@@ -250,10 +248,10 @@ def test_functions_run_in_the_tenants_own_processes_over_http_and_grpc(tmp_path:
 
 
 FORMS = {"cores": running, "device": running_device, "devices": running_devices}
-KEYS = {
-    "cores": "granules = 1\n",
-    "device": "granules = 1\nhttp_processes = 2\n",
-    "devices": 'granules = 1\ndevice = ["0", "1"]\n',
+TENANTS = {
+    "cores": tenant(),
+    "device": tenant(http_processes=2),
+    "devices": devices() + tenant(device=["0", "1"]),
 }
 
 
@@ -264,17 +262,14 @@ def test_a_module_that_cannot_be_run_leaves_what_is_served_in_every_form(tmp_pat
     repository.write(root, "ten", "ten (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }", config="max_batch_size: 8")
     module = root / "ten" / "model.py"
     module.write_text("def preprocess(inputs):\n    return {'x': inputs['x'] * 5}\n")
-    tenants = f'[tenants.acme]\nmodels = ["*"]\n{KEYS[form]}'
-    path = configure(
-        tmp_path / "greenlane.toml", root, (f"{devices()}\n" if form == "devices" else "") + tenants, default_tenant='"acme"'
-    )
-    path.write_text(path.read_text().replace("[models]\n", '[models]\npython = true\nwatch = "100ms"\n'))
+    settings = f'python = true\nwatch = "100ms"\n{TENANTS[form]}'
+    path = configure(tmp_path / "greenlane.toml", root, settings, default_tenant='"acme"')
 
     def answers() -> set[float]:
         """Of a few connections, as one of a tenant with two processes may be at either."""
         found = set()
         for _ in range(6):
-            with httpx.Client(base_url=server.url, timeout=20) as http:
+            with client(server) as http:
                 found.add(ask(http, "ten", [[1.0, 1.0]]).json()["outputs"][0]["data"][0])
         return found
 
@@ -330,9 +325,8 @@ def test_what_a_function_forks_ends_with_its_process_and_holds_no_port(tmp_path:
     root, own, grpc = tmp_path / "models", free_port(), free_port()
     repository.write(root, "forks", SUM.replace("n, m", "n, 1"), config="max_batch_size: 8")
     (root / "forks" / "model.py").write_text(FORKS)
-    tenants = f'[tenants.acme]\ngranules = 1\nmodels = ["*"]\nport = {own}\ngrpc_port = {grpc}\n'
+    tenants = f"python = true\n{tenant(port=own, grpc_port=grpc)}"
     path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"')
-    path.write_text(path.read_text().replace("[models]\n", "[models]\npython = true\n"))
 
     def leave() -> list[int]:
         """The numbers of the processes that a request has left."""

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from .processes import Running, configure, running_apart
+from .processes import Running, configure, running_apart, tenant
 from .wire import until
 
 SHARES = """
@@ -17,14 +17,8 @@ SHARES = """
 backend = "cpu"
 cores = "0-1"
 mps = "on"
-[tenants.acme]
-granules = 1
-models = ["identity"]
-http_processes = 2
-[tenants.globex]
-granules = 1
-models = ["identity"]
 """
+SHARES += tenant("acme", "identity", http_processes=2) + tenant("globex", "identity")
 DAEMON = "nvidia-cuda-mps"
 
 

@@ -25,23 +25,11 @@ from greenlane.load.server_process import free_port
 from server.tenants.auth import digest
 
 from .harness import cores
-from .processes import Running, configure, running, running_device, running_plain, threads
+from .processes import Running, configure, running, running_device, running_plain, tenant, threads
 from .wire import FOREVER, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["*"]
-queue = 2
-grpc_port = {acme}
-[tenants.globex]
-granules = 1
-models = ["identity"]
-keys_sha256 = ["{key}"]
-grpc_port = {globex}
-"""
 KEY = {"authorization": "Bearer secret"}
 X = np.array([[1, 2.5]], np.float32)
 BIG = np.arange(12 << 20, dtype=np.float32).reshape(1, -1)
@@ -76,8 +64,8 @@ class Asked:
 def serving(how: Any, repository: Path, folder: Path) -> Iterator[Asked]:
     """Serve both tenants in one of the ways of `processes`."""
     acme, globex = free_port(), free_port()
-    text = TENANTS.format(acme=acme, globex=globex, key=digest("secret"))
-    config = configure(folder / "c.toml", repository, text, default_tenant='"acme"', audit='"audit.jsonl"')
+    tenants = tenant(queue=2, grpc_port=acme) + tenant("globex", "identity", keys_sha256=[digest("secret")], grpc_port=globex)
+    config = configure(folder / "c.toml", repository, tenants, default_tenant='"acme"', audit='"audit.jsonl"')
     with how(config) as server, closing(Asked(server, acme, globex, folder)) as asked:
         yield asked
 
@@ -368,7 +356,7 @@ def test_every_thread_of_a_tenants_process_is_on_the_tenants_cores(mine: Asked) 
 @pytest.mark.parametrize("words", [["server", "--config"], ["uvicorn", "server.app:app", "--port", "0"]])
 def test_a_port_in_use_is_an_error_at_the_start(standard: Path, tmp_path: Path, mine: Asked, words: list[str]) -> None:
     port = mine.acme.partition(":")[2]
-    config = configure(tmp_path / "second.toml", standard, f'[tenants.t]\ngranules = 1\nmodels = ["*"]\ngrpc_port = {port}')
+    config = configure(tmp_path / "second.toml", standard, tenant("t", grpc_port=int(port)))
     command = [sys.executable, "-m", *words, *([str(config)] if words[0] == "server" else [])]
     environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -15,14 +15,9 @@ import pytest
 from greenlane.load.server_process import family_of, free_port
 
 from .harness import PATIENCE
-from .processes import configure
+from .processes import configure, tenant
 from .wire import until
 
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["identity"]
-"""
 PLANTED = """
 import builtins, os, sys
 
@@ -43,7 +38,7 @@ PROVE, RAY = [sys.executable, "-m", "greenlane.prove.child"], [sys.executable, "
 
 @pytest.fixture
 def config(tmp_path: Path, standard: Path) -> Path:
-    return configure(tmp_path / "greenlane.toml", standard, TENANTS)
+    return configure(tmp_path / "greenlane.toml", standard, tenant("acme", "identity"))
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -11,29 +11,16 @@ import pytest
 from greenlane.load.server_process import free_port
 
 from .harness import cores
-from .processes import Running, configure, running, running_device, running_plain
+from .processes import Running, configure, running, running_device, running_plain, tenant
 from .test_metrics import scrape, value
 from .wire import SMALL, Answer, Connection, client, infer, post, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-LIMITED = """
-[tenants.acme]
-granules = 1
-models = ["identity"]
-requests_per_second = 1
-burst_requests = 6
-{more}
-[tenants.globex]
-granules = 1
-models = ["identity"]
-bytes_per_second = 1000
-max_large_bodies = 1
-"""
-FORMS: dict[str, tuple[Any, str]] = {
-    "uvicorn": (running_plain, ""),
-    "processes": (running, "max_connections = 8\nport = {port}"),
-    "device process": (running_device, "max_connections = 8\nhttp_processes = 3\nport = {port}"),
+FORMS: dict[str, tuple[Any, dict[str, int]]] = {
+    "uvicorn": (running_plain, {}),
+    "processes": (running, {"max_connections": 8}),
+    "device process": (running_device, {"max_connections": 8, "http_processes": 3}),
 }
 GLOBEX = "X-Tenant: globex"
 
@@ -48,10 +35,10 @@ def server(
     standard: Path, own_port: int, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Running]:
     start, more = FORMS[request.param]
-    config = configure(
-        tmp_path_factory.mktemp("limits") / "greenlane.toml", standard, LIMITED.format(more=more.format(port=own_port))
-    )
-    with start(config) as server:
+    more |= {"port": own_port} if more else {}
+    tenants = tenant("acme", "identity", requests_per_second=1, burst_requests=6, **more)
+    tenants += tenant("globex", "identity", bytes_per_second=1000, max_large_bodies=1)
+    with start(configure(tmp_path_factory.mktemp("limits") / "greenlane.toml", standard, tenants)) as server:
         with client(server, "acme") as http:
             until(lambda: http.get("/v2/health/ready").status_code == 200)
         yield server

@@ -23,26 +23,14 @@ from engines import load_engine
 from partitions.cpu import open_cpu
 
 from .harness import cores
-from .processes import Load, Running, configure, running, running_device
+from .processes import Load, Running, configure, running, running_device, tenant
 from .repository import IDENTITY, write
-from .wire import client, until
+from .wire import client, index, infer, request, tensor, until
 
 COUNT = int(os.environ.get("GREENLANE_PAGED_MODELS", "20"))
 SECONDS = float(os.environ.get("GREENLANE_PAGING_SECONDS", "4"))
 SIDE = 300
 """Each model multiplies by a matrix of so many rows and columns: 360 kB."""
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["*"]
-device_memory = {limit}
-paging = {paging}
-
-[tenants.globex]
-granules = 1
-models = ["identity"]
-"""
-
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
 
@@ -62,8 +50,7 @@ def add_matrix(root: Path, number: int) -> None:
 
 
 def ask(http: httpx.Client, number: int, **parameters: Any) -> httpx.Response:
-    inputs = {"name": "x", "datatype": "FP32", "shape": [1, SIDE], "data": [1.0] * SIDE}
-    return http.post(f"/v2/models/m{number}/infer", json={"inputs": [inputs], "parameters": parameters})
+    return infer(http, f"m{number}", request(tensor("x", "FP32", [1, SIDE], [1.0] * SIDE), parameters=parameters))
 
 
 def is_right(answer: httpx.Response, number: int) -> bool:
@@ -105,9 +92,10 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def serving(
-    root: Path, folder: Path, run: Callable[[Path], AbstractContextManager[Running]], limit: object, paging: str = "true"
+    root: Path, folder: Path, run: Callable[[Path], AbstractContextManager[Running]], limit: int, paging: bool = True
 ) -> Iterator[tuple[Running, httpx.Client]]:
-    config = configure(folder / "greenlane.toml", root, TENANTS.format(limit=limit, paging=paging))
+    tenants = tenant(device_memory=limit, paging=paging) + tenant("globex", "identity")
+    config = configure(folder / "greenlane.toml", root, tenants)
     with run(config) as server, client(server, "acme") as http:
         until(lambda: http.get("/v2/health/ready").status_code == 200)
         yield server, http
@@ -166,8 +154,8 @@ def test_many_models_in_a_third_of_their_memory(server: Running, http: httpx.Cli
 
 def test_a_model_that_is_paged_out_is_ready_and_keeps_deadlines(http: httpx.Client) -> None:
     number = next(number for number in range(1, COUNT + 1) if f"m{number}" not in resident(http))
-    name, index = f"m{number}", {each["name"]: each for each in http.post("/v2/repository/index").json()}
-    assert index[name] == {"name": name, "version": "1", "state": "READY", "reason": "paged out"}
+    name, found = f"m{number}", {each["name"]: each for each in index(http)}
+    assert found[name] == {"name": name, "version": "1", "state": "READY", "reason": "paged out"}
     assert http.get(f"/v2/models/{name}/ready").status_code == 200
     assert http.get(f"/v2/models/{name}").json()["inputs"][0]["name"] == "x"
     assert ask(http, number, timeout=1).status_code == 504
@@ -218,7 +206,7 @@ def test_a_replaced_http_process_shows_what_is_paged_out(server: Running) -> Non
 
 
 def _paged(http: httpx.Client) -> set[str]:
-    return {each["name"] for each in http.post("/v2/repository/index").json() if each.get("reason") == "paged out"}
+    return {each["name"] for each in index(http) if each.get("reason") == "paged out"}
 
 
 def _paged_now(server: Running) -> set[str]:
@@ -228,11 +216,11 @@ def _paged_now(server: Running) -> set[str]:
 
 
 def test_without_paging_a_model_is_left_out_and_refused_with_the_arithmetic(root: Path, limit: int, tmp_path: Path) -> None:
-    with serving(root, tmp_path, running, limit, "false") as (_, http):
-        index = {each["name"]: each for each in http.post("/v2/repository/index").json()}
-        served = [name for name, each in index.items() if each["state"] == "READY"]
+    with serving(root, tmp_path, running, limit, False) as (_, http):
+        found = {each["name"]: each for each in index(http)}
+        served = [name for name, each in found.items() if each["state"] == "READY"]
         assert 2 <= len(served) < COUNT // 2
-        left_out = next(name for name, each in index.items() if each["state"] == "UNAVAILABLE")
+        left_out = next(name for name, each in found.items() if each["state"] == "UNAVAILABLE")
         answer = http.post(f"/v2/repository/models/{left_out}/load")
         assert answer.status_code == 400
         assert "of device memory (" in answer.json()["error"]

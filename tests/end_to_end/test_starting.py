@@ -15,7 +15,7 @@ from server.device.model_loader import ModelLoader
 from . import repository
 from .gated_server import gated, late
 from .harness import PATIENCE, configuration, starting
-from .processes import configure, running_module
+from .processes import configure, running_module, tenant
 from .wire import SMALL, infer, until
 
 FORMS = ("uvicorn", "cores", "device", "several")
@@ -54,8 +54,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
             found.http.close()
         return
     port = free_port()
-    several = "http_processes = 2\n" if request.param == "several" else ""
-    tenants = f'[tenants.acme]\ngranules = 1\nmodels = ["*"]\ngrpc_port = {port}\n{several}'
+    tenants = tenant(grpc_port=port, http_processes=2 if request.param == "several" else 1)
     path = configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"')
     options = () if request.param == "cores" else ("--device",)
     with running_module("tests.end_to_end.gated_server", path, *options, signs=("listening on http://",)) as running:

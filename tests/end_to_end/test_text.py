@@ -25,10 +25,10 @@ from tests import encoders
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import configure, running, running_device
+from .processes import configure, running, running_device, tenant
 from .test_several_http_processes import each_process
-from .wire import SMALL, Connection, posted, statistics, until
-from .wire import client as client_of
+from .wire import SMALL, Connection, failures, posted, statistics, until
+from .wire import client as client_to
 
 TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
 """More than a batch, and of different lengths."""
@@ -103,7 +103,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=30, verify=False, headers={"Authorization": "Bearer secret"}) as http:
+    with client_to(served, Authorization="Bearer secret") as http:
         yield http
 
 
@@ -243,7 +243,7 @@ def test_runs_are_counted_and_a_deadline_is_504(http: httpx.Client) -> None:
 
 def test_a_request_is_charged_once_however_many_runs_it_takes(root: Path) -> None:
     tenant = TenantConfig(name="acme", granules=1, models=("encoder",), requests_per_second=1, burst_requests=2)
-    with serving(of(root, tenant), direct=True) as served, httpx.Client(base_url=served.url, timeout=30) as http:
+    with serving(of(root, tenant), direct=True) as served, client_to(served) as http:
         answers = [http.post("/v1/embeddings", json={"model": "encoder", "input": TEXTS}) for _ in range(3)]
     assert [each.status_code for each in answers] == [200, 200, 429]
     assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
@@ -254,34 +254,25 @@ def test_a_request_is_charged_once_however_many_runs_it_takes(root: Path) -> Non
 def test_a_request_whose_client_leaves_is_one_failure_however_many_runs_it_takes(root: Path) -> None:
     with (
         serving(of(root, TenantConfig(name="acme", granules=1, models=("encoder",))), direct=True) as served,
-        httpx.Client(base_url=served.url, timeout=30) as http,
+        client_to(served) as http,
     ):
-
-        def count(kind: str) -> int:
-            stats = http.get("/v2/models/encoder/stats").json()["model_stats"][0]["inference_stats"]
-            return int(stats[kind]["count"])
-
         body = json.dumps({"model": "encoder", "input": TEXTS * 140})
         with socket.create_connection((httpx.URL(served.url).host, httpx.URL(served.url).port or 80)) as leaving:
             leaving.sendall(f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-            until(lambda: count("success") > 0)
-        until(lambda: count("fail") > 0)
-        assert count("fail") == 1
+            until(lambda: statistics(http, "encoder")["inference_count"] > 0)
+        until(lambda: failures(http, "encoder") > 0)
+        assert failures(http, "encoder") == 1
 
 
 def test_a_request_of_many_runs_is_answered_by_a_server_that_drains(root: Path, tmp_path: Path) -> None:
-    tenants = '[tenants.acme]\ncores = 1\nmodels = ["encoder"]\n'
-    path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"', drain_timeout='"60s"')
-    with running(path) as server, httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
-
-        def runs() -> int:
-            stats = http.get("/v2/models/encoder/stats").json()["model_stats"][0]["inference_stats"]
-            return int(stats["success"]["count"])
-
+    path = configure(
+        tmp_path / "greenlane.toml", root, tenant("acme", "encoder"), default_tenant='"acme"', drain_timeout='"60s"'
+    )
+    with running(path) as server, client_to(server) as http, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(
             httpx.post, f"{server.url}/v1/embeddings", json={"model": "encoder", "input": TEXTS * 40}, timeout=30
         )
-        until(lambda: runs() > 0)
+        until(lambda: statistics(http, "encoder")["inference_count"] > 0)
         server.signal()
         answer = asked.result()
         assert (answer.status_code, len(answer.json().get("data", []))) == (200, len(TEXTS) * 40), answer.text[:200]
@@ -290,9 +281,9 @@ def test_a_request_of_many_runs_is_answered_by_a_server_that_drains(root: Path, 
 
 @pytest.mark.skipif(len(cores()) < 2, reason="several processes need two cores")
 def test_so_is_one_that_another_process_than_that_of_the_queue_has_read(root: Path, tmp_path: Path) -> None:
-    tenants = '[tenants.acme]\ngranules = 1\nhttp_processes = 3\nmodels = ["encoder", "identity"]\n'
+    tenants = tenant("acme", "encoder", "identity", http_processes=3)
     path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"', drain_timeout='"60s"')
-    with running_device(path) as server, client_of(server) as http, ExitStack() as stack:
+    with running_device(path) as server, client_to(server) as http, ExitStack() as stack:
         *_, helper = each_process(server, stack).values()
         body = json.dumps({"model": "encoder", "input": TEXTS * 40})
         helper.send(f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
@@ -304,11 +295,8 @@ def test_so_is_one_that_another_process_than_that_of_the_queue_has_read(root: Pa
 
 @pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 def test_tenants_of_python_m_server_have_their_own(root: Path, tmp_path: Path) -> None:
-    tenants = (
-        '[models.first.text]\npooling = "cls"\n'
-        f'[tenants.acme]\ncores = 1\nmodels = ["encoder"]\nkeys_sha256 = ["{digest("a")}"]\n'
-        f'[tenants.globex]\ncores = 1\nmodels = ["first"]\nkeys_sha256 = ["{digest("g")}"]\n'
-    )
+    tenants = '[models.first.text]\npooling = "cls"\n' + tenant("acme", "encoder", keys_sha256=[digest("a")])
+    tenants += tenant("globex", "first", keys_sha256=[digest("g")])
     with running(configure(tmp_path / "greenlane.toml", root, tenants)) as server:
         for key, name in (("a", "encoder"), ("g", "first")):
             with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30) as client:
@@ -319,9 +307,9 @@ def test_tenants_of_python_m_server_have_their_own(root: Path, tmp_path: Path) -
 @pytest.mark.skipif(len(cores()) < 2, reason="several processes need two cores")
 def test_a_request_that_has_begun_is_completed_beside_others_that_fill_the_queue(root: Path, tmp_path: Path) -> None:
     """Its later runs wait for room, where the process of the queue finds none for them as well."""
-    tenants = '[tenants.acme]\ngranules = 1\nqueue = 1\nhttp_processes = 3\nmodels = ["encoder", "identity"]\n'
+    tenants = tenant("acme", "encoder", "identity", queue=1, http_processes=3)
     path = configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"')
-    with running_device(path) as server, client_of(server) as http, ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+    with running_device(path) as server, client_to(server) as http, ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         lead, *others = each_process(server, stack).values()
         ended, refused = threading.Event(), 0
 
@@ -345,5 +333,4 @@ def test_a_request_that_has_begun_is_completed_beside_others_that_fill_the_queue
             ended.set()
         for each in filling:
             each.result()
-        failed = statistics(http, "encoder")["inference_stats"]["fail"]["count"]
-        assert failed == refused, "a run that is tried again is no failure of the request"
+        assert failures(http, "encoder") == refused, "a run that is tried again is no failure of the request"

@@ -9,15 +9,10 @@ import httpx
 import pytest
 
 from . import repository
-from .processes import Load, Running, configure, running, running_plain
+from .processes import Load, Running, configure, running, running_plain, tenant
 from .wire import SMALL, client, infer, until
 
-TENANTS = """watch = "100ms"
-python = true
-[tenants.acme]
-granules = 1
-models = ["*"]
-"""
+TENANTS = 'watch = "100ms"\npython = true\n' + tenant()
 DOUBLING = "def preprocess(inputs):\n    return {'x': 2 * inputs['x']}\n"
 FORMS: dict[str, Any] = {"uvicorn": running_plain, "processes": running}
 

@@ -16,7 +16,7 @@ from server.host.leaving import NEEDS_RESTART
 from server.host.watch import write_stacks
 
 from .harness import cores
-from .processes import Running, configure, running, running_script
+from .processes import Running, configure, running, running_script, tenant
 from .wire import client, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -92,8 +92,7 @@ def hanging(folder: Path, config: Path, how: str, serve: str = PROCESSES) -> Ite
 
 
 def configured(folder: Path, repository: Path, watchdog: str, **server: str) -> Path:
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
-    return configure(folder / "c.toml", repository, tenants, watchdog=f'"{watchdog}"', **server)
+    return configure(folder / "c.toml", repository, tenant("acme", "identity"), watchdog=f'"{watchdog}"', **server)
 
 
 def watchers(server: Running) -> list[ProcessStatus]:

@@ -8,20 +8,11 @@ import httpx
 import pytest
 
 from . import repository
-from .processes import Running, configure, running, running_plain
+from .processes import Running, configure, running, running_plain, tenant
 from .test_metrics import scrape, value
 from .wire import client, infer, request, tensor, until
 
-TENANTS = """
-[models.scaled]
-weights = {{ 1 = {first}, 2 = {second} }}
-[tenants.acme]
-granules = 1
-models = ["*"]
-{more}
-"""
 FORMS = {"uvicorn": running_plain, "processes": running}
-ACME = {"X-Tenant": "acme"}
 
 
 @pytest.fixture
@@ -33,13 +24,14 @@ def file(tmp_path: Path) -> Path:
 
 
 def write(path: Path, first: float, second: float, more: str = "") -> Path:
-    return configure(path, path.parent / "models", TENANTS.format(first=first, second=second, more=more))
+    weights = f"[models.scaled]\nweights = {{ 1 = {first}, 2 = {second} }}\n"
+    return configure(path, path.parent / "models", weights + tenant() + more)
 
 
 @pytest.fixture(params=FORMS)
 def http(file: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     server: Running
-    with FORMS[request.param](file) as server, client(server, **ACME) as http:
+    with FORMS[request.param](file) as server, client(server, "acme") as http:
         until(lambda: http.get("/v2/health/ready").status_code == 200)
         yield http
 
