@@ -12,10 +12,9 @@ from functools import partial
 from greenlane.options import checked, positive
 
 from .rates import Rates, between
-from .source import Look, Unreachable, look
+from .source import KEY, Look, Unreachable, look
 from .table import lines
 
-KEY = "GREENLANE_ADMIN_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 _EXAMPLES = f"""\
 examples:

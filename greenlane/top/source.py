@@ -11,8 +11,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .command import KEY
-
+KEY = "GREENLANE_ADMIN_KEY"
+"""The variable with the administrators' key."""
 _TIMEOUT = 10.0
 
 
