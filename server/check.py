@@ -34,7 +34,7 @@ from .processes.supervision import process_counts
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
 from .repository.weighted import unserved_weights
-from .tenants.catalog import IndexEntry, ServedModel
+from .tenants.catalog import IndexEntry, ModelVersion
 
 Plan = Mapping[str, tuple[int, ...]]
 
@@ -364,7 +364,7 @@ class _Check:
         self._found.unserved.update(dict.fromkeys(line for line in loaded.messages() if line not in loaded.warnings))
         self._found.suspicious.update(dict.fromkeys(loaded.warnings))
 
-    def _check_http_side(self, served: ServedModel) -> None:
+    def _check_http_side(self, served: ModelVersion) -> None:
         """Find what is wrong with a model's functions and its tokenizer."""
         options = self._config.models.options.get(served.name, ModelOptions())
         tried = try_http_side(served, options.text or TextOptions())
@@ -375,7 +375,7 @@ class _Check:
         if tried.without_texts:
             self._found.suspicious[tried.without_texts] = None
 
-    def _check_batches(self, served: ServedModel) -> None:
+    def _check_batches(self, served: ModelVersion) -> None:
         """Find options that this model makes useless."""
         options = self._config.models.options.get(served.name, ModelOptions())
         most, key = served.signature.max_batch, ("models", served.name)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from .config.text import TextOptions
 from .functions.definition import FunctionsFailed
-from .tenants.catalog import ServedModel
+from .tenants.catalog import ModelVersion
 from .tenants.running_functions import open_functions
 from .tenants.running_text import open_text
 from .text.folder import NoEncoder, TokenizerFailed
@@ -22,7 +22,7 @@ class Tried(NamedTuple):
     without_texts: str = ""
 
 
-def try_http_side(served: ServedModel, options: TextOptions) -> Tried:
+def try_http_side(served: ModelVersion, options: TextOptions) -> Tried:
     """Run a version's model.py and load its tokenizer, as an HTTP process does before it serves it.
 
     Blocks, for 60 s each at most.
@@ -30,7 +30,7 @@ def try_http_side(served: ServedModel, options: TextOptions) -> Tried:
     return asyncio.run(_try(served, options))
 
 
-async def _try(served: ServedModel, options: TextOptions) -> Tried:
+async def _try(served: ModelVersion, options: TextOptions) -> Tried:
     try:
         if served.functions:
             (await open_functions(served.functions, served.name, 1, "", _LIMIT)).close()

@@ -10,7 +10,7 @@ from engines import TensorSpec
 from .config.changes import LIMITS_OF_TENANT, written
 from .config.tenant import TenantConfig
 from .link.blocks import largest_block
-from .tenants.catalog import ServedModel
+from .tenants.catalog import ModelVersion
 
 SETTINGS = (
     *("burst", "lend", "ladder", "min_granules", "weights", "target_p99", "target_rate"),
@@ -39,7 +39,7 @@ def settings_line(tenant: TenantConfig) -> str:
     return ", ".join(written(tenant, SETTINGS))
 
 
-def model_line(served: ServedModel) -> str:
+def model_line(served: ModelVersion) -> str:
     inputs, outputs = (_tensors(specs) for specs in (served.signature.inputs, served.signature.outputs))
     most = served.signature.max_batch
     return f"{inputs} -> {outputs}{f', batches of up to {most}' if most else ''} ({served.platform})"

@@ -11,7 +11,7 @@ from engines.memory import added
 from ..link.messages import ModelKey, Shape
 from ..repository.model_repository import ModelFile
 from ..repository.model_settings import ResolvedSettings
-from ..tenants.catalog import IndexEntry, ServedModel
+from ..tenants.catalog import IndexEntry, ModelVersion
 from ..workers.placement import close_all
 
 _MAX_REASONS = 3
@@ -35,7 +35,7 @@ class LoadedModel:
     """The result of loading one model onto one partition."""
 
     name: str
-    served: list[ServedModel]
+    served: list[ModelVersion]
     problems: list[IndexEntry]
     executors: dict[ModelKey, Executor]
     warnings: list[str] = field(default_factory=list)

@@ -56,7 +56,7 @@ from ..repository.model_config import ModelConfig, apply, batching, stated_shape
 from ..repository.model_repository import Listing, ModelFile, Repository
 from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
 from ..scheduling.batching import largest_batch
-from ..tenants.catalog import IndexEntry, ServedModel
+from ..tenants.catalog import IndexEntry, ModelVersion
 from ..text.folder import NoEncoder
 from .ahead import Making, making_of
 from .engine_pool import EnginePool
@@ -377,7 +377,7 @@ class ModelLoader:
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
-        served = ServedModel(file.name, number, key, outer, platform, config, how, labels, queues, functions, file.text)
+        served = ModelVersion(file.name, number, key, outer, platform, config, how, labels, queues, functions, file.text)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine

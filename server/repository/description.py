@@ -10,7 +10,7 @@ from typing import Any
 
 from engines.signature import Signature, TensorSpec
 
-from ..scheduling.batching import Batching
+from ..scheduling.queue_policy import Batching
 from .model_config import ModelConfig
 from .model_settings import EXECUTION
 from .triton_schema import MESSAGE, as_json

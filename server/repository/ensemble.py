@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from engines import Engine, ModelRefused, Signature, Step, TensorSpec
 
 from ..protocol.json_document import short
-from ..tenants.catalog import ServedModel
+from ..tenants.catalog import ModelVersion
 
 PLATFORM = "ensemble"
 
@@ -39,7 +39,7 @@ class EnsembleStep:
 class StepModel(NamedTuple):
     """The model of a step: what the tenant is served under this name, and its engine."""
 
-    served: ServedModel
+    served: ModelVersion
     engine: Engine
 
 

@@ -14,8 +14,8 @@ from engines.errors import ModelRefused
 from engines.signature import Form, Shape, Signature, TensorSpec, obstacle
 
 from ..protocol.json_document import short, show
-from ..scheduling.batching import Batching, largest_batch
-from ..scheduling.queue_policy import QueuePolicy, read_queues
+from ..scheduling.batching import largest_batch
+from ..scheduling.queue_policy import Batching, QueuePolicy, read_queues
 from .ensemble import PLATFORM, EnsembleStep, read_steps
 from .model_settings import StatedSettings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text

@@ -8,9 +8,10 @@ from engines import TensorMismatch
 from ..errors import QueueFull, RequestError
 from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Tickets
-from .batching import Batching, Choice, Queued
+from .batching import Choice, Queued
 from .gather import Layouts, gather, split
 from .pending import PendingBatch, PendingRequest
+from .queue_policy import Batching
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
 

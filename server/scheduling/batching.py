@@ -13,30 +13,12 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from engines.signature import Signature
 
 from ..link.messages import Shape, Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """How requests for one model are batched: up to `most` rows, after at most `delay` seconds while another work may start.
-
-    `preferred` are the batch sizes, ascending, at which a batch does not wait for more.
-    """
-
-    signature: Signature
-    most: int
-    delay: float = 0.0
-    preferred: tuple[int, ...] = ()
-
-    def batchable(self, ticket: Ticket, now: float) -> "Batchable":
-        """A request that is queued now; `now` is in seconds on any clock."""
-        shapes = ticket.shapes
-        return Batchable(self, (ticket.model, tuple([shape[1:] for shape in shapes])), shapes[0][0], now + self.delay)
+from .queue_policy import Batching
 
 
 class Batchable(NamedTuple):
@@ -46,6 +28,12 @@ class Batchable(NamedTuple):
     key: tuple[str, tuple[Shape, ...]]
     rows: int
     due: float
+
+
+def batchable(batching: Batching, ticket: Ticket, now: float) -> Batchable:
+    """A request that is queued now; `now` is in seconds on any clock."""
+    shapes = ticket.shapes
+    return Batchable(batching, (ticket.model, tuple([shape[1:] for shape in shapes])), shapes[0][0], now + batching.delay)
 
 
 Queued = tuple[int, int, Ticket, Batchable | None]

@@ -21,13 +21,13 @@ from ..link.ring import Link
 from ..link.slots import Slot
 from .admission import Admission
 from .batch_runs import BatchRuns
-from .batching import Batching
+from .batching import batchable
 from .deadlines import Deadlines
 from .lane_statistics import LaneStatistics
 from .launcher import Launcher
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
-from .queue_policy import QueueLimits, QueuePolicy
+from .queue_policy import Batching, QueueLimits, QueuePolicy
 from .relinking import Relinking, Waiters
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
@@ -223,7 +223,7 @@ class Lane:
         self._link.tickets.write(ticket)
         batch = None
         if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.
-            batch = batching.batchable(ticket, time.monotonic())
+            batch = batchable(batching, ticket, time.monotonic())
         self._scheduler.add(ticket, priority, batch)
         pending = self._pending[slot.index] = PendingRequest(slot, ticket, on_done)
         pending.priority = priority

@@ -8,7 +8,8 @@ from typing import Protocol
 from ..errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError, Unavailable
 from ..link.messages import Done, Failure, Ticket
 from ..link.slots import Slot
-from .batching import Batching, Queued
+from .batching import Queued
+from .queue_policy import Batching
 
 _RAISED = "the model raised: "
 OnDone = Callable[[Done | RequestError], None]

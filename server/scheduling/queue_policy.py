@@ -1,4 +1,4 @@
-"""The limits of one model's queues, from `dynamic_batching` of its configuration. Pure.
+"""How one model's requests are joined, and the limits of its queues, by `dynamic_batching` of its configuration. Pure.
 
 As in Triton: with priority levels each priority has its own queue, else there is one. A request is refused (503) if its queue
 is full, or once it has been queued for too long.
@@ -8,8 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from engines.signature import Signature
+
 DELAY = 1
 """Triton's `timeout_action` DELAY: a request that timed out stays queued, behind all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How requests for one model are batched: up to `most` rows, after at most `delay` seconds while another work may start.
+
+    `preferred` are the batch sizes, ascending, at which a batch does not wait for more.
+    """
+
+    signature: Signature
+    most: int
+    delay: float = 0.0
+    preferred: tuple[int, ...] = ()
 
 
 class QueueLimits(NamedTuple):

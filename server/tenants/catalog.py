@@ -2,7 +2,7 @@
 
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
 from math import lcm
@@ -15,8 +15,7 @@ from ..functions.definition import Functions
 from ..link.messages import ModelKey
 from ..protocol.classification import UNLABELLED, Labels
 from ..protocol.request_cache import RequestCache
-from ..scheduling.batching import Batching
-from ..scheduling.queue_policy import QueuePolicy
+from ..scheduling.queue_policy import Batching, QueuePolicy
 from ..text.folder import TextFolder
 from .statistics import ModelStatistics
 
@@ -35,12 +34,12 @@ UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One version of a model, ready on this tenant's partition.
+class ModelVersion:
+    """One version of a model, ready on this tenant's partition: what a device side publishes.
 
     `batching` is set if its requests are batched; `labels` are the names of its output classes; `queues` are the limits of its
-    queues, if its configuration has any. If it has `functions`, `signature` is what clients know, and these are `running` where
-    its requests are served. `folder` is its tokenizer with what is said of it, if it has one, and `text` that where it is used.
+    queues, if its configuration has any. If it has `functions`, `signature` is what clients know. `folder` is its tokenizer
+    with what is said of it, if it has one.
     """
 
     name: str
@@ -54,15 +53,29 @@ class ServedModel:
     queues: QueuePolicy | None = None
     functions: Functions | None = None
     folder: TextFolder | None = None
-    text: "RunningText | None" = field(default=None, compare=False)
-    running: "RunningFunctions | None" = field(default=None, compare=False)
-    statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
-    request_cache: RequestCache = field(default_factory=RequestCache, compare=False)
 
     @property
     def engine_signature(self) -> Signature:
         """The tensors that the engine takes and gives."""
         return self.functions.inner if self.functions else self.signature
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel(ModelVersion):
+    """A version where its requests are served: with its functions and its tokenizer, if it has such, and what is counted."""
+
+    text: "RunningText | None" = field(default=None, compare=False)
+    running: "RunningFunctions | None" = field(default=None, compare=False)
+    statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
+    request_cache: RequestCache = field(default_factory=RequestCache, compare=False)
+
+    @classmethod
+    def of(
+        cls, version: ModelVersion, running: "RunningFunctions | None" = None, text: "RunningText | None" = None
+    ) -> "ServedModel":
+        """This version with nothing counted yet."""
+        plain = {each.name: getattr(version, each.name) for each in fields(ModelVersion)}
+        return cls(**plain, running=running, text=text)
 
 
 @dataclass(frozen=True, slots=True)

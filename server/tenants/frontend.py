@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from ..link.messages import ModelKey
 from ..link.ring import Link
 from ..scheduling.lane_statistics import LaneStatistics, SlotStatistics
-from .catalog import IndexEntry, ServedModel, none_ready
+from .catalog import IndexEntry, ModelVersion, none_ready
 from .statistics import ModelStatistics
 
 State = Literal["starting", "serving", "incomplete", "draining", "lost", "closed"]
@@ -72,7 +72,7 @@ class HttpSide(Protocol):
     def listed(self) -> None:
         """Every model that there is was announced."""
 
-    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         """These versions of a model, all that it is to have, are about to be published. "", or why not: the functions of one
         cannot be run, or another device cannot serve it.
 
@@ -83,7 +83,7 @@ class HttpSide(Protocol):
     def withdraw(self, name: str) -> None:
         """What was agreed to will not be published."""
 
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
         """Serve exactly these versions of a model; return when no request is left for those that they replace.
 
         False if the HTTP process has died, so that it is unknown whether its requests have ended.

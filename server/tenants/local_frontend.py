@@ -11,7 +11,7 @@ from ..errors import Conflict
 from ..link import ring as links
 from ..link.messages import ModelKey
 from ..link.ring import Descriptors, Link
-from .catalog import IndexEntry, ServedModel
+from .catalog import IndexEntry, ModelVersion
 from .frontend import DeviceSide, Report, not_ended
 from .publishing import agree, publish, withdraw
 from .service import Tenant, last_uses, open_tenant, page_out, report, slots
@@ -67,10 +67,10 @@ class LocalFrontend(LocalTenant):
         self._device = device
         self.tenant.lane.open(asyncio.get_running_loop())
 
-    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         return await agree(self.tenant, name, served)
 
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
         await publish(self.tenant, name, served, problems)
         return True
 

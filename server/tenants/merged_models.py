@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..link.messages import ModelKey
-from .catalog import IndexEntry, ServedModel
+from .catalog import IndexEntry, ModelVersion
 
 log = logging.getLogger("greenlane")
 
@@ -17,7 +17,7 @@ log = logging.getLogger("greenlane")
 class Merged(NamedTuple):
     """What the catalog is to have of one model, and `keys`: by each key there, the key that the version has on each device."""
 
-    served: list[ServedModel]
+    served: list[ModelVersion]
     problems: list[IndexEntry]
     keys: dict[ModelKey, dict[str, ModelKey]]
 
@@ -26,7 +26,7 @@ class Merged(NamedTuple):
 class _Version:
     """A version as it is in the catalog, and its keys on the devices that serve it."""
 
-    served: ServedModel
+    served: ModelVersion
     keys: Mapping[str, ModelKey]
 
 
@@ -40,7 +40,7 @@ class MergedModels:
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
-        self._published: dict[str, dict[str, tuple[Sequence[ServedModel], Sequence[IndexEntry]]]] = {
+        self._published: dict[str, dict[str, tuple[Sequence[ModelVersion], Sequence[IndexEntry]]]] = {
             name: {} for name in devices
         }
         self._versions: dict[str, dict[str, _Version]] = {}
@@ -49,11 +49,11 @@ class MergedModels:
     def __repr__(self) -> str:
         return f"<MergedModels of {', '.join(self._devices)}, {len(self._versions)} models>"
 
-    def of(self, device: str) -> list[ServedModel]:
+    def of(self, device: str) -> list[ModelVersion]:
         """What this device has published."""
         return [each for served, _ in self._published[device].values() for each in served]
 
-    def put(self, published: Mapping[str, tuple[Sequence[ServedModel], Sequence[IndexEntry]]], name: str) -> Merged:
+    def put(self, published: Mapping[str, tuple[Sequence[ModelVersion], Sequence[IndexEntry]]], name: str) -> Merged:
         """These devices serve these versions of a model, and no others, and have these problems with it."""
         for device, each in published.items():
             self._published[device][name] = each
@@ -73,7 +73,7 @@ class MergedModels:
     def merged(self, name: str) -> Merged:
         """What the catalog is to have of this model now."""
         before = self._versions.get(name, {})
-        there: dict[str, dict[str, ServedModel]] = {}
+        there: dict[str, dict[str, ModelVersion]] = {}
         for device in self._devices:
             for each in self._published[device].get(name, ((), ()))[0]:
                 there.setdefault(each.version, {})[device] = each
@@ -82,7 +82,7 @@ class MergedModels:
         keys = {each.served.key: dict(each.keys) for each in now.values()}
         return Merged([each.served for each in now.values()], self._problems(name, now), keys)
 
-    def _version(self, there: Mapping[str, ServedModel], before: _Version | None) -> _Version:
+    def _version(self, there: Mapping[str, ModelVersion], before: _Version | None) -> _Version:
         if before and before.keys and {device: each.key for device, each in there.items()} == before.keys:
             return before
         stays = [device for device in there if before and before.keys.get(device) == there[device].key]
@@ -109,9 +109,9 @@ class MergedModels:
         return list(found.values())
 
 
-def _tensors(served: ServedModel) -> object:
+def _tensors(served: ModelVersion) -> object:
     return served.signature, served.functions
 
 
-def _name(served: ServedModel) -> tuple[str, str]:
+def _name(served: ModelVersion) -> tuple[str, str]:
     return served.name, served.version

@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..config.tables import dotted
 from ..functions.definition import Functions, FunctionsFailed
 from ..text.folder import TextFolder, TokenizerFailed
-from .catalog import IndexEntry, ServedModel
+from .catalog import IndexEntry, ModelVersion, ServedModel
 from .service import Tenant
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ FINISH_SECONDS = 30.0
 """How long answers in parts go on after their model was unloaded or replaced."""
 
 
-async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
+async def publish(tenant: Tenant, name: str, versions: list[ModelVersion], problems: list[IndexEntry]) -> None:
     """Serve exactly these versions of a model; return when no request is left for those that they replace.
 
     An answer in parts goes on for `FINISH_SECONDS` at most: its client decides how long it takes, and the model's next load
@@ -34,7 +33,7 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
         before = [item for item in tenant.catalog.served() if item.name == name]
         staged = tenant.staged.pop(name, [])
         try:
-            served, problems = await _with_functions(tenant, served, problems, before, staged)
+            served, problems = await _with_functions(tenant, versions, problems, before, staged)
         finally:
             _close(staged)
         kept = {item.key for item in served}
@@ -49,7 +48,7 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
     _close(left)
 
 
-async def agree(tenant: Tenant, name: str, served: Sequence[ServedModel]) -> str:
+async def agree(tenant: Tenant, name: str, served: Sequence[ModelVersion]) -> str:
     """Run the functions of versions that are about to be published, all or none: "", or why one of them cannot be run.
 
     `publish` takes them over; `withdraw` ends them if it is not called.
@@ -58,7 +57,7 @@ async def agree(tenant: Tenant, name: str, served: Sequence[ServedModel]) -> str
     try:
         for item in served:
             if item.functions:
-                opened.append(replace(item, running=await _functions(tenant, item.functions, item.name)))
+                opened.append(ServedModel.of(item, await _functions(tenant, item.functions, item.name)))
     except BaseException as error:
         _close(opened)
         if isinstance(error, FunctionsFailed):
@@ -76,7 +75,7 @@ def withdraw(tenant: Tenant, name: str) -> None:
 
 
 async def _with_functions(
-    tenant: Tenant, served: list[ServedModel], problems: list[IndexEntry], before: list[ServedModel], staged: list[ServedModel]
+    tenant: Tenant, served: list[ModelVersion], problems: list[IndexEntry], before: list[ServedModel], staged: list[ServedModel]
 ) -> tuple[list[ServedModel], list[IndexEntry]]:
     """The versions with their functions running, and the problems of all. What runs already goes on."""
     there = {item.key: item for item in before}
@@ -88,14 +87,14 @@ async def _with_functions(
                 running = _take(staged, item) or await _functions(tenant, item.functions, item.name)
             if item.folder and text is None:
                 text = await _text(tenant, item, item.folder)
-            found.append(replace(item, running=running, text=text))
+            found.append(ServedModel.of(item, running, text))
         except FunctionsFailed as error:
             log.error("model %s %s is unavailable: %s", item.name, item.version, error)
             problems.append(IndexEntry(item.name, item.version, "UNAVAILABLE", str(error)))
     return found, problems
 
 
-def _take(staged: list[ServedModel], item: ServedModel) -> "RunningFunctions | None":
+def _take(staged: list[ServedModel], item: ModelVersion) -> "RunningFunctions | None":
     """The functions of a version that run already, which are not `staged` then."""
     for each in staged:
         if (each.version, each.functions) == (item.version, item.functions):
@@ -111,7 +110,7 @@ async def _functions(tenant: Tenant, functions: Functions, name: str) -> "Runnin
     return await open_functions(functions, name, tenant.config.queue, _setting(tenant), tenant.execution_limit)
 
 
-async def _text(tenant: Tenant, item: ServedModel, folder: TextFolder) -> "RunningText | None":
+async def _text(tenant: Tenant, item: ModelVersion, folder: TextFolder) -> "RunningText | None":
     """The tokenizer of a version; None, with a line in the log, if it cannot be used: the model is served all the same."""
     from .running_text import open_text
 

@@ -12,10 +12,9 @@ from partitions.probe import Placement
 from ...accounts.usage import Count, Report
 from ...config.tenant import TenantConfig
 from ...control.descriptions import AtStart, DeviceInfo, Loading
-from ...tenants.catalog import IndexEntry
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import State
 from .descriptors import SentLink
-from .message_fields import ServedModelFields
 
 
 class Change(NamedTuple):
@@ -31,7 +30,7 @@ class Publication(NamedTuple):
     """The versions of a model that are to be served, and problems of others."""
 
     name: str
-    served: list[ServedModelFields]
+    served: list[ModelVersion]
     problems: list[IndexEntry]
 
 
@@ -116,7 +115,7 @@ class FromTenants(Protocol):
 
     def announce(self, tenant: str, name: str) -> None: ...
     def listed(self, tenant: str) -> None: ...
-    async def agree(self, tenant: str, name: str, served: Sequence[ServedModelFields]) -> str: ...
+    async def agree(self, tenant: str, name: str, served: Sequence[ModelVersion]) -> str: ...
     def withdraw(self, tenant: str, name: str) -> None: ...
     async def publish(self, tenant: str, publication: Publication) -> bool: ...
     async def last_uses(self, tenant: str) -> dict[str, int]: ...

@@ -10,11 +10,11 @@ from ...accounts.usage import Count
 from ...config.changes import LIVE_OF_SERVER, with_options, with_tables
 from ...config.schema import Config, ModelOptions
 from ...config.tenant import TenantConfig
-from ...tenants.catalog import IndexEntry
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import State
 from .config_fields import tuples_of, values_of
 from .descriptors import SentLink
-from .message_fields import ReportFields, ServedModelFields
+from .message_fields import ReportFields
 
 Keys = Mapping[str, Mapping[str, str]]
 """The keys that each version has on a tenant's devices, by its key and by device; none for a tenant on one device."""
@@ -49,10 +49,10 @@ class ToTenant(Protocol):
 
     def announce(self, name: str) -> None: ...
     def listed(self) -> None: ...
-    async def publish(self, name: str, served: Sequence[ServedModelFields], problems: list[IndexEntry], keys: Keys) -> bool:
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry], keys: Keys) -> bool:
         """Serve these versions of a model from now on. Returns True when no request for older ones is left."""
 
-    async def agree(self, name: str, served: Sequence[ServedModelFields]) -> str: ...
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str: ...
     def withdraw(self, name: str) -> None: ...
     async def last_uses(self) -> Mapping[str, int]: ...
     async def page_out(self, model: str) -> bool: ...

@@ -14,53 +14,20 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from engines import DATATYPES, Signature
+from engines import DATATYPES
 
 from ...config.schema import ModelOptions
 from ...config.tenant import TenantConfig
-from ...functions.definition import Functions
 from ...protocol.classification import Labels
-from ...scheduling.batching import Batching
 from ...scheduling.lane_statistics import LaneStatistics, SlotStatistics
-from ...scheduling.queue_policy import QueuePolicy
-from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import ModelReport, Report
 from ...tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
-from ...text.folder import TextFolder
 from .config_fields import options_of, tenant_of, values_of
 
 
 class Fields(Struct, array_like=True, forbid_unknown_fields=True):
     """Base of parts of messages that mirror a class of ours, with the same fields."""
-
-
-class ServedModelFields(Fields):
-    """A `ServedModel`, with the fields of its `Batching` in their order, and without the counters and caches, which stay in the
-    process that has them.
-    """
-
-    name: str
-    version: str
-    key: str
-    signature: Signature
-    platform: str
-    config: dict[str, Any]
-    batching: tuple[Signature, int, float, tuple[int, ...]] | None
-    labels: dict[str, bytes]
-    queues: QueuePolicy | None
-    functions: Functions | None = None
-    folder: TextFolder | None = None
-
-    @classmethod
-    def of(cls, served: ServedModel) -> "ServedModelFields":
-        batching = (found.signature, found.most, found.delay, found.preferred) if (found := served.batching) else None
-        plain = served.name, served.version, served.key, served.signature, served.platform, served.config
-        return cls(*plain, batching, dict(served.labels.files), served.queues, served.functions, served.folder)
-
-    def served(self) -> ServedModel:
-        batching = Batching(*self.batching) if self.batching else None
-        plain = self.name, self.version, self.key, self.signature, self.platform, self.config
-        return ServedModel(*plain, batching, Labels(self.labels), self.queues, self.functions, self.folder)
 
 
 _Size = tuple[int, int, int, int, int, int]
@@ -120,13 +87,15 @@ class ReportFields(Fields):
 
 
 def encode_hook(value: Any) -> Any:
-    """Encode the types that msgspec does not know: data types of numpy, in signatures, tables of the configuration, and views
-    of dicts.
+    """Encode the types that msgspec does not know: data types of numpy, in signatures, tables of the configuration, labels of
+    classes, and views of dicts.
     """
     if isinstance(value, np.dtype):
         return value.str
     if isinstance(value, (ModelOptions, TenantConfig)):
         return values_of(value, list(type(value).model_fields))
+    if isinstance(value, Labels):
+        return dict(value.files)
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} cannot be sent to another process")
@@ -138,6 +107,8 @@ def decode_hook(kind: Any, value: Any) -> Any:
         return options_of(msgspec.convert(value, dict[str, Any]))
     if kind is TenantConfig:
         return tenant_of(msgspec.convert(value, dict[str, Any]))
+    if kind is Labels:
+        return Labels(msgspec.convert(value, dict[str, bytes]))
     if value not in _NUMPY:
         raise ValueError("expected a data type of the protocol")
     return _NUMPY[value]

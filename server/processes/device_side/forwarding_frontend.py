@@ -7,11 +7,10 @@ from ...errors import Unavailable
 from ...link import ring as links
 from ...link.messages import ModelKey
 from ...link.ring import Descriptors
-from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import DeviceSide
 from ..channels.calls import proxy
 from ..channels.device_protocols import FromTenants, Publication
-from ..channels.message_fields import ServedModelFields
 from ..channels.rpc import Channel
 
 
@@ -47,18 +46,18 @@ class ForwardingFrontend:
         if self.held is None:
             self._supervisor.listed(self._tenant)
 
-    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         if self.held is None:
             with suppress(Unavailable):
-                return await self._supervisor.agree(self._tenant, name, [ServedModelFields.of(each) for each in served])
+                return await self._supervisor.agree(self._tenant, name, served)
         return ""
 
     def withdraw(self, name: str) -> None:
         if self.held is None:
             self._supervisor.withdraw(self._tenant, name)
 
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
-        publication = Publication(name, [ServedModelFields.of(each) for each in served], problems)
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
+        publication = Publication(name, served, problems)
         if self.held is not None:
             self.held[name] = publication
             return True

@@ -6,7 +6,7 @@ from ...link import ring as links
 from ...link.messages import ModelKey
 from ...link.ring import Descriptors
 from ...link.spread import Spread
-from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.publishing import publish
 from ...tenants.service import Tenant
 from ..channels.http_protocols import Keys
@@ -31,7 +31,7 @@ class SpreadLinks:
     def __repr__(self) -> str:
         return f"<SpreadLinks {self.spread!r}>"
 
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry], keys: Keys) -> None:
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry], keys: Keys) -> None:
         """As `publishing.publish`. Tickets that name the models that are replaced go where they went.
 
         They are forgotten when the same model is published the next time: by then no helper has a request for them either.

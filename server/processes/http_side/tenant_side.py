@@ -11,14 +11,14 @@ from ...link.occupancy import LEAD, Occupancy
 from ...link.ring import Descriptors
 from ...scheduling.pending import Canceller
 from ...tenants import publishing
-from ...tenants.catalog import IndexEntry
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.lending import lend
 from ...tenants.local_frontend import LocalTenant
 from ...tenants.relay import Cancellations, Relay
 from ...tenants.service import Tenant, open_tenant, report
 from ..channels.descriptors import DescriptorReceiver, SentLink
 from ..channels.http_protocols import Keys
-from ..channels.message_fields import ReportFields, ServedModelFields
+from ..channels.message_fields import ReportFields
 from ..children.process_arguments import ProcessArguments
 from .spread_links import SpreadLinks
 
@@ -72,18 +72,17 @@ class TenantSide(LocalTenant):
         for each in self._relays.values():
             await each.ended.wait()
 
-    async def publish(self, name: str, served: Sequence[ServedModelFields], problems: list[IndexEntry], keys: Keys) -> bool:
-        models = [each.served() for each in served]
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry], keys: Keys) -> bool:
         if self._spread:
-            await self._spread.publish(name, models, problems, keys)
+            await self._spread.publish(name, served, problems, keys)
         else:
             if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
-                models = [replace(each, batching=None, queues=None) for each in models]
-            await publishing.publish(self.tenant, name, models, problems)
+                served = [replace(each, batching=None, queues=None) for each in served]
+            await publishing.publish(self.tenant, name, served, problems)
         return True
 
-    async def agree(self, name: str, served: Sequence[ServedModelFields]) -> str:
-        return await publishing.agree(self.tenant, name, [each.served() for each in served])
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
+        return await publishing.agree(self.tenant, name, served)
 
     def suspend(self, reason: str, device: str = "") -> None:
         if self._spread and device:

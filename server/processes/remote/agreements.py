@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.catalog import IndexEntry, ModelVersion
 
-Published = tuple[Sequence[ServedModel], Sequence[IndexEntry]]
+Published = tuple[Sequence[ModelVersion], Sequence[IndexEntry]]
 """The versions that a device serves, and its problems."""
 
 
@@ -16,7 +16,7 @@ class _Load:
         self.devices: set[str] = set()
         self.waiting: set[str] = set()
         self.agreed: set[str] = set()
-        self.served: Sequence[ServedModel] = ()
+        self.served: Sequence[ModelVersion] = ()
         self.published: dict[str, Published] = {}
         self.checking: asyncio.Task[None] | None = None
         self.decided: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -36,7 +36,7 @@ class Agreements:
     def __init__(
         self,
         publish: Callable[[str, Mapping[str, Published]], Awaitable[bool]],
-        check: Callable[[str, Sequence[ServedModel]], Awaitable[str]],
+        check: Callable[[str, Sequence[ModelVersion]], Awaitable[str]],
     ) -> None:
         self._publish = publish
         self._check = check
@@ -50,7 +50,7 @@ class Agreements:
         load.devices.add(device)
         load.waiting.add(device)
 
-    async def agree(self, name: str, device: str, served: Sequence[ServedModel]) -> str:
+    async def agree(self, name: str, device: str, served: Sequence[ModelVersion]) -> str:
         """Wait until every device can serve the model, and it was checked; "" then, and the reason once one cannot.
 
         A model that is not loaded on request is only checked, as each device publishes it for itself.

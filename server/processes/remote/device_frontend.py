@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ...link.ring import Descriptors
-from ...tenants.catalog import ServedModel
+from ...tenants.catalog import ModelVersion
 from ...tenants.frontend import HttpSide
 
 
@@ -19,7 +19,7 @@ class DeviceFrontend(HttpSide, Protocol):
 
     descriptors: Descriptors
 
-    def served(self) -> list[ServedModel]:
+    def served(self) -> list[ModelVersion]:
         """The models that this device has published last."""
 
     def last_uses_known(self) -> Mapping[str, int]:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...tenants.catalog import IndexEntry
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ..channels.device_protocols import Publication
-from ..channels.message_fields import ServedModelFields
 from .device_frontend import DeviceFrontend
 
 
@@ -81,9 +80,9 @@ class DeviceTenants:
         if frontend := self.frontends.get(tenant):
             frontend.listed()
 
-    async def agree(self, tenant: str, name: str, served: Sequence[ServedModelFields]) -> str:
+    async def agree(self, tenant: str, name: str, served: Sequence[ModelVersion]) -> str:
         frontend = self.frontends.get(tenant)
-        return await frontend.agree(name, [each.served() for each in served]) if frontend else ""
+        return await frontend.agree(name, served) if frontend else ""
 
     def withdraw(self, tenant: str, name: str) -> None:
         if frontend := self.frontends.get(tenant):
@@ -96,7 +95,7 @@ class DeviceTenants:
         if self.away and not self._allows(tenant, name):  # It is sent the new list once all is loaded.
             return True
         self._published.add((tenant, name))
-        return await frontend.publish(name, [each.served() for each in served], problems)
+        return await frontend.publish(name, served, problems)
 
     async def last_uses(self, tenant: str) -> dict[str, int]:
         frontend = self.frontends.get(tenant)

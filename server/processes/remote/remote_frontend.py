@@ -16,13 +16,14 @@ from ...errors import Conflict, Unavailable
 from ...link import ring as links
 from ...link.messages import ModelKey
 from ...link.ring import Descriptors, Link
-from ...tenants.catalog import Catalog, IndexEntry, ServedModel
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorSender
+from ..channels.device_protocols import Publication
 from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant
-from ..channels.message_fields import ReportFields, ServedModelFields
+from ..channels.message_fields import ReportFields
 from ..channels.rpc import Channel, Handlers, Malformed
 from .http_processes import HttpProcesses
 
@@ -41,7 +42,11 @@ class RemoteFrontend:
         self._config = config
         self._device: DeviceSide | None = None
         self._processes = HttpProcesses()
-        self._catalog = Catalog()
+        self._models: dict[str, Publication] = {}
+        """What was published last of each model; nothing while it is loaded for the first time."""
+        self._lost = set[str]()
+        """The models whose device side has ended: each is loading until it is published again."""
+        self._paged = set[ModelKey]()
         self._listed = False
         self._state: State = "starting"
         self._progress = ""
@@ -85,14 +90,14 @@ class RemoteFrontend:
             process.set_state(self._state, self._progress)
 
     def _repeat(self, process: ToHttpProcess) -> Iterator[Awaitable[Any]]:
-        for name, served, problems in self._catalog.listing():
-            if served or problems:
-                yield self._publish(process, name, served, problems)
+        for each in self._models.values():
+            if each.name not in self._lost and (each.served or each.problems):
+                yield self._publish(process, each)
             else:
-                process.announce(name)
+                process.announce(each.name)
         if self._listed:
             process.listed()
-        for model in self._catalog.paged:
+        for model in self._paged:
             yield process.page_out(model)
         if self._suspended:
             process.suspend(self._suspended)
@@ -124,7 +129,8 @@ class RemoteFrontend:
             if queued:
                 process.lose_models()
         if queued:
-            self._catalog.lose()
+            self._lost.update(each.name for each in self._models.values() if each.served)
+            self._paged.clear()
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         """See `ManagedFrontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
@@ -163,9 +169,9 @@ class RemoteFrontend:
         self.link = links.attach(new, self.link.arena.memory)
         return old
 
-    def served(self) -> list[ServedModel]:
+    def served(self) -> list[ModelVersion]:
         """The models that the process was sent last."""
-        return self._catalog.served()
+        return [version for each in self._models.values() for version in each.served]
 
     def last_uses_known(self) -> Mapping[str, int]:
         return self._processes.last_uses()
@@ -186,7 +192,8 @@ class RemoteFrontend:
             process.set_state(state, progress)
 
     def announce(self, name: str) -> None:
-        self._catalog.announce(name)
+        if name not in self._models or not self._models[name].served:
+            self._models[name] = Publication(name, [], [])
         for process in self._processes.all:
             process.announce(name)
 
@@ -199,12 +206,11 @@ class RemoteFrontend:
         """Nothing to do: no other device loads it."""
         return nullcontext()
 
-    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         """A process that ends meanwhile does not refuse: the next one runs the functions when it is sent the models."""
         if not any(each.functions for each in served):
             return ""
-        fields = [ServedModelFields.of(each) for each in served]
-        answers = await self._processes.each(lambda process: process.agree(name, fields))
+        answers = await self._processes.each(lambda process: process.agree(name, served))
         why = next(filter(None, answers), "")
         if why:
             self.withdraw(name)
@@ -214,15 +220,18 @@ class RemoteFrontend:
         for process in self._processes.all:
             process.withdraw(name)
 
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
-        self._catalog.put(name, served, problems)
-        answers = await self._processes.each(lambda process: self._publish(process, name, served, problems))
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
+        before, now = self._models.pop(name, None), Publication(name, served, problems)
+        if before:
+            self._paged -= {each.key for each in before.served} - {each.key for each in served}
+        if served or problems:
+            self._models[name] = now
+        self._lost.discard(name)
+        answers = await self._processes.each(lambda process: self._publish(process, now))
         return bool(answers and answers[0])
 
-    def _publish(
-        self, process: ToHttpProcess, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]
-    ) -> Awaitable[bool]:
-        return process.publish(name, [ServedModelFields.of(each) for each in served], list(problems), self._keys(name))
+    def _publish(self, process: ToHttpProcess, publication: Publication) -> Awaitable[bool]:
+        return process.publish(*publication, self._keys(publication.name))
 
     def _keys(self, name: str) -> Keys:
         """The keys of a model's versions on the tenant's devices, if it is on several."""
@@ -242,11 +251,11 @@ class RemoteFrontend:
         """Without a process there is no request. What a helper has not sent to its lead yet comes after it."""
         if False in (await self._processes.each(lambda process: process.page_out(model)))[:1]:
             return False
-        self._catalog.paged.add(model)
+        self._paged.add(model)
         return True
 
     def page_in(self, model: ModelKey) -> None:
-        self._catalog.paged.discard(model)
+        self._paged.discard(model)
         for process in self._processes.all:
             process.page_in(model)
 

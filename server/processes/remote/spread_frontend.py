@@ -15,7 +15,7 @@ from ...config.tenant import TenantConfig
 from ...link import ring as links
 from ...link.messages import ModelKey
 from ...link.ring import Descriptors
-from ...tenants.catalog import IndexEntry, ServedModel
+from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import DeviceSide
 from ...tenants.merged_models import Merged, MergedModels
 from ...tenants.service import slots
@@ -62,11 +62,11 @@ class SpreadFrontend(RemoteFrontend):
         for member in self.members.values():
             member.descriptors.close()
 
-    def served_by(self, device: str) -> list[ServedModel]:
+    def served_by(self, device: str) -> list[ModelVersion]:
         """What this device has published last."""
         return self._merged.of(device)
 
-    async def publish_of(self, device: str, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+    async def publish_of(self, device: str, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
         """This device serves these versions; returns when no request is left for those that they replace.
 
         What was loaded on request is published once all devices have it.
@@ -175,7 +175,7 @@ class MemberFrontend:
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         return await asyncio.shield(self._whole.relink_of(self, limit))
 
-    def served(self) -> list[ServedModel]:
+    def served(self) -> list[ModelVersion]:
         return self._whole.served_by(self.device)
 
     def last_uses_known(self) -> Mapping[str, int]:
@@ -200,13 +200,13 @@ class MemberFrontend:
         finally:
             agreements.end(name, self.device, error)
 
-    async def agree(self, name: str, served: Sequence[ServedModel]) -> str:
+    async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         return await self._whole.agreements.agree(name, self.device, served)
 
     def withdraw(self, name: str) -> None:
         self._whole.withdraw(name)
 
-    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
         return await self._whole.publish_of(self.device, name, served, problems)
 
     async def last_uses(self) -> Mapping[ModelKey, int]:

@@ -165,6 +165,6 @@ class TenantProcesses:
         models = await runtime.handover.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)
         await self._supervisor.begin(coming.config, name, coming.frontend, coming.listeners, count=count)
         for each in models:
-            await coming.frontend.publish(each.name, [model.served() for model in each.served], each.problems)
+            await coming.frontend.publish(*each)
         coming.frontend.listed()
         return Arrival(coming.frontend, runtime, {name: None})

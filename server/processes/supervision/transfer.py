@@ -11,7 +11,7 @@ from ...control.device_runtime import DeviceRuntime
 from ...errors import Conflict, Unavailable
 from ...link import ring as links
 from ...link.messages import load_of
-from ...tenants.catalog import ServedModel
+from ...tenants.catalog import ModelVersion
 from ..channels.device_protocols import Publication
 from ..remote.remote_frontend import RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
@@ -87,7 +87,7 @@ class TenantTransfers:
         for each in models:
             if target.process() is not process:  # It has ended, and the next one publishes its own.
                 return
-            await frontend.publish(each.name, [model.served() for model in each.served], each.problems)
+            await frontend.publish(*each)
         await target.handover.forget_keys(tenant, keys)
 
     async def _switch(
@@ -110,12 +110,12 @@ class TenantTransfers:
         await target.handover.serve_adopted(tenant, keys)
 
 
-def _keys(tenant: str, served: Iterable[ServedModel], models: Iterable[Publication]) -> dict[str, str]:
+def _keys(tenant: str, served: Iterable[ModelVersion], models: Iterable[Publication]) -> dict[str, str]:
     """The keys of the models that are served, each with the key of the same version of the same model in `models`.
 
     Raises Conflict if one of them is missing or has other tensors.
     """
-    there = {(each.name, each.version): each for model in models for each in (one.served() for one in model.served)}
+    there = {(each.name, each.version): each for model in models for each in model.served}
     keys: dict[str, str] = {}
     for each in served:
         if (found := there.get((each.name, each.version))) is None:

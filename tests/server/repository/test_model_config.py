@@ -23,7 +23,7 @@ from server.repository.model_config import (
 )
 from server.repository.pbtxt import read_text
 from server.repository.triton_schema import as_json
-from server.scheduling.batching import Batching
+from server.scheduling.queue_policy import Batching
 
 TYPICAL = """
 name: "resnet50"  # as the directory {

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Signature, TensorSpec
 from engines.signature import obstacle
 from server.link.messages import Ticket
-from server.scheduling.batching import NOTHING, Batching, Choice, Queued, choose, largest_batch
+from server.scheduling.batching import NOTHING, Choice, Queued, batchable, choose, largest_batch
+from server.scheduling.queue_policy import Batching
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("b", "n")),), (TensorSpec("y", FP32, ("b", "n")),), 8)
@@ -27,7 +28,7 @@ def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Queued]:
 
 def entry(place: int, rows: int = 1, batching: Batching | None = PLAIN, model: str = "m", width: int = 3) -> Queued:
     ticket = Ticket(place, place, model, ((rows, width),), float("inf"), 64)
-    return 0, place, ticket, batching.batchable(ticket, float(place)) if batching else None
+    return 0, place, ticket, batchable(batching, ticket, float(place)) if batching else None
 
 
 def slots(choice: Choice) -> list[int]:

@@ -13,8 +13,8 @@ from server.errors import BadRequest, DeadlineExceeded, Failed, Outgrown, QueueF
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST, Slot
-from server.scheduling.batching import Batching
 from server.scheduling.lane import Lane
+from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.memory import linked

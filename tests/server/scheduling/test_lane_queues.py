@@ -8,9 +8,8 @@ import pytest
 from server.errors import DeadlineExceeded, RequestError, Unavailable
 from server.link.messages import Done
 from server.link.ring import Link
-from server.scheduling.batching import Batching
 from server.scheduling.lane import Lane
-from server.scheduling.queue_policy import QueueLimits, QueuePolicy
+from server.scheduling.queue_policy import Batching, QueueLimits, QueuePolicy
 from server.scheduling.scheduler import Scheduler
 from tests.memory import linked
 

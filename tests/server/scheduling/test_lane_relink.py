@@ -12,8 +12,8 @@ from server.link import ring as links
 from server.link.blocks import UNIT
 from server.link.messages import Extent, Failure
 from server.link.ring import Descriptors, Link
-from server.scheduling.batching import Batching
 from server.scheduling.lane import Lane
+from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.memory import MEMORY

@@ -5,7 +5,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engines import Signature
 from server.errors import QueueFull
 from server.link.messages import Ticket
-from server.scheduling.batching import Batching
+from server.scheduling.batching import batchable
+from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import Scheduler, SchedulerStatistics
 
 FOREVER = float("inf")
@@ -153,7 +154,7 @@ def test_works_of_0_nanoseconds_are_all_launched_ahead() -> None:
 
 def joinable(scheduler: Scheduler, *slots: int) -> Scheduler:
     for slot in slots:
-        scheduler.add(ticket(slot), 0, Batching(Signature((), (), 3), 3).batchable(ticket(slot), 0.0))
+        scheduler.add(ticket(slot), 0, batchable(Batching(Signature((), (), 3), 3), ticket(slot), 0.0))
     return scheduler
 
 

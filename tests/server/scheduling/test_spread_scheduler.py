@@ -2,7 +2,8 @@
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.link.messages import Ticket
-from server.scheduling.batching import Batching
+from server.scheduling.batching import batchable
+from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import SpreadScheduler
 
 FP32 = DATATYPES["FP32"]
@@ -33,7 +34,7 @@ def test_a_single_request_does_not_wait_for_a_batch_while_a_device_is_idle() -> 
     scheduler = SpreadScheduler(8, 2, 0, "queue", devices=2)
     batching = Batching(SIGNATURE, most=8, delay=1.0)
     for each in tickets(3):
-        scheduler.add(each, 0, batching.batchable(each, 0.0))
+        scheduler.add(each, 0, batchable(batching, each, 0.0))
         choice = scheduler.choose(0.5)
         if choice.members:
             scheduler.launch(choice.members, each.slot)

@@ -11,12 +11,12 @@ from engines.datatypes import DATATYPES
 from engines.signature import Default, Form
 from server.processes.channels import message_fields
 from server.processes.channels.device_protocols import Publication
-from server.processes.channels.message_fields import ReportFields, ServedModelFields, decode_hook, encode_hook
+from server.processes.channels.message_fields import ReportFields, decode_hook, encode_hook
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.scheduling.queue_policy import QueueLimits, QueuePolicy
-from server.tenants.catalog import IndexEntry, ServedModel
+from server.tenants.catalog import IndexEntry, ModelVersion
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics, Responses, Size
 
@@ -27,7 +27,7 @@ LIMITS = QueueLimits(3, 0.5, "models.m")
 POLICY = QueuePolicy(LIMITS, 2, 1, {2: QueueLimits(9, 0.0, "models.m")})
 CONFIG = {"name": "m", "nested": [{"dims": [-1, 2.5]}, None, True]}
 BATCHING, LABELS = Batching(SIGNATURE, 3, 0.1, (2,)), Labels({"y": b"a\nb"})
-SERVED = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", CONFIG, BATCHING, LABELS, POLICY)
+SERVED = ModelVersion("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", CONFIG, BATCHING, LABELS, POLICY)
 STATISTICS = ModelStatistics(
     {1: Size(1, 2, 3, 4, 5, 6)},
     Size(7),
@@ -57,15 +57,13 @@ def sent(value: Any, kind: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "served", [SERVED, ServedModel("m", "2", "m/2#1", SIGNATURE, "tensorrt_plan", {})], ids=["all", "least"]
+    "served", [SERVED, ModelVersion("m", "2", "m/2#1", SIGNATURE, "tensorrt_plan", {})], ids=["all", "least"]
 )
-def test_a_published_model_arrives_as_it_was(served: ServedModel) -> None:
-    served.statistics.failed(1, "OTHER")
+def test_a_published_model_arrives_as_it_was(served: ModelVersion) -> None:
     problems = [IndexEntry("m", "3", "UNAVAILABLE", "broken")]
-    received = sent(Publication("m", [ServedModelFields.of(served)], problems), Publication)
-    (found,) = [each.served() for each in received.served]
+    received = sent(Publication("m", [served], problems), Publication)
+    (found,) = received.served
     assert (received.name, found, received.problems) == ("m", served, problems)
-    assert found.statistics == ModelStatistics(), "counters stay in the process that has them"
     assert (found.labels.files, found.queues) == (served.labels.files, served.queues), "which == does not compare"
     assert found.signature.inputs[0].datatype == served.signature.inputs[0].datatype
 
@@ -78,10 +76,6 @@ def test_a_report_arrives_as_it_was() -> None:
     ("mirror", "mirrored"),
     [
         (message_fields.StatisticsFields, names(ModelStatistics)),
-        (
-            message_fields.ServedModelFields,
-            names(ServedModel, "running", "text", "statistics", "request_cache"),
-        ),
         (message_fields.ReportFields, names(Report, "age")),
     ],
 )

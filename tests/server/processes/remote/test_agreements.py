@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import BadRequest
 from server.processes.remote.agreements import Agreements, Published
-from server.tenants.catalog import ServedModel
+from server.tenants.catalog import ModelVersion
 
 
 class Site:
@@ -26,7 +26,7 @@ class Site:
         self.published.append(sorted(published))
         return True
 
-    async def _check(self, name: str, served: Sequence[ServedModel]) -> str:
+    async def _check(self, name: str, served: Sequence[ModelVersion]) -> str:
         self.checked.append(name)
         return self.why
 

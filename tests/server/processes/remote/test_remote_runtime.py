@@ -16,13 +16,13 @@ from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
 from server.processes.channels.device_protocols import FromTenants, Publication, ToDeviceProcess, ToRuntime
-from server.processes.channels.message_fields import ServedModelFields
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
-from server.tenants.catalog import UNLOADED
+from server.tenants.catalog import UNLOADED, ModelVersion
 
 from ..recorder import Recorder
+from .test_remote_frontend import Process as HttpProcess
 
 INFO = DeviceInfo("cpu", "cores", "core", (1, 1, 1))
 ANSWERS: dict[str, Any] = {"open": INFO, "start": {"acme": None}, "prepare": {}, "probe": {}, "executions": [], "halt": True}
@@ -80,8 +80,8 @@ async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
         runtime._calls.channel.close()
 
 
-def model(name: str) -> ServedModelFields:
-    return ServedModelFields(name, "1", f"{name}/1#1", SIGNATURE, "onnx", {}, None, {}, None)
+def model(name: str) -> ModelVersion:
+    return ModelVersion(name, "1", f"{name}/1#1", SIGNATURE, "onnx", {})
 
 
 def names(frontend: RemoteFrontend) -> set[str]:
@@ -342,8 +342,9 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
     await runtime.models.unload("acme", "c")
     await runtime.models.load("acme", "b", "{}")
     await process.end(runtime)
-    with pytest.raises(Unavailable, match="model 'a' is loading"):
-        frontend._catalog.find("a")
+    clients = HttpProcess()
+    channel = await clients.meet(frontend)
+    assert clients.of("announce") == [("a",), ("b",), ("c",)]
     second = Process(loaded=asyncio.Event())
     await second.start(runtime)
     again = AtStart({("acme", "b"): "{}"}, {("acme", "c"): UNLOADED})
@@ -351,10 +352,9 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
     await runtime.models.use({"acme": ["a"]})
     for name in ("a", "b"):
         await second.tenants.publish("acme", Publication(name, [model(name)], []))
-    assert frontend._catalog.find("a")
-    with pytest.raises(Unavailable, match="model 'b' is loading"):
-        frontend._catalog.find("b")
-    second.close()
+    assert [name for name, *_ in clients.of("publish")] == ["a"]
+    for each in (clients, channel, second):
+        each.close()
 
 
 async def test_a_model_that_the_new_process_does_not_find_is_not_served(

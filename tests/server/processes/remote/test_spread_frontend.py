@@ -10,7 +10,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.config.tenant import TenantConfig
 from server.errors import Unavailable
 from server.processes.remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
-from server.tenants.catalog import ServedModel
+from server.tenants.catalog import ModelVersion
 
 from .test_remote_frontend import Device, Process
 
@@ -26,8 +26,8 @@ async def frontend() -> AsyncIterator[SpreadFrontend]:
     frontend.close()
 
 
-def model(name: str, load: int) -> ServedModel:
-    return ServedModel(name, "1", f"{name}/1#{load}", SIGNATURE, "onnxruntime_onnx", {})
+def model(name: str, load: int) -> ModelVersion:
+    return ModelVersion(name, "1", f"{name}/1#{load}", SIGNATURE, "onnxruntime_onnx", {})
 
 
 def published(process: Process) -> list[dict[str, dict[str, str]]]:
