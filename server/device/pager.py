@@ -294,7 +294,7 @@ class Pager:
         for loaded in self._served.of(tenant).values():
             if model in loaded.engines:
                 loaded.engines[model] = executor.engine
-        self._frontends[tenant].page_in(model)
+        self._frontends[tenant].http_side.page_in(model)
 
     async def _reserve(self, tenant: str, reservation: Reservation, memory: Mapping[str, int], least: bool = False) -> None:
         """As `make_room`, with the tenant's lock."""
@@ -337,19 +337,19 @@ class Pager:
         """When each of these was last used, or came."""
         pages = self._pages[tenant]
         pages.since = {model: pages.since.get(model, 0) for model in residents}
-        used = await self._frontends[tenant].last_uses()
+        used = await self._frontends[tenant].http_side.last_uses()
         return {model: max(since, used.get(model, 0)) for model, since in pages.since.items()}
 
     async def _page_out(self, tenant: str, model: ModelKey, source: Source) -> bool:
         """Page a model out, unless it has requests; whether it was. With the tenant's lock."""
-        began, frontend, worker = time.monotonic(), self._frontends[tenant], self._workers[tenant]
-        if not await frontend.page_out(model):
+        began, clients, worker = time.monotonic(), self._frontends[tenant].http_side, self._workers[tenant]
+        if not await clients.page_out(model):
             return False
         executor = worker.executors[model]
         memory = taken_more([executor], shared_in(worker, without=executor))
         stand_in = PagedExecutor(executor.engine, source, memory, partial(self.request, tenant, model))
         if await asyncio.to_thread(worker.exchange, model, stand_in) is None:  # A request came.
-            frontend.page_in(model)
+            clients.page_in(model)
             return False
         # Nothing is in flight there: the model has no request.
         await asyncio.to_thread(close_all, self._placements.of(tenant).leave([model]))

@@ -62,7 +62,7 @@ class ModelRefresh:
             await self._models.renew_ensembles(tenant, [name], [name])
             log.info("loaded for %s, as its files have changed: %s", tenant, versions(loaded))
         elif before and before.served:
-            await self._frontends[tenant].publish(name, before.served, list(_beside(before, loaded.problems)))
+            await self._frontends[tenant].http_side.publish(name, before.served, list(_beside(before, loaded.problems)))
         if loaded.problems:
             reasons.append(loaded.why())
 

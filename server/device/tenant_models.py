@@ -167,7 +167,7 @@ class TenantModels:
 
     async def unstage(self, tenant: str, loaded: LoadedModel) -> None:
         """Free a model that was staged. Call it within `in_turn`."""
-        self._frontends[tenant].withdraw(loaded.name)
+        self._frontends[tenant].http_side.withdraw(loaded.name)
         async with self._locks.changing[tenant]:
             await self._free(tenant, [served.key for served in loaded.served])
 
@@ -182,7 +182,7 @@ class TenantModels:
         """Stop serving a model, once its requests have ended, and know nothing of it any more. Call it within `in_turn`."""
         async with self._locks.changing[tenant]:
             before = self.served.forget(tenant, name)
-            settled = await self._frontends[tenant].publish(name, [], [])
+            settled = await self._frontends[tenant].http_side.publish(name, [], [])
             await self._left(tenant, before, settled)
         log.info("no model of %s any more: %s", tenant, name, extra={"caller": tenant})
 
@@ -234,7 +234,7 @@ class TenantModels:
     ) -> LoadedModel:
         """Read and bind a model, and publish it; one that is to be `kept` stays if this fails. `whole` is as in `_bind`."""
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
-            self._frontends[tenant].announce(name)
+            self._frontends[tenant].http_side.announce(name)
             prepared = await self._read_model(tenant, name, override, reservation, self.served.of(tenant), options)
             async with self._locks.changing[tenant]:
                 loaded = await self._bind(tenant, prepared, reservation, whole, kept)
@@ -304,8 +304,8 @@ class TenantModels:
         known = await asyncio.to_thread(self._model_loader.names)
         names = tenant.may_call_of(known)
         for name in names:
-            self._frontends[tenant.name].announce(name)
-        self._frontends[tenant.name].listed()
+            self._frontends[tenant.name].http_side.announce(name)
+        self._frontends[tenant.name].http_side.listed()
         self._known[tenant.name] = len(names)
         self._say(tenant.name)
         overrides, left_out, ranks = at_start
@@ -422,7 +422,11 @@ class TenantModels:
             fitting = replace(fitting, problems=[*fitting.problems, _problem(fitting.name, error)])
         else:
             if not (whole and fitting.problems):
-                why = await self._frontends[tenant].agree(fitting.name, fitting.served) if whole and fitting.served else ""
+                why = (
+                    await self._frontends[tenant].http_side.agree(fitting.name, fitting.served)
+                    if whole and fitting.served
+                    else ""
+                )
                 if not why:
                     return fitting
                 fitting = replace(fitting, problems=[IndexEntry(fitting.name, "", "UNAVAILABLE", why)])
@@ -436,7 +440,7 @@ class TenantModels:
         self._workers[tenant].executors.update(loaded.executors)
         self.pager.came(tenant, loaded.executors)
         before = self.served.put(tenant, loaded)
-        settled = await self._frontends[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        settled = await self._frontends[tenant].http_side.publish(loaded.name, loaded.served, loaded.problems)
         await self._left(tenant, before, settled)
 
     async def _left(self, tenant: str, before: LoadedModel | None, settled: bool) -> None:

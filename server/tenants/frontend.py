@@ -1,9 +1,9 @@
 """A frontend: a tenant's HTTP side as another part of the server sees it. It sends tickets, and is sent models and states.
 
-What is asked of it depends on who asks: a runtime (`Frontend`), the controller (`ManagedFrontend`), or the supervisor for one
-device (`processes.remote.device_frontend`). What it is depends on where the HTTP side is: in this process
-(`local_frontend.LocalFrontend`), or in another one, which the supervisor reaches by a `RemoteFrontend` (`processes.remote`) and
-a device process through the supervisor, by a `ForwardingFrontend` (`processes.device_side`). Who asks does not know which.
+What is asked of it depends on who asks: a runtime (`Frontend`, whose `HttpSide` it calls), the controller (`ManagedFrontend`),
+or the supervisor for one device (`processes.remote.device_frontend`). What it is depends on where the HTTP side is: in this
+process (`local_frontend.LocalFrontend`), or in another one, which the supervisor reaches by a `RemoteFrontend`
+(`processes.remote`), whose `HttpSide` a device process calls over its channel. Who asks does not know which.
 """
 
 import math
@@ -63,8 +63,11 @@ class DeviceSide(Protocol):
         """Cancel a ticket that was sent, if it can be; its completion still comes."""
 
 
-class HttpSide(Protocol):
-    """What a device side sends one tenant's HTTP side. Every method belongs to the event loop of the process that has this."""
+class HttpSide:
+    """What a device side calls of one tenant's HTTP side; this is one that is not there.
+
+    Every method belongs to the event loop of the process that has it. Another process calls it by `processes.channels.calls`.
+    """
 
     def announce(self, name: str) -> None:
         """Mark a model as loading; versions that are served stay."""
@@ -79,6 +82,7 @@ class HttpSide(Protocol):
         Waits until the functions run, and for the other devices of a tenant on several. After "" `publish` follows, or
         `withdraw`.
         """
+        return ""
 
     def withdraw(self, name: str) -> None:
         """What was agreed to will not be published."""
@@ -88,12 +92,15 @@ class HttpSide(Protocol):
 
         False if the HTTP process has died, so that it is unknown whether its requests have ended.
         """
+        return False
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         """When the last request for each version was answered, on the clock of `time.monotonic_ns`; 0 for never."""
+        return {}
 
     async def page_out(self, model: ModelKey) -> bool:
         """Show this version as paged out, unless a request for it is queued or in flight; whether it is shown so."""
+        return False
 
     def page_in(self, model: ModelKey) -> None:
         """Do not show this version as paged out any more."""
@@ -108,8 +115,12 @@ class HttpSide(Protocol):
         """The HTTP process wrote to the link what it may not write: it is replaced, with a new link. Serve this one no more."""
 
 
-class Frontend(HttpSide, Protocol):
+class Frontend(Protocol):
     """One tenant's HTTP side as a runtime sees it. Every method belongs to the runtime's event loop."""
+
+    @property
+    def http_side(self) -> HttpSide:
+        """What can be called of it."""
 
     @property
     def link(self) -> Link:
@@ -132,7 +143,7 @@ class ManagedFrontend(Protocol):
         """Refuse new requests for good."""
 
     def suspend(self, reason: str) -> None:
-        """As `Frontend.suspend`."""
+        """As `HttpSide.suspend`."""
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         """The device side has ended, and nothing uses the memory of launched requests any more: fail them for this reason.

@@ -12,7 +12,7 @@ from ..link import ring as links
 from ..link.messages import ModelKey
 from ..link.ring import Descriptors, Link
 from .catalog import IndexEntry, ModelVersion
-from .frontend import DeviceSide, Report, not_ended
+from .frontend import DeviceSide, HttpSide, Report, not_ended
 from .publishing import agree, publish, withdraw
 from .service import Tenant, last_uses, open_tenant, page_out, report, slots
 
@@ -49,7 +49,7 @@ class LocalTenant:
         await self.tenant.lane.drained()
 
 
-class LocalFrontend(LocalTenant):
+class LocalFrontend(LocalTenant, HttpSide):
     """See `frontend.Frontend`. `only`: it is the only tenant of this process."""
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
@@ -62,6 +62,10 @@ class LocalFrontend(LocalTenant):
 
     def __repr__(self) -> str:
         return f"<LocalFrontend {self.tenant.lane!r}>"
+
+    @property
+    def http_side(self) -> HttpSide:
+        return self
 
     def open(self, device: DeviceSide) -> None:
         self._device = device
@@ -90,9 +94,6 @@ class LocalFrontend(LocalTenant):
 
     def suspend(self, reason: str) -> None:
         self.tenant.suspend(reason)
-
-    def distrust(self, reason: str) -> None:
-        """Nothing to do: both ends of the link are in this process."""
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         self.tenant.fail_in_flight(reason, queued)

@@ -208,12 +208,12 @@ def slots(config: TenantConfig) -> int:
 
 
 def last_uses(tenant: Tenant) -> dict[ModelKey, int]:
-    """As `Frontend.last_uses`."""
+    """As `HttpSide.last_uses`."""
     return {served.key: served.statistics.last for served in tenant.catalog.served()}
 
 
 def page_out(tenant: Tenant, model: ModelKey) -> bool:
-    """As `Frontend.page_out`: at one moment, so that a request comes either before that, or is the first one after it."""
+    """As `HttpSide.page_out`: at one moment, so that a request comes either before that, or is the first one after it."""
     if tenant.lane.has_requests(model):
         return False
     tenant.catalog.paged.add(model)

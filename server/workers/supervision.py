@@ -115,7 +115,7 @@ class Supervision:
             log.error("tenant %s suspended, its requests get 503: %s", name, reason)
         else:
             log.info("tenant %s is served again", name)
-        self._frontends[name].suspend(reason)
+        self._frontends[name].http_side.suspend(reason)
 
     def restart_worker(self, name: str, error: Exception) -> None:
         """Suspend the tenant whose worker failed with this error, and restart the worker until it starts.
@@ -128,7 +128,7 @@ class Supervision:
         if isinstance(error, Malformed):
             self._distrusted.add(name)
             self.suspend(name, f"the HTTP process of tenant {name} sent a malformed message and is being replaced")
-            self._frontends[name].distrust(str(error))
+            self._frontends[name].http_side.distrust(str(error))
         else:
             self.suspend(name, f"the worker of tenant {name} failed and is being restarted: {error}")
             restarting = asyncio.ensure_future(self._restart_until_started(name))

@@ -139,7 +139,7 @@ class WorkerControl:
         """Start the tenant's current worker, which is halted or new, and set the frontend's cores to those of its partition."""
         worker = self._workers[name]
         worker.serve(self._endpoints[name])
-        self._frontends[name].set_cores(worker.partition.host_cores)
+        self._frontends[name].http_side.set_cores(worker.partition.host_cores)
 
     def close(self) -> None:
         """Release the page-locked memory; no worker may be serving."""

@@ -15,8 +15,9 @@ from partitions.cpu import open_cpu
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
+from server.link.ring import Link
 from server.processes.children import spawn
-from server.processes.remote.remote_frontend import open_remote
+from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.supervision.listen import listen
 from server.processes.supervision.supervisor import Supervisor
 
@@ -30,6 +31,18 @@ SIZES = [1, 3, 9000]
 LOST = "the device's process has ended and is started again"
 
 
+class Linked:
+    """The tenant as a device side in the supervisor's own process sees it."""
+
+    def __init__(self, http_side: RemoteFrontend) -> None:
+        self.http_side = http_side
+        self.open, self.close = http_side.open, http_side.close
+
+    @property
+    def link(self) -> Link:
+        return self.http_side.link
+
+
 class Site:
     """A server of one tenant, acme, whose HTTP process is a real one."""
 
@@ -40,7 +53,7 @@ class Site:
         self.listeners, _ = listen("127.0.0.1", 0, {})
         self.controller = controller = Controller(self.config, frontends, lambda state: self.supervisor.set_state(state))
         on_state = partial(controller.on_state, ("acme",))
-        self.runtime = Runtime(self.config, open_cpu(), frontends, on_state, controller.on_lost)
+        self.runtime = Runtime(self.config, open_cpu(), {"acme": Linked(self.frontend)}, on_state, controller.on_lost)
         controller.add({"acme": self.runtime})
         self.supervisor = Supervisor(self.config, frontends, self.listeners, {}, None, self.runtime.replace_link)
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.listeners[0].getsockname()[1]}", timeout=PATIENCE)
@@ -129,7 +142,7 @@ async def test_requests_that_a_lost_device_side_had_get_503_at_once_and_the_proc
         assert (await served.infer(1)).status_code == 503
         await served.runtime.replace_link("acme", free)
         await served.relink()
-        served.frontend.suspend("")
+        served.frontend.serve()
         assert "is loading" in (await served.infer(7)).json()["error"], "the next device side has published nothing yet"
         await served.controller.load("acme", "identity")
         assert (await served.infer(7)).json()["outputs"][0]["data"] == [7]

@@ -41,45 +41,46 @@ class _Method(NamedTuple):
     awaited: bool
 
 
-def proxy(protocol: Callable[..., _P], caller: Caller) -> _P:
+def proxy(protocol: Callable[..., _P], caller: Caller, *of: str) -> _P:
     """The methods of this Protocol in another process. Errors that they raise there are raised here, see `remote_errors`.
 
-    A call over a channel is sent at once, and not when it is awaited.
+    A call over a channel is sent at once, and not when it is awaited. `of` are names of what serves it there, if that is one of
+    several, such as tenants.
     """
-    found: Any = SimpleNamespace(**{name: partial(_send, method, caller) for name, method in _methods(protocol).items()})
+    found: Any = SimpleNamespace(**{name: partial(_send, method, caller, of) for name, method in _methods(protocol).items()})
     return found  # type: ignore[no-any-return]
 
 
-def serve(protocol: Callable[..., _P]) -> Callable[[Callable[[], _P]], Handlers]:
+def serve(protocol: Callable[..., _P], names: int = 0) -> Callable[[Callable[..., _P]], Handlers]:
     """Give this the function that returns the implementation: it returns a channel's handlers for calls of the Protocol.
 
-    The function is called for each call. The Protocol has no methods with keyword-only arguments.
+    The function is called for each call, with so many `names`. The Protocol has no methods with keyword-only arguments.
     """
-    methods = _methods(protocol).items()
+    methods = _methods(protocol, names).items()
     return lambda implementation: {
-        each.name: Handler(each.arguments, each.awaited, partial(_run, name, implementation)) for name, each in methods
+        each.name: Handler(each.arguments, each.awaited, partial(_run, name, implementation, names)) for name, each in methods
     }
 
 
-def _send(method: _Method, caller: Caller, *given: Any, **named: Any) -> Any:
+def _send(method: _Method, caller: Caller, of: tuple[str, ...], *given: Any, **named: Any) -> Any:
     bound = method.signature.bind(None, *given, **named)
     bound.apply_defaults()
-    arguments = bound.args[1:]
+    arguments = (*of, *bound.args[1:])
     return caller.call(method.name, arguments, method.result) if method.awaited else caller.notify(method.name, arguments)
 
 
-def _run(name: str, implementation: Callable[[], Any], *arguments: Any) -> Any:
-    return getattr(implementation(), name)(*arguments)
+def _run(name: str, implementation: Callable[..., Any], names: int, *arguments: Any) -> Any:
+    return getattr(implementation(*arguments[:names]), name)(*arguments[names:])
 
 
 @cache
-def _methods(protocol: Any) -> dict[str, _Method]:
+def _methods(protocol: Any, names: int = 0) -> dict[str, _Method]:
     functions = inspect.getmembers(protocol, inspect.isfunction)
-    return {name: _method(each) for name, each in functions if not name.startswith("_")}
+    return {name: _method(each, names) for name, each in functions if not name.startswith("_")}
 
 
-def _method(function: Any) -> _Method:
+def _method(function: Any, names: int) -> _Method:
     signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-    types = GenericAlias(tuple, tuple(hints[each] for each in list(signature.parameters)[1:]))
+    types = GenericAlias(tuple, (str,) * names + tuple(hints[each] for each in list(signature.parameters)[1:]))
     arguments: Decoder[tuple[Any, ...]] = Decoder(types, dec_hook=decode_hook)
     return _Method(function.__qualname__, signature, arguments, hints["return"], inspect.iscoroutinefunction(function))

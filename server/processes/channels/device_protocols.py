@@ -12,7 +12,6 @@ from partitions.probe import Placement
 from ...accounts.usage import Count, Report
 from ...config.tenant import TenantConfig
 from ...control.descriptions import AtStart, DeviceInfo, Loading
-from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import State
 from .descriptors import SentLink
 
@@ -24,14 +23,6 @@ class Change(NamedTuple):
     name: str
     loaded: bool
     override: str | None = None
-
-
-class Publication(NamedTuple):
-    """The versions of a model that are to be served, and problems of others."""
-
-    name: str
-    served: list[ModelVersion]
-    problems: list[IndexEntry]
 
 
 class ToRuntime(Protocol):
@@ -67,19 +58,16 @@ class ToDeviceProcess(Protocol):
         beyond: Count,
         models: Sequence[str] | None,
         config: TenantConfig | None,
-    ) -> list[Publication]:
+    ) -> None:
         """Make a tenant of another device ready on these granules, beside those of this one, and then make these changes.
 
         Its link is one to its memory that is not in use yet. The models' keys have numbers above `beyond`. `models` is its
         list, if that is not the one of the configuration any more, and `config` its configuration, if the process does not have
-        that. Returns what would be published.
+        that. What it publishes meanwhile the supervisor keeps.
         """
 
     async def name_models(self, tenant: str, keys: Mapping[str, str]) -> None:
-        """Requests of a tenant that was adopted name its models by these keys too, each with the key of the model here.
-
-        From now on what is loaded for it is published.
-        """
+        """Requests of a tenant that was adopted name its models by these keys too, each with the key of the model here."""
 
     async def forget_keys(self, tenant: str, keys: Sequence[str]) -> None:
         """No request of the tenant names a model by these keys any more."""
@@ -108,19 +96,3 @@ class FromRuntime(Protocol):
 
     def on_stuck(self, reason: str) -> None:
         """The only tenant of this process has an inference that cannot be stopped: end the process, and start another."""
-
-
-class FromTenants(Protocol):
-    """The HTTP sides of a device process's tenants, in the supervisor; see `server.tenants.frontend.HttpSide`."""
-
-    def announce(self, tenant: str, name: str) -> None: ...
-    def listed(self, tenant: str) -> None: ...
-    async def agree(self, tenant: str, name: str, served: Sequence[ModelVersion]) -> str: ...
-    def withdraw(self, tenant: str, name: str) -> None: ...
-    async def publish(self, tenant: str, publication: Publication) -> bool: ...
-    async def last_uses(self, tenant: str) -> dict[str, int]: ...
-    async def page_out(self, tenant: str, model: str) -> bool: ...
-    def page_in(self, tenant: str, model: str) -> None: ...
-    def set_cores(self, tenant: str, cores: frozenset[int] | None) -> None: ...
-    def suspend(self, tenant: str, reason: str) -> None: ...
-    def distrust(self, tenant: str, reason: str) -> None: ...

@@ -25,16 +25,17 @@ from ...errors import RequestError
 from ...host import logs
 from ...host.malloc import keep_large_blocks
 from ...host.watchdog import Watchdog
+from ...link import ring as links
 from ...link.ring import Descriptors
 from ...single_process import SWITCH_INTERVAL
+from ...tenants.frontend import DeviceSide, HttpSide
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorReceiver, SentLink
-from ..channels.device_protocols import Change, FromRuntime, Publication, ToDeviceProcess
+from ..channels.device_protocols import Change, FromRuntime, ToDeviceProcess
 from ..channels.http_protocols import Logging
 from ..channels.rpc import Channel
 from ..children import spawn
 from ..children.process_setup import set_up
-from .forwarding_frontend import ForwardingFrontend
 from .runtime_server import Opener, RuntimeServer, handlers
 
 
@@ -57,6 +58,31 @@ class DeviceArguments:
     environment: Mapping[str, str]
 
 
+class LinkedFrontend:
+    """A tenant's link, and its HTTP side, which the supervisor has; see `server.tenants.frontend.Frontend`."""
+
+    def __init__(self, descriptors: Descriptors, http_side: HttpSide) -> None:
+        self.http_side = http_side
+        self.link = links.attach(descriptors)
+        self._descriptors = descriptors
+
+    def __repr__(self) -> str:
+        return f"<LinkedFrontend {self.link!r}>"
+
+    def use(self, descriptors: Descriptors) -> Descriptors:
+        """Change to a new link to the same memory. Returns the old link's descriptors, to be closed once the worker left it."""
+        self.link.completions.free_writer()
+        old, self._descriptors = self._descriptors, descriptors
+        self.link = links.attach(descriptors, self.link.arena.memory)
+        return old
+
+    def open(self, device: DeviceSide) -> None:
+        """Nothing to do: cancellations come from the supervisor."""
+
+    def close(self) -> None:
+        self._descriptors.close()
+
+
 class DeviceProcess(RuntimeServer):
     """One device process at work. Belongs to its event loop."""
 
@@ -64,7 +90,7 @@ class DeviceProcess(RuntimeServer):
         self._arguments = arguments
         self._receiver = DescriptorReceiver(arguments.descriptors)
         self._closed = asyncio.Event()
-        self._of_tenants: dict[str, ForwardingFrontend] = {}
+        self._of_tenants: dict[str, LinkedFrontend] = {}
         self._channel = Channel(
             "the supervisor",
             {
@@ -86,11 +112,14 @@ class DeviceProcess(RuntimeServer):
         arguments = self._arguments
         async with Watchdog(arguments.config.server):
             for name, descriptors in arguments.links.items():
-                self._of_tenants[name] = ForwardingFrontend(name, descriptors, self._channel)
+                self._link(name, descriptors)
             await self._channel.open(arguments.channel)
             await self._channel.closed.wait()
             if not self._closed.is_set():
                 os._exit(1)  # The supervisor has ended. Works in flight may take for ever, so nothing is closed in order.
+
+    def _link(self, tenant: str, descriptors: Descriptors) -> None:
+        self._of_tenants[tenant] = LinkedFrontend(descriptors, proxy(HttpSide, self._channel, tenant))
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         if self.runtime:
@@ -109,10 +138,9 @@ class DeviceProcess(RuntimeServer):
         beyond: int,
         models: Sequence[str] | None,
         config: TenantConfig | None,
-    ) -> list[Publication]:
-        runtime, frontend = self.opened, ForwardingFrontend(tenant, self._receiver.take_link(link), self._channel)
-        frontend.held = {}
-        self._of_tenants[tenant] = frontend
+    ) -> None:
+        runtime = self.opened
+        self._link(tenant, self._receiver.take_link(link))
         try:
             await runtime.adopt(tenant, granules, beyond, models, config)
             for change in changes:
@@ -124,7 +152,6 @@ class DeviceProcess(RuntimeServer):
         except BaseException:
             await asyncio.shield(self.release(tenant))
             raise
-        return list(frontend.held.values())
 
     async def release(self, tenant: str) -> None:
         await self.opened.release(tenant)
@@ -132,7 +159,6 @@ class DeviceProcess(RuntimeServer):
 
     async def name_models(self, tenant: str, keys: Mapping[str, str]) -> None:
         self.opened.name_models(tenant, keys)
-        self._of_tenants[tenant].held = None
 
     async def forget_keys(self, tenant: str, keys: Sequence[str]) -> None:
         self.opened.forget_keys(tenant, keys)

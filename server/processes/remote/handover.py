@@ -10,9 +10,9 @@ from ...config.tenant import TenantConfig
 from ...errors import RequestError, Unavailable
 from ...link.ring import Descriptors
 from ..channels.calls import proxy
-from ..channels.device_protocols import Publication, ToDeviceProcess
+from ..channels.device_protocols import ToDeviceProcess
 from .device_calls import DeviceCalls
-from .device_frontend import DeviceFrontend
+from .device_frontend import DeviceFrontend, Publication
 from .device_tenants import DeviceTenants
 from .kept_state import Changes, KeptState
 
@@ -50,11 +50,12 @@ class TenantHandover:
         """
         if self._calls.sender is None:
             raise self._calls.gone()
-        sent = self._calls.sender.send_link(link)
+        sent, published = self._calls.sender.send_link(link), self._tenants.come(tenant)
         try:
-            return await self._process.adopt(tenant, sent, granules, list(changes.values()), beyond, models, config)
+            await self._process.adopt(tenant, sent, granules, list(changes.values()), beyond, models, config)
         except Unavailable as error:
             raise Unavailable(f"{self._calls.label} ended while it prepared tenant {tenant}; nothing has changed") from error
+        return list(published.values())
 
     def join(
         self,
@@ -66,7 +67,7 @@ class TenantHandover:
     ) -> None:
         """The tenant is this device's from now on, and of every process that replaces this one. `models` is as for `adopt`."""
         self._kept.join(tenant, granules, changes, models)
-        self._tenants.frontends[tenant] = frontend
+        self._tenants.join(tenant, frontend)
         if self._tenants.away:  # It ended when the tenant was not in it yet.
             frontend.fail_in_flight(str(self._calls.gone()))
 

@@ -6,8 +6,8 @@ What the HTTP process was sent is kept, to be sent again to its replacement when
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from mmap import PAGESIZE
 from typing import Any
 
@@ -21,16 +21,16 @@ from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorSender
-from ..channels.device_protocols import Publication
 from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant
 from ..channels.message_fields import ReportFields
 from ..channels.rpc import Channel, Handlers, Malformed
+from .device_frontend import DeviceFrontend, Publication
 from .http_processes import HttpProcesses
 
 log = logging.getLogger("greenlane.processes")
 
 
-class RemoteFrontend:
+class RemoteFrontend(DeviceFrontend):
     """Belongs to the event loop. `connect` gives it the process at its link's other end, `renew` or `relink` a new link.
 
     If the tenant has several HTTP processes that one is the lead; `add_helper` gives it each of the others.
@@ -50,7 +50,7 @@ class RemoteFrontend:
         self._listed = False
         self._state: State = "starting"
         self._progress = ""
-        self._refusing = self._suspended = ""
+        self._refused = ""
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
 
@@ -99,10 +99,10 @@ class RemoteFrontend:
             process.listed()
         for model in self._paged:
             yield process.page_out(model)
-        if self._suspended:
-            process.suspend(self._suspended)
-        if self._refusing:
-            process.refuse(self._refusing)
+        if self.refusing:
+            process.suspend(self.refusing)
+        if self._refused:
+            process.refuse(self._refused)
 
     @property
     def spread(self) -> Mapping[str, Descriptors]:
@@ -119,8 +119,7 @@ class RemoteFrontend:
         return self._use(links.renew(self.descriptors)).close
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
-        if queued:
-            self._suspended = reason
+        super().fail_in_flight(reason, queued)
         for channel, process in zip(self._processes.channels, self._processes.all, strict=True):
             if channel is self._processes.lead:
                 process.fail_in_flight(reason, queued)
@@ -169,8 +168,10 @@ class RemoteFrontend:
         self.link = links.attach(new, self.link.arena.memory)
         return old
 
+    def lost(self) -> Collection[str]:
+        return self._lost
+
     def served(self) -> list[ModelVersion]:
-        """The models that the process was sent last."""
         return [version for each in self._models.values() for version in each.served]
 
     def last_uses_known(self) -> Mapping[str, int]:
@@ -202,10 +203,6 @@ class RemoteFrontend:
         for process in self._processes.all:
             process.listed()
 
-    def loading(self, name: str) -> AbstractContextManager[None]:
-        """Nothing to do: no other device loads it."""
-        return nullcontext()
-
     async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         """A process that ends meanwhile does not refuse: the next one runs the functions when it is sent the models."""
         if not any(each.functions for each in served):
@@ -221,6 +218,8 @@ class RemoteFrontend:
             process.withdraw(name)
 
     async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
+        if self._ignores(name, served, problems):
+            return True
         before, now = self._models.pop(name, None), Publication(name, served, problems)
         if before:
             self._paged -= {each.key for each in before.served} - {each.key for each in served}
@@ -275,12 +274,11 @@ class RemoteFrontend:
         return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
-        self._refusing = reason
+        self._refused = reason
         for process in self._processes.all:
             process.refuse(reason)
 
-    def suspend(self, reason: str) -> None:
-        self._suspended = reason
+    def _refuse(self, reason: str) -> None:
         for process in self._processes.all:
             process.suspend(reason)
 

@@ -18,10 +18,10 @@ from ...control.descriptions import AS_CONFIGURED, DeviceInfo, Loading
 from ...control.device_runtime import Models, Placements
 from ...errors import RequestError, Unavailable
 from ...tenants.catalog import IndexEntry
-from ...tenants.frontend import State
+from ...tenants.frontend import HttpSide, State
 from ..channels.calls import proxy, send, serve
 from ..channels.descriptors import DescriptorSender
-from ..channels.device_protocols import FromRuntime, FromTenants, ToDeviceProcess, ToRuntime
+from ..channels.device_protocols import FromRuntime, ToDeviceProcess, ToRuntime
 from ..channels.rpc import Channel, Handlers
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
@@ -81,7 +81,7 @@ class RemoteRuntime:
 
     def handlers(self) -> Handlers:
         """The handlers of what the process may call."""
-        return {**serve(FromRuntime)(lambda: self), **serve(FromTenants)(lambda: self.tenants)}
+        return {**serve(FromRuntime)(lambda: self), **serve(HttpSide, 1)(self.tenants.http_side)}
 
     def on_state(self, state: State) -> None:
         self._on_state(self.frontends, state)

@@ -23,6 +23,7 @@ from ..channels.calls import proxy
 from ..channels.http_protocols import Keys, ToHttpProcess
 from ..channels.rpc import Channel
 from .agreements import Agreements, Published
+from .device_frontend import DeviceFrontend
 from .remote_frontend import RemoteFrontend
 
 log = logging.getLogger("greenlane.processes")
@@ -89,8 +90,6 @@ class SpreadFrontend(RemoteFrontend):
 
     def stop(self, device: str, reason: str) -> None:
         """The process of this device has ended: what was launched there fails, and all else runs on the others."""
-        member = self.members[device]
-        member.refusing = reason
         self._send(lambda lead: lead.fail_in_flight(reason, True, device))
         for keys in self._keys_there.values():
             for of_devices in keys.values():
@@ -108,7 +107,6 @@ class SpreadFrontend(RemoteFrontend):
 
     def refuse_of(self, device: str, reason: str) -> None:
         """Send this device nothing for this reason, and fail what runs there; with "" send it something again."""
-        self.members[device].refusing = reason
         self._send(lambda lead: lead.suspend(reason, device))
 
     def _send(self, of_device: Callable[[ToHttpProcess], None]) -> None:
@@ -153,13 +151,12 @@ class SpreadFrontend(RemoteFrontend):
             raise
 
 
-class MemberFrontend:
-    """One device's part of it. `refusing` is why that gets nothing now, "" if it gets some."""
+class MemberFrontend(DeviceFrontend):
+    """One device's part of it. Paging needs when models were used, which no tenant on several devices has."""
 
     def __init__(self, whole: SpreadFrontend, device: str, descriptors: Descriptors) -> None:
         self.device = device
         self.descriptors = descriptors
-        self.refusing = ""
         self._whole = whole
 
     def __repr__(self) -> str:
@@ -207,28 +204,16 @@ class MemberFrontend:
         self._whole.withdraw(name)
 
     async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
-        return await self._whole.publish_of(self.device, name, served, problems)
+        return self._ignores(name, served, problems) or await self._whole.publish_of(self.device, name, served, problems)
 
-    async def last_uses(self) -> Mapping[ModelKey, int]:
-        """Paging needs them, which no tenant on several devices has."""
-        return {}
-
-    async def page_out(self, model: ModelKey) -> bool:
-        return False
-
-    def page_in(self, model: ModelKey) -> None:
-        """Nothing is paged out."""
-
-    def set_cores(self, cores: frozenset[int] | None) -> None:
-        """Nothing to do: the process runs beside several devices."""
-
-    def suspend(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         self._whole.refuse_of(self.device, reason)
 
     def distrust(self, reason: str) -> None:
         self._whole.distrust(reason)
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        super().fail_in_flight(reason, queued)
         self._whole.stop(self.device, reason)
 
 

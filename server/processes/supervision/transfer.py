@@ -12,7 +12,7 @@ from ...errors import Conflict, Unavailable
 from ...link import ring as links
 from ...link.messages import load_of
 from ...tenants.catalog import ModelVersion
-from ..channels.device_protocols import Publication
+from ..remote.device_frontend import Publication
 from ..remote.remote_frontend import RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
 

@@ -10,8 +10,8 @@ from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from engines.signature import Default, Form
 from server.processes.channels import message_fields
-from server.processes.channels.device_protocols import Publication
 from server.processes.channels.message_fields import ReportFields, decode_hook, encode_hook
+from server.processes.remote.device_frontend import Publication
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics

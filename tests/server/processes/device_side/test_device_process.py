@@ -1,13 +1,18 @@
-"""What a device process does before it opens its device."""
+"""What a device process does before it opens its device, and when the other end of a link is replaced."""
 
 import os
+import select
 
 import pytest
 
 from partitions import DeviceUnavailable
 from server.config.schema import DeviceConfig
-from server.processes.device_side.device_process import as_client, enter
+from server.link import ring
+from server.processes.device_side.device_process import LinkedFrontend, as_client, enter
+from server.tenants.frontend import HttpSide
 from tests.fakes import FakeDevice
+from tests.memory import MEMORY
+from tests.server.link.test_listener import SLOTS, fill
 
 
 class Shared(FakeDevice):
@@ -32,3 +37,18 @@ def test_nothing_of_an_operator_s_mps_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert found == {"CUDA_MPS_PIPE_DIRECTORY": "/ours", "CUDA_VISIBLE_DEVICES": "GPU-5ea1"}
     enter({})
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def test_a_worker_that_waits_to_write_into_the_old_link_goes_on_once_that_is_replaced() -> None:
+    """The process that has ended had filled the descriptor."""
+    first = ring.create(SLOTS, MEMORY)
+    frontend = LinkedFrontend(first, HttpSide())
+    fill(first.completions)
+    old = frontend.use(second := ring.renew(first))
+    assert old == first
+    looked = select.poll()
+    looked.register(first.completions, select.POLLOUT)
+    writable = looked.poll(0)
+    for descriptors in (first, second):
+        descriptors.close()
+    assert writable

@@ -15,11 +15,12 @@ from server.control.device_runtime import Models, Moves
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
-from server.processes.channels.device_protocols import FromTenants, Publication, ToDeviceProcess, ToRuntime
+from server.processes.channels.device_protocols import ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.tenants.catalog import UNLOADED, ModelVersion
+from server.tenants.frontend import HttpSide
 
 from ..recorder import Recorder
 from .test_remote_frontend import Process as HttpProcess
@@ -37,7 +38,7 @@ class Process(Recorder):
     def __init__(self, **gates: asyncio.Event) -> None:
         super().__init__(ToRuntime, ToDeviceProcess, Moves, Models, answers=ANSWERS, gates=gates)
         self.channel = Channel("the supervisor", self.handlers())
-        self.tenants = proxy(FromTenants, self.channel)
+        self.acme = proxy(HttpSide, self.channel, "acme")
         self.supervisors: Channel
         self._ends: list[Any] = []
 
@@ -277,25 +278,24 @@ async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: R
     second = Process(start=asyncio.Event(), loaded=asyncio.Event())
     starting = asyncio.create_task(second.start(runtime))
     await second.hears("start")
-    second.tenants.suspend("acme", "its worker failed")
-    while runtime.tenants._reasons.get("acme") != "its worker failed":
-        await asyncio.sleep(0)
-    assert frontend._suspended == GONE, "nothing reads the link before"
+    second.acme.suspend("its worker failed")
+    assert await second.acme.last_uses() == {}, "which is answered after that was heard"
+    assert frontend.refusing == GONE, "nothing reads the link before"
     second.gates["start"].set()
     await starting
-    assert frontend._suspended == "its worker failed"
+    assert frontend.refusing == "its worker failed"
     for reason in ("", "its worker failed again"):
-        second.tenants.suspend("acme", reason)
-        while frontend._suspended != reason:
+        second.acme.suspend(reason)
+        while frontend.refusing != reason:
             await asyncio.sleep(0)
     second.gates["loaded"].set()
     await until_resumed(runtime)
-    assert frontend._suspended == "its worker failed again"
+    assert frontend.refusing == "its worker failed again"
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
     await until_resumed(runtime)
-    assert frontend._suspended == "", "the process with that worker has ended"
+    assert frontend.refusing == "", "the process with that worker has ended"
     third.close()
 
 
@@ -304,7 +304,7 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
 ) -> None:
     process = await served(runtime)
     await process.end(runtime)
-    assert frontend._suspended == GONE
+    assert frontend.refusing == GONE
     second = Process(loaded=asyncio.Event())
     await second.start(runtime)
     await second.hears("loaded")
@@ -315,7 +315,7 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     third = Process()
     await third.start(runtime)
     await until_resumed(runtime)
-    assert frontend._suspended == ""
+    assert frontend.refusing == ""
     third.close()
 
 
@@ -329,7 +329,7 @@ async def test_tenants_are_served_again_though_not_all_is_as_before(
     second.answers["loaded"] = error
     await second.start(runtime)
     await until_resumed(runtime)
-    assert frontend._suspended == ""
+    assert frontend.refusing == ""
     second.close()
 
 
@@ -338,7 +338,7 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
 ) -> None:
     process = await served(runtime)
     for name in ("a", "b", "c"):
-        await process.tenants.publish("acme", Publication(name, [model(name)], []))
+        await process.acme.publish(name, [model(name)], [])
     await runtime.models.unload("acme", "c")
     await runtime.models.load("acme", "b", "{}")
     await process.end(runtime)
@@ -351,7 +351,7 @@ async def test_each_model_is_served_when_the_new_process_has_it_if_its_tenant_ma
     assert second.heard[1] == ("start", {"acme": (0,)}, {}, again)
     await runtime.models.use({"acme": ["a"]})
     for name in ("a", "b"):
-        await second.tenants.publish("acme", Publication(name, [model(name)], []))
+        await second.acme.publish(name, [model(name)], [])
     assert [name for name, *_ in clients.of("publish")] == ["a"]
     for each in (clients, channel, second):
         each.close()
@@ -363,12 +363,12 @@ async def test_a_model_that_the_new_process_does_not_find_is_not_served(
     """Its requests would name a model of the process that has ended."""
     process = await served(runtime)
     for name in ("kept", "removed"):
-        await process.tenants.publish("acme", Publication(name, [model(name)], []))
+        await process.acme.publish(name, [model(name)], [])
     assert names(frontend) == {"kept", "removed"}
     await process.end(runtime)
     second = Process(loaded=asyncio.Event())
     await second.start(runtime)
-    await second.tenants.publish("acme", Publication("kept", [model("kept")], []))
+    await second.acme.publish("kept", [model("kept")], [])
     second.gates["loaded"].set()
     await until_resumed(runtime)
     assert names(frontend) == {"kept"}
