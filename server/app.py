@@ -53,7 +53,7 @@ from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD
 from .link import ring
 from .observing.observers import Observers
-from .tenants.lending import lend, open_pages
+from .tenants.activity_pages import open_pages, use_page
 from .tenants.limits import limit
 from .tenants.local_frontend import open_local
 from .tenants.service import Service
@@ -240,7 +240,7 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
     frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
     pages = open_pages(config.tenants)
     for name, page in pages.items():
-        lend(frontends[name].tenant, config.tenants, page)
+        use_page(frontends[name].tenant, config.tenants, page)
     for frontend in frontends.values():
         limit(frontend.tenant, frontend.tenant.config, config.server.max_body)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])

@@ -1,7 +1,7 @@
 """ONNX models on ONNX Runtime: one session a partition, with its threads on that partition's cores.
 
 A session's threads inherit the cores of the thread that creates it, so sessions are created on an attached thread. They do not
-spin while idle, which would cost other programs on the machine. Those for cores that other holders lend are moved there
+spin while idle, which would cost other programs on the machine. Those for other cores than the partition's home are moved there
 (`CpuPartition.run_with_helpers`).
 """
 

@@ -150,7 +150,7 @@ class ServerCollector(Collector):
         yield from self._granules()
         yield from usage_metrics.families(self._controller, self._observers.accountant)
         yield from families(self._memory)
-        yield from tenant_metrics.lending(self._reports, self._wide)
+        yield from tenant_metrics.wide(self._reports, self._wide)
         yield tenant_metrics.limits(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
         yield tenant_metrics.versions(weights, self._reports)

@@ -15,7 +15,7 @@ Weights = Mapping[str, Mapping[str, float]]
 """Of versions, by model; see `Config.version_weights`."""
 
 
-def lending(reports: Reports, states: Sequence[WideState]) -> Iterator[Metric]:
+def wide(reports: Reports, states: Sequence[WideState]) -> Iterator[Metric]:
     """Of tenants that lend and borrow, where there are any. `states` are their wide partitions."""
     lenders = [(tenant.name, *report.lending) for tenant, report in reports if report.lending]
     if lenders:

@@ -63,7 +63,7 @@ class Moves(Protocol):
 
 
 class Placements(Protocol):
-    """What its tenants have beside their homes: wide placements on granules that others lend, and those ready for a move."""
+    """What its tenants have beside their homes: wide placements, and those ready for a move."""
 
     async def narrow(self, tenants: Collection[str]) -> None:
         """Have these tenants use their home partitions alone, until `stretch`, and return when they do; they are served on.

@@ -1,6 +1,6 @@
 """Where the models of this process's tenants are ready beside their home partitions.
 
-A tenant's wide placement has granules that other tenants lend. The others are ready for a move, which then only has to switch.
+A tenant's wide placement has granules of other tenants too. The others are ready for a move, which then only has to switch.
 All are made in one way: a partition, and on it an alternate of each executor at home, within the tenant's budget.
 """
 
@@ -84,7 +84,7 @@ class Placements:
         return [state for each in self._tenants.values() if (state := each.wide_state())]
 
     def look(self) -> None:
-        """Find the models that take too long to run on lent granules, for `stretches`."""
+        """Find the models that take too long to go wide, for `stretches`."""
         for each in self._tenants.values():
             each.look()
         self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)

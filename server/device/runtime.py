@@ -48,7 +48,7 @@ class Runtime:
     by moves: those of `TenantLocks`, the one of `WorkerControl` last. Methods run on the event loop unless they say otherwise.
     `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
     `adopt`). `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
-    and `on_lost` with the reason when the device is lost. `pages` are descriptors of the pages of tenants that lend
+    and `on_lost` with the reason when the device is lost. `pages` are descriptors of tenants' activity pages
     (`link.activity`), which it closes. `on_stuck` is called as `Supervision` says.
     """
 

@@ -112,7 +112,7 @@ class HttpInference:
         """
         inference = self._inference
         try:
-            if slot := inference.borrow_slot(leave):
+            if slot := inference.early_slot(leave):
                 served = inference.served
                 placement = served.request_cache.place(head, length, served.signature, slot, self._target.limits)
                 if placement:

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..link.messages import Done, Shape
 from ..link.slots import Slot
-from ..scheduling.lender import ENDED
+from ..scheduling.admission import ENDED
 from ..tenants.service import Tenant
 from ..tenants.tracing import Trace
 from .outgrown import reserve_more
@@ -42,7 +42,7 @@ class Inference:
     several for a single request is `charged` if it is not the first: where there is no room for it the handler tries again, so
     that is not counted. Then the handler
     1. sets `arrived` when the request is complete,
-    2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
+    2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `early_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
     4. reads the outputs in `slot_of` the completion, and calls `succeed` when it has encoded them.
     `fail` or `cancel` ends it at any point. `served` is the model at the version asked for; `arrived` is on the clock of
@@ -88,13 +88,13 @@ class Inference:
             slot = self._slot = self._tenant.lane.take_slot(begun, self._charged)
         return slot
 
-    def borrow_slot(self, leave: Callable[[], None]) -> Slot | None:
+    def early_slot(self, leave: Callable[[], None]) -> Slot | None:
         """A slot to receive inputs into while they arrive, if one is free; `keep_slot` once they have come.
 
         `leave` is called if the slot is needed before that: it has to call `return_slot`. Raises NotFound or Unavailable.
         """
         self.served = self._tenant.catalog.route(self._name, self._version, self.served)
-        slot = self._slot = self._tenant.lane.slots.lend(leave)
+        slot = self._slot = self._tenant.lane.slots.acquire_early(leave)
         return slot
 
     def return_slot(self) -> None:
@@ -104,7 +104,7 @@ class Inference:
             self._tenant.lane.release(slot)
 
     def keep_slot(self) -> bool:
-        """The inputs in the borrowed slot are complete; False if the model was replaced, which may want others there.
+        """The inputs in the early slot are complete; False if the model was replaced, which may want others there.
 
         Raises as `take_slot`.
         """
@@ -196,9 +196,9 @@ class Inference:
 
     def _leave(self, latency: int) -> None:
         """It is open no more; `latency` is from its arrival to its answer, 0 without one."""
-        lender, visit, self._visit = self._tenant.lane.admission.lender, self._visit, ENDED
-        if lender is not None and visit != ENDED:
-            lender.end(visit, self.served.key, latency)
+        visit, self._visit = self._visit, ENDED
+        if visit != ENDED:
+            self._tenant.lane.admission.leave(visit, self.served.key, latency)
 
     def count(self, error: BaseException) -> None:
         """Count this refusal or failure in the model's or the tenant's statistics."""

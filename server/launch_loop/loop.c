@@ -156,7 +156,7 @@ static void begin_wide(Wide *b) {
     b->ended_before = ends(b);
 }
 
-/* A work has ended on the one partition or the other: learn what it took, unless a lender has interfered. */
+/* A work has ended on the one partition or the other: learn what it took, unless another tenant has interfered. */
 static void learn(Loop *l, const Entry *entry, int64_t now) {
     Wide *b = l->wide;
     if (!entry->is_wide) {

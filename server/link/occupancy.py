@@ -205,7 +205,7 @@ _HELD = bytes([0] + [1] * 255)
 class SharedBlocks(BlockAllocator):
     """As `BlockAllocator`, of a memory that several processes allocate; `used` are the bytes that this one holds.
 
-    What other processes lent to bodies that are still arriving cannot be evicted from here. So at most half of the memory is
+    Bodies that are still arriving in other processes cannot be evicted from here. So at most half of the memory is
     given to such bodies.
     """
 

@@ -74,7 +74,7 @@ class Slot:
         self.view = self._memory[start : start + capacity]
         self.address = self._base + start
 
-    def borrow_block(self, start: int, capacity: int, on_free: Callable[[], None]) -> None:
+    def use_foreign_block(self, start: int, capacity: int, on_free: Callable[[], None]) -> None:
         """Use this block, which another process holds, until `free_block`: that calls `on_free` instead. Raises ValueError."""
         self.use_block(start, capacity)
         self._on_free = on_free

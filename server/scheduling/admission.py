@@ -3,7 +3,9 @@
 import time
 
 from ..errors import DeadlineExceeded, LimitExceeded, QueueFull, Unavailable
+from ..link.messages import ModelKey
 from .deadlines import Deadlines
+from .lender import ENDED as ENDED
 from .lender import Lender
 from .limits import LIMITS, RateLimits
 from .scheduler import Scheduler
@@ -13,7 +15,7 @@ class Admission:
     """Belongs to the event loop of its lane. Refuses by raising, and counts what it refused.
 
     `refusing` is the reason why new requests are refused, "" if they are not; `suspended` is the part of it that is temporary.
-    `lender` is set if the tenant lends: a request that is admitted is open there until its `lender.end`. `limits` are set if
+    `lender` is set if the tenant lends: a request that is admitted is open there until it `leave`s. `limits` are set if
     the tenant's rate is limited. `rejected`, `expired`, `invalid` and `unread` are counts, as is `limited` by limit.
     """
 
@@ -34,13 +36,23 @@ class Admission:
 
         Further ones of a request that takes several are `charged` already, and refused only while the lane is suspended.
 
-        Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
-        to be called with, if there is a lender. Raises as `check_room` does, and as `RateLimits.charge`.
+        Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what
+        `leave` has to be called with; ENDED if it need not be. Raises as `check_room` does, and as `RateLimits.charge`.
         """
         self.check_room(charged, charged)
         if self.limits is not None and not charged:
             self.charge(1, nbytes)
-        return self.lender.begin() if self.lender is not None else 0
+        return self.lender.begin() if self.lender is not None else ENDED
+
+    def leave(self, visit: int, model: ModelKey, latency: int) -> None:
+        """An admitted request is open no more; `latency` is as for `Lender.end`."""
+        if self.lender is not None:
+            self.lender.end(visit, model, latency)
+
+    def close(self) -> None:
+        """No request will come any more."""
+        if self.lender is not None:
+            self.lender.close()
 
     def check_room(self, begun: bool = False, retried: bool = False) -> None:
         """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.

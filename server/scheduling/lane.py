@@ -89,8 +89,7 @@ class Lane:
         """Stop receiving completions, and cancel all timers."""
         self._launcher.close()
         self.deadlines.close()
-        if self.admission.lender is not None:
-            self.admission.lender.close()
+        self.admission.close()
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
         self._loop = None

@@ -14,8 +14,8 @@ class SlotPool:
     """Hands out slots, the last released first. Not thread-safe. `setting` is the memory's configuration key, for errors.
     `blocks` allocates the memory, if other processes do so too.
 
-    Slots that no complete request needs are lent to bodies that are still arriving. When slots or memory run out, these bodies
-    have to leave, the oldest first: a slow or endless upload never takes the place of a request that could run.
+    Slots that no complete request needs are given early to bodies that are still arriving. When slots or memory run out, these
+    bodies have to leave, the oldest first: a slow or endless upload never takes the place of a request that could run.
     """
 
     def __init__(self, arena: Arena, setting: str = "memory", blocks: BlockAllocator | None = None) -> None:
@@ -23,15 +23,15 @@ class SlotPool:
         self._arena = arena
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
-        self._lent: dict[int, Callable[[], None]] = {}
-        self._borrowed = 0
+        self._early: dict[int, Callable[[], None]] = {}
+        self._foreign = 0
         self.blocks.evict = self.evict
 
     def __repr__(self) -> str:
         return f"<SlotPool {len(self._slots) - len(self._free)} of {len(self._slots)} in use, {self.blocks!r}>"
 
     def statistics(self) -> SlotStatistics:
-        used = len(self._slots) - len(self._free) - self._borrowed
+        used = len(self._slots) - len(self._free) - self._foreign
         return SlotStatistics(used, len(self._slots), self.blocks.used)
 
     @property
@@ -63,41 +63,41 @@ class SlotPool:
         self._slots.append(slot)
         return slot
 
-    def borrow(self, start: int, capacity: int, on_free: Callable[[], None]) -> Slot:
+    def acquire_foreign(self, start: int, capacity: int, on_free: Callable[[], None]) -> Slot:
         """A slot with a block that another process holds; `on_free` is called once nothing uses that here any more.
 
         Raises QueueFull if all slots are in use, and ValueError if that is no block of the tenant's memory.
         """
         slot = self.acquire()
         try:
-            slot.borrow_block(start, capacity, partial(self._on_returned, on_free))
+            slot.use_foreign_block(start, capacity, partial(self._on_returned, on_free))
         except ValueError:
             self._free.append(slot)
             raise
-        self._borrowed += 1
+        self._foreign += 1
         return slot
 
-    def lend(self, leave: Callable[[], None]) -> Slot | None:
+    def acquire_early(self, leave: Callable[[], None]) -> Slot | None:
         """Take a slot for a body that is still arriving, if one is free. `leave` is called if it has to be released at once."""
         if not self._free and len(self._slots) == self._arena.count:
             return None
         slot = self.acquire()
-        self._lent[slot.index] = leave
+        self._early[slot.index] = leave
         return slot
 
     def keep(self, slot: Slot) -> None:
-        """The body in this slot, which was lent, is complete: it need not leave any more."""
-        self._lent.pop(slot.index, None)
+        """The body in this slot, which it got early, is complete: it need not leave any more."""
+        self._early.pop(slot.index, None)
 
     def evict(self) -> bool:
         """Have the oldest body that is still arriving leave its slot; whether there was one."""
-        for leave in self._lent.values():
+        for leave in self._early.values():
             leave()  # Releases the slot.
             return True
         return False
 
     def _on_returned(self, on_free: Callable[[], None]) -> None:
-        self._borrowed -= 1
+        self._foreign -= 1
         on_free()
 
     def at(self, index: int) -> Slot:
@@ -106,7 +106,7 @@ class SlotPool:
 
     def release(self, slot: Slot) -> None:
         """Give a slot and its memory back; nothing may read or write it any more."""
-        if self._lent:
-            self._lent.pop(slot.index, None)
+        if self._early:
+            self._early.pop(slot.index, None)
         slot.free_block()
         self._free.append(slot)

@@ -2,7 +2,7 @@
 
 A helper is a further HTTP process of a tenant. It reads, checks and decodes requests into the tenant's tensor memory, and sends
 a ticket for each over a link as that of a worker; the tensors stay where they are. Here each gets a slot of the lead's, which
-borrows their memory, and waits in the lead's lane with all others of the tenant. A completion is sent once nothing uses that
+uses their memory, and waits in the lead's lane with all others of the tenant. A completion is sent once nothing uses that
 memory any more: so the helper frees it when it has answered, as it does with a worker at the other end.
 """
 
@@ -127,7 +127,7 @@ class Relay:
             if has_begun(ticket):
                 raise Failed("a later part of an answer that is not known here")
             self._lane.admission.check_room(begun=True)  # The helper's lane has admitted it, and refuses new ones by itself.
-            request.slot = self._lane.slots.borrow(ticket.start, ticket.capacity, request.on_free)
+            request.slot = self._lane.slots.acquire_foreign(ticket.start, ticket.capacity, request.on_free)
         except Exception as error:
             self._refuse(ticket, error)
             return

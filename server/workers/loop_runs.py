@@ -50,7 +50,7 @@ class LoopTime:
     slow run sends a model to the thread, until as many short ones have followed as the run was slow.
 
     Models that run on the event loop may take a share of its time that depends on the number of `cores` of the tenant's
-    partition, and `BUDGET` more in a burst.
+    partition, and `BUDGET` more at once.
 
     `learn` may be called by another thread than the rest. Times are in nanoseconds.
     """

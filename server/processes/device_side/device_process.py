@@ -44,8 +44,8 @@ class DeviceArguments:
     """The arguments of a new device process.
 
     `name` is the device's, or the tenant's if it has the process for itself; `channel` is the socket of the messages to and
-    from the supervisor, and `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` those of
-    all that lend. `opener` opens the device, under these variables of the environment.
+    from the supervisor, and `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` are
+    tenants' activity pages. `opener` opens the device, under these variables of the environment.
     """
 
     name: str

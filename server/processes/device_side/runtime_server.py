@@ -32,7 +32,7 @@ Opener = Callable[[DeviceConfig], Device]
 class RuntimeServer:
     """The device side of the tenants that have a frontend here. Belongs to the event loop.
 
-    `pages` are those of tenants that lend, as for `Runtime`. The process ends when the device is lost: only another one can use
+    `pages` are as for `Runtime`. The process ends when the device is lost: only another one can use
     it again.
     """
 

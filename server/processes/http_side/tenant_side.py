@@ -11,8 +11,8 @@ from ...link.occupancy import LEAD, Occupancy
 from ...link.ring import Descriptors
 from ...scheduling.pending import Canceller
 from ...tenants import publishing
+from ...tenants.activity_pages import use_page
 from ...tenants.catalog import IndexEntry, ModelVersion
-from ...tenants.lending import lend
 from ...tenants.local_frontend import LocalTenant
 from ...tenants.relay import Cancellations, Relay
 from ...tenants.service import Tenant, open_tenant, report
@@ -64,7 +64,7 @@ class TenantSide(LocalTenant):
         if tenant is not hosted:
             tenant.lane.open(asyncio.get_running_loop())
         if (page := arguments.pages.get(tenant.name)) is not None:
-            lend(tenant, arguments.config.tenants, page, arguments.number)
+            use_page(tenant, arguments.config.tenants, page, arguments.number)
         return tenant
 
     async def relays_ended(self) -> None:

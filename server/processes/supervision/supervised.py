@@ -168,7 +168,7 @@ class SupervisedDevice(Supervised):
 
     `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
     ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants and the
-    pages of all that lend, and the variables of its environment. `group` are the processes of the same device; None if it is
+    activity pages, and the variables of its environment. `group` are the processes of the same device; None if it is
     the only one.
     """
 

@@ -23,7 +23,7 @@ log = logging.getLogger("greenlane.processes")
 
 
 class SupervisedDevices:
-    """Belongs to the event loop. `pages` are the descriptors of those of tenants that lend.
+    """Belongs to the event loop. `pages` are the descriptors of tenants' activity pages.
 
     `relink` is awaited with a tenant's name and frontend while no process has its device: the tenant has a new link then.
     """

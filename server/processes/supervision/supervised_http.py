@@ -46,7 +46,7 @@ class SupervisedHttp:
 
     `processes` are all of them by name, changed here. `application` answers the requests that they forward. `on_relinked` is
     awaited when a tenant's process has ended, before the next one starts, with the tenant's name and a function that frees the
-    old link: the tenant has a new link then. `pages` are the descriptors of those of tenants that lend.
+    old link: the tenant has a new link then. `pages` are the descriptors of tenants' activity pages.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class SupervisedHttp:
     ) -> ProcessArguments:
         """What a process is started with. `ends` are those for connections, for messages and for descriptors."""
         for_connections, for_messages, for_descriptors = ends
-        has_all_pages = each.hosted and each.frontend  # Its device side lends to its own tenant.
+        has_all_pages = each.hosted and each.frontend  # Its device side looks at them.
         pages = {name: page for name, page in self._pages.items() if has_all_pages or name == each.tenant}
         occupancy = self._processes[each.tenant].occupancy
         spread = {name: spawn.inherited(of) for name, of in each.frontend.spread.items()} if each.frontend else {}
@@ -376,7 +376,7 @@ class SupervisedHttp:
             await self._restarts.retry(lambda: self._start(each))
 
     def _reset_pages(self, *ended: SupervisedProcess) -> None:
-        """These processes of a tenant have ended: if it lends, they have no request open any more."""
+        """These processes of tenants have ended, and have no request open any more."""
         for each in ended:
             if (page := self._pages.get(each.tenant)) is not None:
                 activity.reset(page, each.number)

@@ -34,7 +34,7 @@ class Supervisor:
 
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
-    `pages` are the descriptors of those of tenants that lend, `counts` the tenants with several HTTP processes. `restarts` is
+    `pages` are the descriptors of tenants' activity pages, `counts` the tenants with several HTTP processes. `restarts` is
     where processes that ended are counted, by their names in the log, `refused` the same for connections that the dispatcher
     refused, by the reason.
     """

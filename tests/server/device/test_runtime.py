@@ -31,9 +31,9 @@ from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done, load_of
 from server.observing.observers import Observers
 from server.repository.model_config import ModelConfig, from_json
+from server.tenants.activity_pages import open_pages, use_page
 from server.tenants.catalog import ServedModel
 from server.tenants.frontend import Report, State
-from server.tenants.lending import lend, open_pages
 from server.tenants.local_frontend import LocalFrontend
 from server.tenants.service import Service, Tenant
 from server.workers.ticket_runner import TicketRunner
@@ -104,7 +104,7 @@ class Site:
         self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
         pages = open_pages(config.tenants)
         for name, page in pages.items():
-            lend(self.frontends[name].tenant, config.tenants, page)
+            use_page(self.frontends[name].tenant, config.tenants, page)
         self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
         self.controller = Controller(config, self.frontends, self.states.append)

@@ -26,6 +26,7 @@ from server.http.inference import HttpInference, Outcome, Target
 from server.link import ring as links
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.protocol.request import Limits
+from server.scheduling.admission import ENDED
 from server.tenants.catalog import ServedModel
 from server.tenants.service import Tenant, open_tenant
 from tests.lanes import opened_tenant
@@ -131,7 +132,7 @@ async def test_json_over_the_limit_is_refused_without_time_slices(bench: Bench) 
 async def test_a_request_is_admitted_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, large: bool, outgrows: bool) -> None:
     """Also if it is parsed in time slices, or runs a second time: a quota would be charged twice."""
     admitted, admit = [], bench.tenant.lane.admission.admit
-    monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or 0)
+    monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or ENDED)
     bench.begin(body() if large else small())
     await bench.drain_time_slices()
     if outgrows:
@@ -139,7 +140,7 @@ async def test_a_request_is_admitted_once(bench: Bench, monkeypatch: pytest.Monk
         output = Extent(again.shapes[0], 0, 4 * again.shapes[0][0])
         bench.far.completions.put(Done(again.slot, (output,), None, 1, 2))
     assert not isinstance(await bench.outcome(), Exception)
-    assert admitted == [0]
+    assert admitted == [ENDED]
 
 
 async def test_a_request_that_the_queue_has_no_room_for_is_refused_before_its_body(bench: Bench) -> None:

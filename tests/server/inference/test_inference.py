@@ -17,6 +17,7 @@ from server.link import activity
 from server.link import ring as links
 from server.link.activity import LENDS
 from server.link.messages import Done, Extent, Failure, Ticket
+from server.scheduling.admission import ENDED
 from server.scheduling.guard import ENOUGH, Guard
 from server.scheduling.lender import ALONE, MET, Lender
 from server.tenants.catalog import ServedModel
@@ -153,7 +154,7 @@ async def test_with_weights_each_request_has_one_version_from_its_admission_on(b
     for _ in range(4):
         inference = Inference(bench.tenant, "m", None)
         admitted = inference.served.version
-        assert inference.borrow_slot(inference.return_slot)
+        assert inference.early_slot(inference.return_slot)
         assert inference.keep_slot(), "the inputs are for this version"
         inference.return_slot()
         inference.take_slot()
@@ -168,7 +169,7 @@ async def test_outgrown_inference_is_admitted_once_and_ends_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
     admitted, admit = [], bench.tenant.lane.admission.admit
-    monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or 0)
+    monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or ENDED)
     inference = bench.submit(seconds)
     again = await bench.outgrow(bench.ticket(), 3 << 20)
     assert again.capacity == 3 << 20
@@ -176,7 +177,7 @@ async def test_outgrown_inference_is_admitted_once_and_ends_once(
     assert isinstance(done, Done)
     assert bytes(inference.slot_of(done).view[:8]) == VALUES.tobytes(), "its inputs moved with it"
     inference.succeed(done)
-    assert (admitted, bench.ends, bench.slots_used) == ([0], [], 0)
+    assert (admitted, bench.ends, bench.slots_used) == ([ENDED], [], 0)
 
 
 async def test_outgrown_inference_runs_again_only_before_its_deadline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_reserve_over_the_budget_raises_memory_full_with_the_numbers() -> None:
 
 def test_a_body_that_is_complete_leaves_its_slot_to_no_other() -> None:
     pool, left = pool_of(2), list[str]()
-    complete, arriving = (pool.lend(partial(left.append, name)) for name in ("complete", "arriving"))
+    complete, arriving = (pool.acquire_early(partial(left.append, name)) for name in ("complete", "arriving"))
     assert complete
     assert arriving
     pool.keep(complete)
@@ -90,7 +90,7 @@ def test_a_block_that_cannot_be_borrowed_costs_no_slot() -> None:
     pool = pool_of(1)
     for _ in range(3):
         with pytest.raises(ValueError, match="are not in"):
-            pool.borrow(0, 17 * MIB, lambda: None)
+            pool.acquire_foreign(0, 17 * MIB, lambda: None)
     assert pool.acquire().index == 0
 
 

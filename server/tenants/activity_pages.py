@@ -1,4 +1,4 @@
-"""Tenants that lend: the pages that say when their granules may be used, and their HTTP side's end of them."""
+"""The activity pages of tenants that lend, which say when their granules may be used, and their HTTP side's end of them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ def open_pages(tenants: Mapping[str, TenantConfig], processes: Mapping[str, int]
     return {name: activity.create(len(tenants), processes.get(name, 1)) for name in lenders}
 
 
-def lend(tenant: Tenant, tenants: Mapping[str, TenantConfig], page: int, number: int = 1) -> None:
+def use_page(tenant: Tenant, tenants: Mapping[str, TenantConfig], page: int, number: int = 1) -> None:
     """Have a tenant of this process lend to others of `tenants` from now on, which are all of the configuration.
 
     `page` is the descriptor of its pages, `number` that of the process.
