@@ -88,10 +88,13 @@ def served_with(
     return served
 
 
-def server_with(tenants: str, *starts: Start, **settings: str) -> Any:
-    """A module's server of processes, with the standard repository and these tenants; started so, one way after the other."""
+def server_with(tenants: str, *starts: Start, scope: str = "module", **settings: str) -> Any:
+    """A module's server of processes, with the standard repository and these tenants; started so, one way after the other.
 
-    @pytest.fixture(scope="module", params=starts or [running], ids=lambda start: getattr(start, "__name__", ""))
+    Tests that kill one of its processes often have a server each: each time it is started again later, in 10 s at last.
+    """
+
+    @pytest.fixture(scope=scope, params=starts or [running], ids=lambda start: getattr(start, "__name__", ""))
     def server(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Running]:
         path = configure(tmp_path_factory.mktemp("server") / "greenlane.toml", standard, tenants, **settings)
         with request.param(path) as server:

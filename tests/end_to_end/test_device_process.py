@@ -21,18 +21,12 @@ DEVICE = "dev 0"
 ENDED = "the device process has ended and is being started again"
 
 
-server = server_with(PAIR, running_device)
+server = server_with(PAIR, running_device, scope="function")
 
 
 def others(server: Running) -> set[int]:
     """The processes of the server, without the device process and the watchdogs, which belong to a process each."""
     return {one.pid for one in server.family() if one.name.startswith("greenlane") and "dev " not in one.name}
-
-
-def test_the_supervisor_has_no_device(server: Running, acme: httpx.Client) -> None:
-    assert server.pid(DEVICE) != server.popen.pid
-    maps = Path(f"/proc/{server.popen.pid}/maps").read_text()
-    assert "onnxruntime" not in maps, "models are loaded where the device is"
 
 
 def test_requests_are_answered_503_at_once_and_served_again_when_the_device_process_was_killed(
@@ -122,8 +116,10 @@ def test_a_device_process_that_stays_stopped_is_replaced(standard: Path, tmp_pat
         server.wait_for_log("the device process has been stopped for 2.")
 
 
-def test_a_killed_supervisor_takes_every_process_with_it(standard: Path, tmp_path: Path) -> None:
-    with running_device(configure(tmp_path / "greenlane.toml", standard, PAIR)) as server:
-        family = server.family()
-        os.kill(server.popen.pid, signal.SIGKILL)
-        until(lambda: not alive(family))
+def test_the_supervisor_has_no_device_and_takes_every_process_with_it_when_it_is_killed(server: Running) -> None:
+    assert server.pid(DEVICE) != server.popen.pid
+    maps = Path(f"/proc/{server.popen.pid}/maps").read_text()
+    assert "onnxruntime" not in maps, "models are loaded where the device is"
+    family = server.family()
+    os.kill(server.popen.pid, signal.SIGKILL)
+    until(lambda: not alive(family))
