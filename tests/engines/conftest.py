@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engines.errors import ModelRefused
+from engines.tensorrt.api import TensorRT, find_tensorrt
 from tests.simulation import Gpu
 from tests.simulation.tensorrt import library
 
@@ -25,3 +28,20 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     with opened(tmp_path) as bench:
         yield bench
         bench.close()
+
+
+@pytest.fixture
+def executor(bench: Bench) -> Iterator[Any]:
+    """Of AFFINE."""
+    executor = bench.bind()
+    yield executor
+    executor.close()
+
+
+@pytest.fixture(scope="session")
+def rtx() -> TensorRT:
+    """TensorRT-RTX, which builds without a GPU, where it is installed."""
+    try:
+        return find_tensorrt(["tensorrt_rtx"])
+    except ModelRefused as refusal:
+        pytest.skip(str(refusal))

@@ -22,7 +22,7 @@ from engines.build import BuildOptions, build, build_cached, main
 from engines.errors import Cancelled, ModelRefused
 from engines.model_files.artifact import Artifact, read_plan, unpack
 from engines.model_files.profiles import Profile, Range
-from engines.tensorrt.api import TensorRT, find_tensorrt
+from engines.tensorrt.api import TensorRT
 from engines.tensorrt.building.builder import PlanRequest, _Job, _parser_errors, find_or_build
 from engines.tensorrt.building.progress import BuildWatch, Step
 from tests.models import PASSING, classifier
@@ -33,12 +33,7 @@ SIZES = Range((1, 3, 8, 8), (2, 3, 16, 16), (4, 3, 32, 32))
 FIXED = Range((1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def rtx() -> TensorRT:
-    try:
-        return find_tensorrt(["tensorrt_rtx"])
-    except ModelRefused as refusal:
-        pytest.skip(str(refusal))
+pytestmark = pytest.mark.usefixtures("rtx")
 
 
 def made(onnx_model: bytes, options: BuildOptions = BuildOptions(), **others: Any) -> Artifact:  # noqa: B008

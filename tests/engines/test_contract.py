@@ -110,7 +110,7 @@ class CudaStall:
     def __init__(self, executor: Executor, partition: Any) -> None:
         self._executor = executor
         self._gate = Script().hold("run")
-        partition.stream._stream.pending.append(lambda: self._gate.hold(lambda: False))
+        partition.stream.simulated.pending.append(lambda: self._gate.hold(lambda: False))
         self.work = executor.enqueue([Tensor.of(ONE)])
 
     def release(self) -> None:

@@ -62,16 +62,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def executor(bench: Bench) -> Iterator[Any]:
-    executor = bench.bind()
-    yield executor
-    executor.close()
-
-
-@pytest.fixture
 def home(bench: Bench) -> Stream:
     """The partition's stream."""
-    return bench.partition.stream._stream
+    return bench.partition.stream.simulated
 
 
 @pytest.fixture

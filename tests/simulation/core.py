@@ -82,7 +82,7 @@ class Device:
 
     def allocate(self, size: int, *, stream: "Stream") -> "Buffer":
         self._gpu.enter("Device.allocate", current=True, safe=False)
-        return Buffer(self._gpu, size, stream._stream)
+        return Buffer(self._gpu, size, stream.simulated)
 
 
 class DeviceResources:
@@ -200,13 +200,13 @@ class Context:
 
 class Stream:
     _gpu: Gpu
-    _stream: hardware.Stream
+    simulated: hardware.Stream
     _owned: bool
 
     @classmethod
     def _of(cls, gpu: Gpu, stream: hardware.Stream, owned: bool) -> "Stream":
         self = object.__new__(cls)
-        self._gpu, self._stream, self._owned = gpu, stream, owned
+        self._gpu, self.simulated, self._owned = gpu, stream, owned
         return self
 
     @classmethod
@@ -215,17 +215,17 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        return self._stream.handle
+        return self.simulated.handle
 
     def sync(self) -> None:
         self._gpu.enter("Stream.sync", current=True)
-        self._stream.wait()
+        self.simulated.wait()
 
     def record(self, event: "Event | None" = None, options: None = None) -> "Event":
         if event is None:
             raise Misuse("an event made for every inference costs more than the record")
         self._gpu.enter("Stream.record", current=True)
-        event._here.record(self._stream)
+        event._here.record(self.simulated)
         return event
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Stream:
         self._gpu.log.append("Stream.close")
         if not self._owned:
             raise Misuse("closing a borrowed stream destroys nothing")
-        self._gpu.destroy_stream(self._stream)
+        self._gpu.destroy_stream(self.simulated)
 
 
 class Event:
@@ -304,11 +304,11 @@ class Buffer:
     def fill(self, value: int, *, stream: Stream) -> None:
         self._gpu.enter("Buffer.fill", current=True)
         data = bytes([value]) * self.size
-        stream._stream.put(Operation(partial(self._gpu.write, self.handle, data)))
+        stream.simulated.put(Operation(partial(self._gpu.write, self.handle, data)))
 
     def set_deallocation_stream(self, stream: Stream) -> None:
         self._free.detach()
-        self._stream = stream._stream
+        self._stream = stream.simulated
         self._free = weakref.finalize(self, self._gpu.release_on, self._stream, self._handle)
 
     def close(self) -> None:
@@ -404,4 +404,4 @@ class Launch:
         if config.block > 1024:
             raise CUDAError("CUDA_ERROR_INVALID_VALUE: a block has 1024 threads at most")
         values = [argument.handle if isinstance(argument, Buffer) else int(argument) for argument in kernel_args]
-        stream._stream.put(Operation(KERNELS[kernel._name](self._gpu, stream._stream, config.grid, *values)))
+        stream.simulated.put(Operation(KERNELS[kernel._name](self._gpu, stream.simulated, config.grid, *values)))

@@ -186,9 +186,9 @@ def test_data_dependent_outputs_invalidate_a_capture(bench: Bench) -> None:
     one.set_output_allocator("y", allocator)
     put(bench, one, x=np.ones((2, 3), np.float32))
     assert execute(bench, one)
-    bench.gpu.begin_capture(bench.partition.stream._stream, thread_local=True)
+    bench.gpu.begin_capture(bench.partition.stream.simulated, thread_local=True)
     assert not one.execute_async_v3(bench.partition.handle)
-    bench.partition.stream._stream.capture = bench.gpu.here.capture = None
+    bench.partition.stream.simulated.capture = bench.gpu.here.capture = None
     assert len(allocator.asked) == 1
 
 

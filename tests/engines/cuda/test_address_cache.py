@@ -1,7 +1,6 @@
 """The cache of addresses known to be pinned, and when an executor has to ask the driver again."""
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,6 @@ from engines import Room, Tensor
 from engines.memory import view
 from tests.engines.simulated import Bench, affine, rows
 from tests.engines.tensors import Memory, array
-
-
-@pytest.fixture
-def executor(bench: Bench) -> Iterator[Any]:
-    executor = bench.bind()
-    yield executor
-    executor.close()
 
 
 def asked(bench: Bench) -> int:

@@ -101,7 +101,7 @@ def test_another_tenant_pins_allocates_and_is_captured_while_one_is_captured(ben
 
 def test_the_simulation_refuses_unsafe_calls_during_a_capture_as_its_mode_says(bench: Bench) -> None:
     """cuStreamBeginCapture: of any thread in the global mode, else of the thread that captures."""
-    stream, memory = bench.partition.stream._stream, Memory(4096)
+    stream, memory = bench.partition.stream.simulated, Memory(4096)
     for thread_local in (True, False):
         bench.gpu.begin_capture(stream, thread_local)
         try:
@@ -158,13 +158,13 @@ def test_closing_a_graph_twice_destroys_it_once(bench: Bench) -> None:
 def test_the_simulation_objects_to_what_this_avoids(bench: Bench) -> None:
     """A wait for a stream that is captured, and another thread's work on it."""
     stream = bench.partition.stream
-    bench.gpu.begin_capture(stream._stream, thread_local=True)
+    bench.gpu.begin_capture(stream.simulated, thread_local=True)
     with pytest.raises(CUDAError, match="STREAM_CAPTURE_UNSUPPORTED"):
         stream.sync()
     event = bench.device.make_current().create_event()
     with pytest.raises(Misuse, match="went into the graph that another one captured"):
         bench.partition.run(lambda: stream.record(event))
-    stream._stream.capture = bench.gpu.here.capture = None
+    stream.simulated.capture = bench.gpu.here.capture = None
     event.close()
 
 

@@ -42,7 +42,7 @@ def test_f02_an_inference_runs_entirely_on_the_adopted_stream(
 ) -> None:
     bench.gpu.capturable = capturable
     stream: Stream = request.getfixturevalue(whose)
-    home = bench.partition.stream._stream
+    home = bench.partition.stream.simulated
     partition = bench.device.adopt(stream.handle)
     assert (partition.granules, partition.size) == ((), 16 if whose == "theirs" else 132)
     executor = bench.load(bench.plan()).bind(partition)

@@ -44,7 +44,7 @@ def test_an_alternate_shares_all_but_its_graphs_and_compiles_nothing(bench: Benc
     assert not SLOW & set(bench.gpu.log[begun:])
     assert other.instance is home.instance
     assert [graph.context for graph in bench.gpu.graphs] == [
-        partition.stream._stream.context for partition in (bench.partition, bench.partition, wide, wide)
+        partition.stream.simulated.context for partition in (bench.partition, bench.partition, wide, wide)
     ]
     assert CAPTURES not in calls(bench, other, 5)
     assert (home.describe().get("adds"), other.describe()["adds"]) == (None, {})

@@ -24,14 +24,6 @@ from engines.tensorrt.api import (
 NO_DRIVER = "CUDA driver version is insufficient"
 
 
-@pytest.fixture(scope="module")
-def rtx() -> TensorRT:
-    try:
-        return find_tensorrt(["tensorrt_rtx"])
-    except ModelRefused as refusal:
-        pytest.skip(str(refusal))
-
-
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
     modules = ["engines.settings", "engines.model_files.artifact", "engines.build", "engines.inspect", "engines.tensorrt.api"]
     program = (

@@ -1,7 +1,7 @@
 """F08: the context that is current in a thread belongs to the caller. Every call leaves it as it was."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,6 @@ class Caller:
 
     def close_device(self) -> None:
         self._device.close()
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 @pytest.mark.parametrize("before", [ELSEWHERE, 0], ids=["another context", "none"])

@@ -55,7 +55,7 @@ def test_f32_many_in_flight_each_have_their_own_data(bench: Bench, copies: str) 
 
 def test_f32_the_same_executor_takes_pinned_memory_and_a_caller_s_stream(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE)
-    stream = bench.gpu.create_stream(bench.partition.stream._stream.context)
+    stream = bench.gpu.create_stream(bench.partition.stream.simulated.context)
     for turn in range(3):
         data = sparse(5, turn)
         with on_stream(stream.handle if turn % 2 else None):
@@ -141,7 +141,7 @@ def test_f32_an_output_larger_than_the_library_s_bound_is_an_error_with_both_num
 )
 def test_f32_a_failure_leaves_nothing_in_flight_and_the_next_is_right(bench: Bench, failing: str) -> None:
     executor = bench.bind(NONZERO, FIVE)
-    data, stream = sparse(5, 1, 2), bench.partition.stream._stream
+    data, stream = sparse(5, 1, 2), bench.partition.stream.simulated
     for nth in (1, 2, 3, 4) if failing == "launch" else (1,):
         bench.gpu.fail(failing, nth)
         with pytest.raises(ExecutionFailed, match="as scripted"):

@@ -3,7 +3,6 @@ promises that this project took over from others' work on the same problem.
 """
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,6 @@ LENGTH = 16
 def warnings_only(caplog: pytest.LogCaptureFixture) -> None:
     """The length of the ring, unless a test needs a longer one."""
     caplog.set_level(logging.WARNING, "greenlane.engines")
-
-
-@pytest.fixture
-def executor(bench: Bench) -> Iterator[Any]:
-    executor = bench.bind()
-    yield executor
-    executor.close()
 
 
 def test_the_numbers_are_right_on_the_first_run_when_captured_and_when_replayed(executor: Any) -> None:
@@ -147,8 +139,8 @@ def test_every_operation_is_on_the_partition_s_stream(bench: Bench, executor: An
     """F02, F09: another partition's stream sees none of it."""
     other = bench.device.carve([1])
     executor.enqueue([Tensor.of(rows(3))])
-    assert bench.partition.stream._stream.pending
-    assert not other.stream._stream.pending
+    assert bench.partition.stream.simulated.pending
+    assert not other.stream.simulated.pending
     other.close()
 
 

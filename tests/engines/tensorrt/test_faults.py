@@ -1,7 +1,6 @@
 """What goes wrong with inferences on a simulated GPU, closing, and threads that meet."""
 
 import gc
-from collections.abc import Iterator
 from contextlib import closing
 from queue import SimpleQueue
 from typing import Any
@@ -17,13 +16,6 @@ from tests.engines.tensors import Memory, array, run
 from tests.simulation import Misuse
 
 LENGTH = 16
-
-
-@pytest.fixture
-def executor(bench: Bench) -> Iterator[Any]:
-    executor = bench.bind()
-    yield executor
-    executor.close()
 
 
 def test_a_run_that_is_refused_fails_and_the_next_finds_its_own_table(bench: Bench) -> None:
@@ -75,7 +67,7 @@ def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
         bench.gpu.fail(call, nth)
         with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
             executor.enqueue(given, room)
-        assert not bench.partition.stream._stream.pending
+        assert not bench.partition.stream.simulated.pending
         assert_right(executor, rows(2, turn + 100))
     executor.close()
 
@@ -98,7 +90,7 @@ def test_a_graph_that_cannot_be_launched_fails_and_the_next_inference_is_right(b
         bench.gpu.fail(call)
         with pytest.raises(ExecutionFailed, match="CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
             run(executor, rows(2, turn))
-        assert not bench.partition.stream._stream.pending
+        assert not bench.partition.stream.simulated.pending
         assert_right(executor, rows(2, turn))
 
 
@@ -243,7 +235,7 @@ def test_the_simulation_objects_to_a_graph_on_another_partition_s_stream(bench: 
     """F66."""
     other = bench.device.carve([1])
     with pytest.raises(Misuse, match="another context"):
-        bench.gpu.launch_graph(bench.gpu.graphs[0], other.stream._stream)
+        bench.gpu.launch_graph(bench.gpu.graphs[0], other.stream.simulated)
     other.close()
 
 

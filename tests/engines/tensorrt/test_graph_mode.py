@@ -63,13 +63,6 @@ def plain(tmp_path: Path) -> Iterator[Bench]:
         bench.close()
 
 
-@pytest.fixture
-def executor(bench: Bench) -> Iterator[Any]:
-    executor = bench.bind()
-    yield executor
-    executor.close()
-
-
 def assert_many_right(bench: Bench, executor: Any, turns: int = 40) -> None:
     """Of several shapes, pinned and staged, more at a time than the ring holds."""
     data = [rows(1 + turn % 3, turn) for turn in range(turns)]
@@ -357,7 +350,7 @@ def test_a_lost_device_is_no_capture_that_failed(bench: Bench, executor: Any, ca
 def test_the_simulation_objects_to_graphs_inside_a_graph(bench: Bench) -> None:
     """F64."""
     executor = bench.bind(copies="engine", cuda_graph_strategy="whole_graph_capture")
-    stream = bench.partition.stream._stream
+    stream = bench.partition.stream.simulated
     bench.gpu.begin_capture(stream, thread_local=True)
     with pytest.raises(Misuse, match="a context with graphs of its own was captured"):
         executor.instance.contexts[0].execute(bench.partition.stream)

@@ -43,7 +43,7 @@ def right(executor: Any, partition: Any, *counts: int) -> None:
 
 
 def open_streams(partition: Any) -> int:
-    return sum(not stream.closed for stream in partition.stream._stream.context.streams)
+    return sum(not stream.closed for stream in partition.stream.simulated.context.streams)
 
 
 def idle(count: int) -> str:
@@ -78,7 +78,7 @@ def test_a_moved_executor_has_the_same_shapes_ready_without_slow_calls(bench: Be
 def test_graphs_of_the_new_and_the_old_executor_are_each_on_their_own_partition(bench: Bench, other: Any) -> None:
     executor = bench.bind()
     moved = executor.rebind(other)
-    contexts = [bench.partition.stream._stream.context, other.stream._stream.context]
+    contexts = [bench.partition.stream.simulated.context, other.stream.simulated.context]
     assert [graph.context for graph in bench.gpu.graphs] == contexts
     executor.close()
     assert [graph.context for graph in bench.gpu.graphs] == contexts[1:]
@@ -308,7 +308,7 @@ def test_an_executor_that_is_closed_after_its_engine_frees_its_instance(bench: B
 
 def test_a_caller_s_stream_that_is_gone_is_not_waited_for(bench: Bench) -> None:
     executor = bench.bind(graphs="off")
-    theirs = bench.gpu.create_stream(bench.partition.stream._stream.context)
+    theirs = bench.gpu.create_stream(bench.partition.stream.simulated.context)
     with on_stream(theirs.handle):
         executor.enqueue([Tensor.of(rows(2))]).wait()
     theirs.wait()

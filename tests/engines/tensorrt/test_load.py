@@ -392,14 +392,6 @@ def test_an_allocation_strategy_is_a_warning_where_a_configuration_takes_none(tm
 # ONNX.
 
 
-@pytest.fixture
-def rtx() -> Any:
-    try:
-        return find_tensorrt(["tensorrt_rtx"]).module
-    except ModelRefused as refusal:
-        pytest.skip(str(refusal))
-
-
 def known(path: Path, options: BuildOptions = BuildOptions(), device: str = "") -> None:  # noqa: B008
     """Have the simulated library know the plan of a model that a child will build: every build gives the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -409,7 +401,7 @@ def known(path: Path, options: BuildOptions = BuildOptions(), device: str = "") 
 def test_an_onnx_file_is_built_once_into_its_folder(tmp_path: Path, rtx: Any) -> None:
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
-    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+    with opened(tmp_path, library(gpu, **building(gpu, rtx.module)), gpu) as bench:
         known(path)
         engine = load_engine(path, bench.device)
         assert engine.path.parent == tmp_path / ".greenlane"
@@ -428,7 +420,7 @@ def test_a_plan_that_is_damaged_although_it_looks_unchanged_is_built_again(
     monkeypatch.setattr(known_plans, "SETTLED", 0.0)
     path, gpu, builds = tmp_path / "double.onnx", Gpu(), Builds(CacheFolder([tmp_path / "cache"]))
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
-    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+    with opened(tmp_path, library(gpu, **building(gpu, rtx.module)), gpu) as bench:
         known(path)
         engine = build_cached(path, tmp_path / "cache")
         whole = engine.read_bytes()
@@ -445,7 +437,7 @@ def test_plans_and_kernels_are_kept_in_one_folder_where_no_model_takes_another_s
     """Models' files mostly have the same name, so the cache does not go by it."""
     gpu, texts = Gpu(), ("y = Add(x, x)", "y = Mul(x, x)")
     builds = Builds(CacheFolder([tmp_path / "cache"]))
-    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+    with opened(tmp_path, library(gpu, **building(gpu, rtx.module)), gpu) as bench:
         files = [tmp_path / name / "model.onnx" for name in ("one", "two")]
         for path, text in zip(files, texts, strict=True):
             path.parent.mkdir()
@@ -485,7 +477,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning_for_kernels(
 def test_an_onnx_file_is_built_for_as_many_rows_as_are_asked_for(tmp_path: Path, rtx: Any) -> None:
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"))
-    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+    with opened(tmp_path, library(gpu, **building(gpu, rtx.module)), gpu) as bench:
         for options in (BuildOptions(), BuildOptions(max_batch=32)):
             known(path, options)
         engines = [load_engine(path, bench.device, max_batch=rows) for rows in (None, 32)]
@@ -499,7 +491,7 @@ def test_an_onnx_file_is_built_with_the_profiles_and_weight_streaming_requested(
     path.write_bytes(model("double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"))
     small, large = (((1, 3), (2, 3), (4, 3)), ((8, 3), (16, 3), (32, 3)))
     settings = RuntimeSettings(build_profiles=((("x", small),), (("x", large),)))
-    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+    with opened(tmp_path, library(gpu, **building(gpu, rtx.module)), gpu) as bench:
         known(path, BuildOptions((Profile({"x": Range(*small)}), Profile({"x": Range(*large)})), max_batch=2))
         engine = load_engine(path, bench.device, settings, max_batch=2)
         assert engine.signature.inputs[0].limits == ((1, 32), (3, 3))
@@ -520,7 +512,9 @@ def test_a_library_that_measures_builds_on_the_gpu_and_for_each_kind_of_it(tmp_p
     for name, arch in (("one", "90"), ("another", "90"), ("one", "100")):
         gpu = Gpu()
         gpu.name, gpu.arch = name, arch
-        with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx, "tensorrt", "11.4")), gpu) as bench:
+        with opened(
+            tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx.module, "tensorrt", "11.4")), gpu
+        ) as bench:
             known(path)
             built |= {load_engine(path, bench.device, builds=builds).path for _ in range(2)}
             bench.close()
@@ -535,7 +529,7 @@ def test_a_library_that_times_kernels_builds_nothing_on_a_gpu_that_serves(tmp_pa
         path.write_bytes(model(f"m (float[{count}, 3] x) => (float[{count}, 3] y) {{ y = Add(x, x) }}"))
     builds = Builds(command=as_tensorrt.command(tmp_path, "11.4"), is_idle=lambda: idle[0])
     gpu = Gpu()
-    with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx, "tensorrt", "11.4")), gpu) as bench:
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx.module, "tensorrt", "11.4")), gpu) as bench:
         known(files[0])
         load_engine(files[0], bench.device, builds=builds)
         idle[0] = False
@@ -559,7 +553,7 @@ def test_what_was_timed_is_kept_beside_the_plans_for_later_builds(
         (kept,) = cache.glob("timings-*.cache")
         return json.loads(kept.read_bytes()) if kept.is_file() else []  # type: ignore[no-any-return]
 
-    with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx, "tensorrt", "11.4")), gpu) as bench:
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx.module, "tensorrt", "11.4")), gpu) as bench:
         first = build(2)
         assert len(first) == 1
         assert set(first) < set(build(3))
@@ -583,7 +577,7 @@ def test_a_plan_that_was_timed_on_the_whole_gpu_warns_on_a_partition_before_it_r
 ) -> None:
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
-    with opened(tmp_path, library(gpu, "tensorrt", version, **building_as(gpu, rtx, "tensorrt", version)), gpu) as bench:
+    with opened(tmp_path, library(gpu, "tensorrt", version, **building_as(gpu, rtx.module, "tensorrt", version)), gpu) as bench:
         (profile,) = read_plan(build_cached(path, tmp_path, api=find_tensorrt(["tensorrt"]))).artifact.profiles  # type: ignore[union-attr]
         assert (profile.sms, profile.tuned) == (132, True)
         engine = load_engine(path, bench.device, builds=Builds(command=as_tensorrt.command(tmp_path, version)))

@@ -43,13 +43,6 @@ class Held:
 
 
 @pytest.fixture
-def executor(bench: Bench) -> Iterator[Any]:
-    executor = bench.bind()
-    yield executor
-    executor.close()
-
-
-@pytest.fixture
 def padding(bench: Bench) -> Iterator[Any]:
     """Ready for 1, 2, 4 and 8 rows."""
     executor = bench.bind(AFFINE, BATCHES, batch_padding=True, warm_up="usual")

@@ -49,7 +49,7 @@ def units(sizes: tuple[int, ...], granules: tuple[int, ...]) -> frozenset[int]:
 
 def put(partition: Any, work: Callable[[], None]) -> None:
     """Have the simulated stream call a function when it is waited for."""
-    partition.stream._stream.pending.append(work)
+    partition.stream.simulated.pending.append(work)
 
 
 def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_too(device: Any, gpu: Gpu) -> None:
@@ -167,20 +167,20 @@ def test_home_streams_have_the_highest_priority_and_those_with_lent_granules_the
         with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
             with closing(home.make_stream()) as side, closing(wide.make_stream()) as low:
                 streams = home.stream, side.stream, wide.stream, low.stream
-                assert [stream._stream.priority for stream in streams] == [-5, -5, 0, 0]
+                assert [stream.simulated.priority for stream in streams] == [-5, -5, 0, 0]
             assert repr(wide) == f"<CudaPartition granules [0, 1], [1] lent, {wide.size} SMs>"
         with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
-            assert [each.stream._stream.priority for each in (home, wide)] == [-5, 0]
+            assert [each.stream.simulated.priority for each in (home, wide)] == [-5, 0]
         with closing(device.carve([0, 1], [1])), closing(device.carve([0, 1])):
             pass  # The wide one was kept last, and what was kept last is used first.
         with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
-            assert [each.stream._stream.priority for each in (home, wide)] == [-5, 0]
+            assert [each.stream.simulated.priority for each in (home, wide)] == [-5, 0]
 
 
 def test_the_simulation_objects_to_a_context_destroyed_before_its_stream(device: Any) -> None:
     partition = device.carve([0])
     with pytest.raises(Misuse, match="before its streams"):
-        partition.stream._gpu.destroy_context(partition.stream._stream.context)
+        partition.stream._gpu.destroy_context(partition.stream.simulated.context)
     partition.close()
 
 

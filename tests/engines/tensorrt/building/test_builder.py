@@ -5,21 +5,14 @@ from pathlib import Path
 import pytest
 
 from engines.build import main
-from engines.errors import ModelRefused
 from engines.model_files.artifact import read_plan
-from engines.tensorrt.api import find_tensorrt
 from engines.tensorrt.building.builder import BuildOptions, build
 from tests.engines.small import model
 
 ADD = model("add (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }")
 
 
-@pytest.fixture(autouse=True)
-def rtx() -> None:
-    try:
-        find_tensorrt(["tensorrt_rtx"])
-    except ModelRefused as refusal:
-        pytest.skip(str(refusal))
+pytestmark = pytest.mark.usefixtures("rtx")
 
 
 def test_a_weight_budget_is_recorded_in_the_engine_file(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from engines import RuntimeSettings
 from engines.errors import Cancelled, ModelRefused
 from engines.model_files import known_plans
 from engines.model_files.cache_folder import CacheFolder
-from engines.tensorrt.api import TensorRT, find_tensorrt
+from engines.tensorrt.api import TensorRT
 from engines.tensorrt.build_child import used
 from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from engines.tensorrt.building.builds import Builds
@@ -32,14 +32,6 @@ from ...small import ADD, BATCHES, model
 
 OPTIONS = BuildOptions()
 DIES = "import os, signal, sys; print('my last words', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
-
-
-@pytest.fixture
-def rtx() -> TensorRT:
-    try:
-        return find_tensorrt(["tensorrt_rtx"])
-    except ModelRefused as refusal:
-        pytest.skip(str(refusal))
 
 
 @pytest.fixture
