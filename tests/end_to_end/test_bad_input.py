@@ -76,37 +76,48 @@ HEADERS = {
 }
 
 INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/add/load", "/v2/repository/models/add/unload"
+EVERYWHERE = [
+    ("the request body is not JSON: ", b"{"),
+    ("the request body is not JSON: ", b"\xff{}"),
+    ("the request body is not JSON: ", b'{"ready": NaN}'),
+    ("the request body is not JSON: depth limit exceeded", b"[" * 250_000),
+    ("the request body is not JSON: depth limit exceeded", b'{"ready":' + b"[" * 250_000),
+    ("the request body is an array; expected an object", b"[]"),
+    ("the request body is null; expected an object", b"null"),
+    ('the request body has the key "ready" twice', b'{"ready": true, "ready": false}'),
+    ("a body of more than 1048576 bytes, which is the limit here", b" " * (2**20 + 1), 413),
+]
+"""The beginning of the error, the body, and the status if that is not 400."""
+OF_INDEX = [
+    ('ready: "yes" is a string; expected true or false', {"ready": "yes"}),
+    ("ready: 1 is an integer; expected true or false", {"ready": 1}),
+    ("ready: [1, 1, 1", {"ready": [1] * 1000}),
+    (f"ready: {'[' * 40}... is an array; expected true or false", f'{{"ready": {DEEP}}}'.encode()),
+]
+OF_CHANGES = [
+    ("parameters: [] is an array; expected an object", {"parameters": []}),
+    ("parameters.unload_dependents: null; expected a string", {"parameters": {"unload_dependents": None}}),
+]
+OF_UNLOAD = [("parameters.config: {} is an object; expected a string, a number or", {"parameters": {"config": {}}})]
+NOT_LOADED = "failed to load 'add': the config parameter: "
+OF_LOAD = [
+    ("parameters.config: 1 is an integer; expected a string", {"parameters": {"config": 1}}),
+    ("parameters.config: an object; expected a text that holds its JSON", {"parameters": {"config": {}}}),
+    ("parameters.confg: there is no such parameter; did you mean 'config'?", {"parameters": {"confg": "{}"}}),
+    ("config: stands beside 'parameters', where it means nothing; send it as parameters.config", {"config": "{}"}),
+    (NOT_LOADED, {"parameters": {"config": "{"}}),
+    (f"{NOT_LOADED}[]; expected an object", {"parameters": {"config": "[]"}}),
+    (f"{NOT_LOADED}depth limit", {"parameters": {"config": "[" * 60_000}}),
+    (f"{NOT_LOADED}250000 bytes", {"parameters": {"config": "[" * 250_000}}),
+    (f"parameters.file:1/{'z' * 33}...: failed to load: put files into", {"parameters": {f"file:1/{LONG}": "AAAA"}}),
+]
+BODIES = {INDEX: EVERYWHERE + OF_INDEX, LOAD: EVERYWHERE + OF_CHANGES + OF_LOAD, UNLOAD: EVERYWHERE + OF_CHANGES + OF_UNLOAD}
 REPOSITORY = {
-    "an index of an array": Case("the request body is an array; expected an object", b"[]", path=INDEX),
-    "an index of NaN": Case("the request body is not JSON: ", b'{"ready": NaN}', path=INDEX),
-    "an index of a string": Case('ready: "yes" is a string; expected true or false', {"ready": "yes"}, path=INDEX),
-    "an index of a key twice": Case(
-        'the request body has the key "ready" twice', b'{"ready": true, "ready": false}', path=INDEX
-    ),
-    "an index of 250,000 brackets": Case("the request body is not JSON: ", b"[" * 250_000, path=INDEX),
-    "an index of 100 brackets": Case(
-        f"ready: {'[' * 40}... is an array; expected true or false", f'{{"ready": {DEEP}}}'.encode(), path=INDEX
-    ),
-    "an index of a megabyte": Case(
-        "a body of more than 1048576 bytes, which is the limit here", b" " * (2**20 + 1), path=INDEX, status=413
-    ),
-    "a load of a number": Case(
-        "parameters.config: 1 is an integer; expected a string", {"parameters": {"config": 1}}, path=LOAD
-    ),
-    "a load of a file": Case(
-        f"parameters.file:1/{'z' * 33}...: failed to load: put files into the repository",
-        {"parameters": {f"file:1/{LONG}": "AAAA"}},
-        path=LOAD,
-    ),
-    "a load of no JSON": Case("failed to load 'add': the config parameter: ", {"parameters": {"config": "{"}}, path=LOAD),
-    "a load of brackets": Case(
-        "failed to load 'add': the config parameter: ", {"parameters": {"config": "[" * 99_999}}, path=LOAD
-    ),
+    f"{path.rpartition('/')[2]}, {number}": Case(text, body, path=path, status=status[0] if status else 400)
+    for path, rows in BODIES.items()
+    for number, (text, body, *status) in enumerate(rows)
+} | {
     "a load of nothing": Case("failed to load '..': not in the repository", b"", path="/v2/repository/models/%2e%2e/load"),
-    "an unload of an array": Case("parameters: [] is an array; expected an object", {"parameters": []}, path=UNLOAD),
-    "an unload of null": Case(
-        "parameters.unload_dependents: null; expected", {"parameters": {"unload_dependents": None}}, path=UNLOAD
-    ),
     "a version that is no number": Case(
         "there is nothing at /v2/models/add/versions/one/infer", SMALL, path="/v2/models/add/versions/one/infer", status=404
     ),
