@@ -22,7 +22,6 @@ SLOWEST = (
     "tests/end_to_end/test_leaving.py",
     "tests/end_to_end/test_generate.py",
     "tests/greenlane/test_wheel.py",
-    "tests/end_to_end/test_fuzz.py",
     "tests/end_to_end/test_device_process.py",
     "tests/engines/tensorrt/test_verifying.py",
     "tests/end_to_end/test_given_up.py",

@@ -205,7 +205,7 @@ def holder(server: Running, connection: Connection) -> str:
 
 def holder_pid(server: Running, connection: Connection) -> int:
     """The id of the process that has the other end of a connection."""
-    ends = [f"0100007F:{port:04X}" for port in (server.port, connection._socket.getsockname()[1])]
+    ends = [f"0100007F:{port:04X}" for port in (server.port, connection.socket.getsockname()[1])]
     rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
     inode = next(row[9] for row in rows if row[1:3] == ends and row[9] != "0")  # 0: one of before, of the same two ports.
     return next(one.pid for one in server.family() if f"socket:[{inode}]" in _opened(one.pid))

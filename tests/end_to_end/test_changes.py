@@ -32,8 +32,8 @@ def state(http: httpx.Client, name: str) -> str:
 
 
 def first_answered(connections: list[Connection]) -> Connection:
-    ready, _, _ = select.select([connection._socket for connection in connections], [], [], PATIENCE)
-    return next(connection for connection in connections if connection._socket in ready)
+    ready, _, _ = select.select([connection.socket for connection in connections], [], [], PATIENCE)
+    return next(connection for connection in connections if connection.socket in ready)
 
 
 def test_too_many_waiting_loads_are_429_and_those_of_disconnected_clients_are_dropped(

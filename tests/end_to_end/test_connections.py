@@ -39,9 +39,9 @@ def hung_up(connection: Connection, answered: bool = True) -> bool:
 
     A request that never becomes complete is answered 408 after 30 s, and its connection closed for that.
     """
-    while select.select([connection._socket], [], [], 0)[0]:
+    while select.select([connection.socket], [], [], 0)[0]:
         try:
-            data = connection._socket.recv(1 << 16)
+            data = connection.socket.recv(1 << 16)
         except ConnectionResetError:
             return True
         if not data:

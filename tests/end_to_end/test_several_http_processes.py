@@ -144,9 +144,9 @@ def test_deadlines_and_streams_pass_through_every_process(server: Running, admin
             connection.send(post("/v2/models/countdown/generate_stream", json.dumps(count(4)).encode(), ACME))
             assert connection.answer().status == 200
             chunks = b""
-            while (size := int(connection._file.readline(), 16)) > 0:
-                chunks += connection._file.read(size + 2)[:-2]
-            connection._file.readline()
+            while (size := int(connection.file.readline(), 16)) > 0:
+                chunks += connection.file.read(size + 2)[:-2]
+            connection.file.readline()
             assert [each["y"] for each in events(chunks.decode())] == [4.0, 3.0, 2.0, 1.0]
             connection.send(posted("identity", SMALL, ACME))
             assert connection.answer().status == 200

@@ -399,7 +399,7 @@ def test_disconnect_while_running_stops_the_work(single: Served, one: httpx.Clie
 def test_clients_that_reset_their_connections_leave_nothing_behind(single: Served, one: httpx.Client) -> None:
     for _ in range(20):
         with Connection(single) as connection:
-            connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.send(posted("spin", spin(FOREVER)))
     until(lambda: lane(one)["in_flight"] == lane(one)["waiting"] == lane(one)["abandoned"] == 0)
     assert infer(one, "spin", spin(1)).status_code == 200

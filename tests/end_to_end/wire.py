@@ -146,9 +146,9 @@ class Connection:
     """One TCP connection, without Nagle's delay."""
 
     def __init__(self, served: Listening) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self._socket.makefile("rb")
+        self.socket = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.file = self.socket.makefile("rb")
 
     def __enter__(self) -> "Connection":
         return self
@@ -157,38 +157,34 @@ class Connection:
         self.close()
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        self.socket.sendall(data)
 
     def patience(self, seconds: float) -> None:
         """Raise TimeoutError where an answer takes longer than this."""
-        self._socket.settimeout(seconds)
+        self.socket.settimeout(seconds)
 
     def shut(self) -> None:
         """Half-close the connection."""
-        self._socket.shutdown(socket.SHUT_WR)
+        self.socket.shutdown(socket.SHUT_WR)
 
     def answer(self, bare: bool = False) -> Answer:
         """The next response, whole; `bare` is whether it has no body, whatever its length says, as that to a HEAD."""
-        status = self._file.readline().split()
+        status = self.file.readline().split()
         assert status, "the connection was closed instead of an answer"
-        headers = parse_headers(self._file)
-        return Answer(int(status[1]), headers, b"" if bare else self._file.read(int(headers.get("content-length", 0))))
+        headers = parse_headers(self.file)
+        return Answer(int(status[1]), headers, b"" if bare else self.file.read(int(headers.get("content-length", 0))))
 
     def line(self) -> bytes:
         """The next line, of an answer in chunks."""
-        return self._file.readline()
-
-    def first(self) -> bytes:
-        """The first byte of an answer, of which no more is read."""
-        return self._socket.recv(1)
+        return self.file.readline()
 
     def ended(self) -> bool:
         """Whether the server closed the connection without sending anything more."""
-        return self._file.read(1) == b""
+        return self.file.read(1) == b""
 
     def close(self) -> None:
-        self._file.close()
-        self._socket.close()
+        self.file.close()
+        self.socket.close()
 
 
 def post(path: str, body: bytes = b"", *headers: str, length: int | None = None) -> bytes:

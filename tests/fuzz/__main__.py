@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: requests made at random against both forms of the server, for as long as one likes.
+"""`python -m tests.fuzz`: requests made at random against each form of the server, for as long as one likes.
 
 Every status from 500 on (over gRPC every one that does not say that the message is wrong), an answer that does not come, a
 process that ends, a traceback in the log and an answer that is not ONNX Runtime's is a finding; the exit status is 1 if there
@@ -15,7 +15,7 @@ from threading import Thread
 from time import monotonic
 
 from greenlane.load.server_process import free_port
-from tests.end_to_end.processes import Running, configure, running, running_plain
+from tests.end_to_end.processes import Running, configure, running, running_asgi, running_plain, tenant
 
 from .attack import Attack, Found
 from .cases import Maker
@@ -23,8 +23,7 @@ from .grpc_attack import GrpcAttack
 from .grpc_cases import MessageMaker
 from .models import Oracle, repository
 
-FORMS = {"module": running, "uvicorn": running_plain}
-TENANTS = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+FORMS = {"module": running, "uvicorn": running_plain, "asgi": running_asgi}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     print(f"seed: {options.seed}", flush=True)
     failed = False
-    for form in FORMS if options.form == "both" else [options.form]:
+    for form in FORMS if options.form == "all" else [options.form]:
         with tempfile.TemporaryDirectory(prefix="greenlane-fuzz-") as folder:
             found = fuzz(form, Path(folder), options.seed, options.seconds, options.threads, over_grpc=options.grpc)
         failed = failed or bool(found.findings)
@@ -56,7 +55,7 @@ def fuzz(
     `make_oracle` gives each thread what answers are compared with.
     """
     root, grpc_port = repository(folder / "models"), free_port()
-    config = configure(folder / "c.toml", root, f"{TENANTS}\ngrpc_port = {grpc_port}", default_tenant='"acme"')
+    config = configure(folder / "c.toml", root, tenant(grpc_port=grpc_port), default_tenant='"acme"')
     found = Found()
     with FORMS[form](config) as server:
         before = {process.pid for process in server.family()}
@@ -106,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="for each form; default: 60")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="default: a new one")
     parser.add_argument("--threads", type=int, default=2, help="connections at a time; default: 2")
-    parser.add_argument("--form", choices=("both", *FORMS), default="both", help="default: both")
+    parser.add_argument("--form", choices=("all", *FORMS), default="all", help="default: all")
     parser.add_argument("--grpc", action="store_true", help="messages of ModelInfer over gRPC, in place of HTTP")
     return parser
 

@@ -15,7 +15,12 @@ from .models import KINDS, MOST_ROWS, Oracle
 from .wire import Document, binary_elements
 
 TEXTS = ("", "a", "grün", 'q"\\/', "\0", "𝄞" * 3, "long " * 40, "1:2")
-WORDS = ("", "x", "y", "FP32", "BYTES", "INT64", "é", "\0", None, True, -1, 0, 3, 0.5, 1e39, 2**31, 2**64, [], {}, [[]], [1, 2])
+WORDS: tuple[Any, ...] = (
+    *("", "x", "y", "a", "sum", "FP32", "BYTES", "INT64", "é", "\0", None, True, False),
+    *(-1, 0, 1, 2, 3, 1.0, 0.5, 1e39, 2**31, 2**40, 2**63, 2**64),
+    *([], [1], [1, 2], [2, 2], [[1, 2], [3, 4]], [[]], [["a"]], [2**40, 0], [1] * 70),
+    *({}, {"a": 1}, {"name": "y"}, [{"name": "y"}], {"binary_data": True}, {"binary_data_size": 8}, {"binary_data_size": 0}),
+)
 SCRAPS = (b"", b"\0", b"\xff", b"[", b"]", b"{", b"}", b":", b",", b'"', b"9", b"-", b"e9", b"NaN", b"\\u0000", b"\r\n", b" ")
 
 

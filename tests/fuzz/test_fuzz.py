@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .__main__ import fuzz, main, table
+from .__main__ import FORMS, fuzz, main, table
 from .models import Arrays, Oracle, repository
 from .wire import text
 
-MOST = 600
+MOST = 1500
 """Requests of each of two clients, in each form. At night, and by hand with `python -m tests.fuzz`, it goes on for longer."""
 SECONDS = 60.0
 budgets = pytest.mark.parametrize("most", [MOST, pytest.param(None, marks=pytest.mark.load)])
@@ -27,7 +27,7 @@ class Liar(Oracle):
 
 
 @budgets
-@pytest.mark.parametrize("form", ["module", "uvicorn"])
+@pytest.mark.parametrize("form", FORMS)
 def test_every_request_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str, most: int | None) -> None:
     found = fuzz(form, tmp_path, "every run", SECONDS, most=most)
 
