@@ -21,7 +21,27 @@ WORDS: tuple[Any, ...] = (
     *([], [1], [1, 2], [2, 2], [[1, 2], [3, 4]], [[]], [["a"]], [2**40, 0], [1] * 70),
     *({}, {"a": 1}, {"name": "y"}, [{"name": "y"}], {"binary_data": True}, {"binary_data_size": 8}, {"binary_data_size": 0}),
 )
-SCRAPS = (b"", b"\0", b"\xff", b"[", b"]", b"{", b"}", b":", b",", b'"', b"9", b"-", b"e9", b"NaN", b"\\u0000", b"\r\n", b" ")
+SCRAPS = (
+    b"",
+    b"\0",
+    b"\xff",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b":",
+    b",",
+    b'"',
+    b"9",
+    b"-",
+    b"e9",
+    b"NaN",
+    b"null",
+    b".",
+    b"\\u0000",
+    b"\r\n",
+    b" ",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +88,7 @@ class Maker:
         whole = self._whole()
         if self._random.random() < 0.5:
             return whole
-        name = self._random.choice(sorted(DAMAGES))
+        name = self._random.choices(list(DAMAGES), [OFTEN.get(name, 1) for name in DAMAGES])[0]
         return replace(DAMAGES[name](self._random, whole), damage=name)
 
     def _whole(self) -> Case:
@@ -164,6 +184,19 @@ def _fields(chance: random.Random, case: Case) -> Case:
     return replace(case, head=head, size=None if case.size is None else len(head))
 
 
+def _element(chance: random.Random, case: Case) -> Case:
+    """An element of a tensor in the JSON replaced, as by a value of another type."""
+    changed = json.loads(case.head)
+    if not (given := [entry["data"] for entry in changed["inputs"] if entry.get("data")]):
+        return _json(chance, case)
+    data = chance.choice(given)
+    while isinstance(data[0], list) and data[0]:
+        data = chance.choice(data)
+    data[chance.randrange(len(data))] = deepcopy(chance.choice(WORDS))
+    head = json.dumps(changed).encode()
+    return replace(case, head=head, size=None if case.size is None else len(head))
+
+
 def _scraps(chance: random.Random, data: bytes) -> bytes:
     changed = bytearray(data)
     for _ in range(chance.randint(1, 3)):
@@ -184,6 +217,7 @@ def _cut(chance: random.Random, case: Case) -> Case:
 
 DAMAGES: dict[str, Damage] = {
     "fields": _fields,
+    "element": _element,
     "JSON": _json,
     "tensors": lambda chance, case: replace(case, rest=_scraps(chance, case.rest)),
     "length of the JSON": lambda chance, case: replace(
@@ -199,3 +233,5 @@ DAMAGES: dict[str, Damage] = {
     "bytes": lambda chance, case: replace(case, raw=_scraps(chance, case.data())),
 }
 """By name; what they make may be a whole request all the same."""
+OFTEN = {"fields": 3, "element": 3, "JSON": 3, "tensors": 3}
+"""How many times as often as the others."""
