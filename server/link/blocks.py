@@ -51,8 +51,10 @@ class BlockAllocator:
         `evict` is whether to evict others for it. Raises TooLarge if it would not fit into empty memory, MemoryFull if it does
         not fit now.
         """
-        self.check(nbytes)
-        size = min(block_size(nbytes + spare), self._most)
+        size = block_size(nbytes + spare)
+        if size > self._most:
+            self.check(nbytes)
+            size = self._most
         start = self._find(size)
         if start < 0 and spare:
             size = min(block_size(nbytes), self._most)
