@@ -54,9 +54,8 @@ from .http.uvicorn_protocol import UNREAD
 from .link import ring
 from .observing.observers import Observers
 from .tenants.activity_pages import open_pages, use_page
-from .tenants.limits import limit
 from .tenants.local_frontend import open_local
-from .tenants.service import Service
+from .tenants.service import Service, limit
 
 log = logging.getLogger("greenlane")
 

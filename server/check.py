@@ -26,8 +26,7 @@ from .config.tenant import TenantConfig
 from .config.text import TextOptions
 from .device.budget import Claim, missing, refusal, sized
 from .device.cache_paths import open_builds
-from .device.loaded_model import LoadedModel
-from .device.memory_needs import close_oversized
+from .device.loaded_model import LoadedModel, close_oversized
 from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken_more
 from .processes.supervision import process_counts

@@ -15,8 +15,7 @@ from partitions.probe import Overlap, Placement, explained, overlaps
 from ..config.schema import Config, ModelsConfig
 from ..config.tenant import TenantConfig
 from ..errors import Conflict, NotFound, Unavailable
-from ..tenants.frontend import ManagedFrontend, Report, State
-from ..tenants.lifecycle import Lifecycle
+from ..tenants.frontend import Lifecycle, ManagedFrontend, Report, State
 from .controlled_device import ControlledDevice, Observer, executions_on, memory_of_all, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, halt_all

@@ -1,18 +1,28 @@
-"""A model between its files and its executors: what was read, what was bound, and what it can be read from again."""
+"""A model between its files and its executors: what was read, what was bound, and what it can be read from again.
 
-from collections.abc import Iterable, Mapping
+And all of them by tenant (`LoadedModels`), with the server's state that follows; nothing there awaits or blocks.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engines import Engine, Executor
+from engines import Engine, Executor, Signature, TensorSpec
 from engines.memory import added
+from engines.signature import align
 
+from ..config.tables import dotted
+from ..config.tenant import TenantConfig
+from ..control.descriptions import Execution
+from ..link.blocks import largest_block
 from ..link.messages import ModelKey, Shape
 from ..repository.model_repository import ModelFile
 from ..repository.model_settings import ResolvedSettings
-from ..tenants.catalog import IndexEntry, ModelVersion
+from ..tenants.catalog import UNLOADED, IndexEntry, ModelVersion
+from ..tenants.frontend import State
 from ..workers.placement import close_all
+from ..workers.worker import Worker
 
 _MAX_REASONS = 3
 """The most reasons that the answer to a failed load gives."""
@@ -122,3 +132,135 @@ def _reason(entry: IndexEntry) -> str:
     """The reason, with the version unless the reason begins with the version's path."""
     named = not entry.version or entry.reason.startswith(f"{entry.name}/{entry.version}")
     return entry.reason if named else f"version {entry.version}: {entry.reason}"
+
+
+class LoadedModels:
+    """Each tenant's models that were tried, by name, including those that failed or were unloaded.
+
+    Changed on the event loop only. The executors are not here but in the tenant's current worker.
+    """
+
+    def __init__(self, tenants: Iterable[str], strict: bool) -> None:
+        self._strict = strict
+        self._models: dict[str, dict[str, LoadedModel]] = {name: {} for name in tenants}
+
+    def __repr__(self) -> str:
+        return f"<LoadedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"
+
+    def add(self, tenant: str) -> None:
+        """A tenant without models has come."""
+        self._models[tenant] = {}
+
+    def remove(self, tenant: str) -> None:
+        """This tenant has gone."""
+        self._models.pop(tenant, None)
+
+    def of(self, tenant: str) -> Mapping[str, LoadedModel]:
+        """A live view of a tenant's models by name. Any thread may read it."""
+        return self._models[tenant]
+
+    def put(self, tenant: str, loaded: LoadedModel) -> LoadedModel | None:
+        """Replace a tenant's model. Returns the one before, if there was one."""
+        models = self._models[tenant]
+        before = models.get(loaded.name)
+        models[loaded.name] = replace(loaded, executors={})
+        return before
+
+    def forget(self, tenant: str, name: str) -> LoadedModel | None:
+        """Know nothing of this model any more. Returns it, if it was known."""
+        return self._models[tenant].pop(name, None)
+
+    def serves(self, tenant: str, name: str) -> bool:
+        """Whether at least one version of a tenant's model is served."""
+        loaded = self._models[tenant].get(name)
+        return bool(loaded and loaded.served)
+
+    def ensembles(self, tenant: str, models: Collection[str]) -> list[LoadedModel]:
+        """The ensembles that use one of these models as a step, served or not."""
+        return [loaded for loaded in self._models[tenant].values() if not set(loaded.steps).isdisjoint(models)]
+
+    def state(self) -> State:
+        """The state once all models were tried: serving, or incomplete if all of all tenants failed, with `strict_readiness` if
+        one did.
+        """
+        loaded = [each for models in self._models.values() for each in models.values()]
+        failed = any(problem.reason != UNLOADED for each in loaded for problem in each.problems)
+        return "incomplete" if failed and (self._strict or not any(each.served for each in loaded)) else "serving"
+
+    def executions(self, workers: Mapping[str, Worker]) -> list[Execution]:
+        """How each model runs on these workers now; see `engines.Executor.describe`."""
+        found = []
+        for tenant, worker in workers.items():
+            for served in (served for loaded in self._models[tenant].values() for served in loaded.served):
+                if executor := worker.executors.get(served.key):
+                    found.append(Execution(tenant, served.name, served.version, executor.describe()))
+        return found
+
+    def shown(self, tenant: str) -> str:
+        """A tenant's served models with their versions, for the log."""
+        return " and ".join(versions(loaded) for loaded in self._models[tenant].values() if loaded.served) or "nothing"
+
+
+def versions(loaded: LoadedModel) -> str:
+    """A model and its served versions, for the log."""
+    return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"
+
+
+def close_oversized(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
+    """Close the executors of versions whose smallest request does not fit the tenant's memory, and return what remains.
+
+    Each such version is a problem of the result. One whose largest request alone does not fit remains, with a warning. Blocks
+    while an executor is closed.
+    """
+    most, key = largest_block(tenant.memory), dotted(("tenants", tenant.name, "memory"))
+    served, problems, warnings, executors = [], list(loaded.problems), list(loaded.warnings), dict(loaded.executors)
+    for each in loaded.served:
+        least, largest = needed(each.signature, largest=False), needed(each.signature, largest=True)
+        limit = f"{key} of {tenant.memory} lets one take {most}"
+        if least is not None and sum(least) > most:
+            reason = f"its smallest request takes {_sum(least)}, but {limit}; raise it"
+            problems.append(IndexEntry(each.name, each.version, "UNAVAILABLE", reason))
+            executors.pop(each.key).close()
+            continue
+        if largest is not None and sum(largest) > most:
+            text = f"its largest request takes {_sum(largest)}, but {limit}: larger ones are answered 413"
+            warnings.append(f"model {each.name} {each.version}: {text}")
+        served.append(each)
+    return replace(loaded, served=served, problems=problems, warnings=warnings, executors=executors)
+
+
+def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:
+    """Bytes of the inputs and of the outputs of the largest request that the signature allows, or of the smallest.
+
+    Tensors of BYTES and outputs whose size depends on data count as 0. A dimension without a lower limit has at least size 1.
+    None for the largest request if a dimension has no upper limit.
+    """
+    sizes: dict[str, int] = {}
+    shapes = []
+    for spec in signature.inputs:
+        shape = []
+        for axis, dim in enumerate(spec.dims):
+            size = dim if isinstance(dim, int) else _size(signature, spec, axis, largest)
+            if size is None:
+                return None
+            if isinstance(dim, str) and dim:
+                size = sizes[dim] = min(sizes.get(dim, size), size) if largest else max(sizes.get(dim, size), size)
+            shape.append(size)
+        shapes.append(tuple(shape))
+    inputs = sum(align(spec.nbytes(shape)) for spec, shape in zip(signature.inputs, shapes, strict=True))
+    return inputs, signature.output_bytes(sizes)
+
+
+def _size(signature: Signature, spec: TensorSpec, axis: int, largest: bool) -> int | None:
+    """The largest or smallest size of a variable dimension; None if the largest is asked for and there is no upper limit."""
+    limits = spec.limits[axis] if axis < len(spec.limits) else None
+    if not largest:
+        return limits[0] if limits else 1
+    batch = signature.max_batch if axis == 0 else 0
+    mosts = [most for most in (limits and limits[1], batch) if most]
+    return min(mosts, default=None)
+
+
+def _sum(needs: tuple[int, int]) -> str:
+    inputs, outputs = needs
+    return f"{inputs + outputs} bytes of memory (inputs {inputs} + outputs {outputs})"

@@ -26,13 +26,11 @@ from ..config.tenant import TenantConfig
 from ..control.descriptions import TenantMemory
 from ..errors import RequestError, Unavailable
 from ..link.messages import ModelKey
-from ..tenants.frontend import Frontend
-from ..tenants.lifecycle import Lifecycle
+from ..tenants.frontend import Frontend, Lifecycle
 from ..workers.placement import close_all
 from ..workers.worker import Worker
 from .budget import Claim, missing, refusal, sized
-from .loaded_model import Source
-from .loaded_models import LoadedModels
+from .loaded_model import LoadedModels, Source
 from .model_loader import ModelLoader
 from .paged_executor import PagedExecutor
 from .placements import Placements

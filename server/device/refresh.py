@@ -9,8 +9,7 @@ from functools import partial
 from ..errors import Unavailable
 from ..tenants.catalog import UNLOADED, IndexEntry
 from ..tenants.frontend import Frontend
-from .loaded_model import LoadedModel
-from .loaded_models import versions
+from .loaded_model import LoadedModel, versions
 from .model_loader import ModelLoader
 from .tenant_models import TenantModels
 

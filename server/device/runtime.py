@@ -14,13 +14,12 @@ from partitions.plan import Granules
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
-from ..config.schema import Config
+from ..config.schema import Config, ModelOptions
 from ..config.tenant import TenantConfig
-from ..control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo
+from ..control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, TenantMemory
 from ..errors import Conflict
 from ..link.messages import Failure, ModelKey
-from ..tenants.frontend import Frontend, State
-from ..tenants.lifecycle import Lifecycle
+from ..tenants.frontend import Frontend, Lifecycle, State
 from ..workers.gil_priority import GilPriorities
 from ..workers.placement import Placement, close_all
 from ..workers.supervision import Supervision
@@ -28,14 +27,50 @@ from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
 from .model_lists import ModelLists
-from .model_loader import Read, open_model_loader
-from .models import Models
+from .model_loader import NO_OPTIONS, Read, open_model_loader
 from .moves import PartitionMoves
 from .placements import Placements
 from .reclaim import free_engines
 from .refresh import ModelRefresh
 from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
+
+
+class Models:
+    """One model is loaded and unloaded by `tenant_models`, whole lists are changed by `lists`. Belongs to the event loop."""
+
+    def __init__(self, tenant_models: TenantModels, lists: ModelLists, refresh: ModelRefresh) -> None:
+        self._tenant_models = tenant_models
+        self._lists = lists
+        self._refresh = refresh
+
+    def __repr__(self) -> str:
+        return f"<Models {self._tenant_models!r}>"
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        await self._tenant_models.load(tenant, name, override)
+
+    async def unload(self, tenant: str, name: str) -> None:
+        await self._tenant_models.unload(tenant, name)
+
+    async def refresh(self, tenant: str, name: str) -> str:
+        return await self._refresh.refresh(tenant, name)
+
+    async def prepare(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS) -> list[str]:
+        return await self._lists.prepare(lists, options)
+
+    async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS) -> None:
+        await self._lists.use(lists, options)
+
+    async def discard(self) -> None:
+        await self._lists.discard()
+
+    async def executions(self) -> list[Execution]:
+        return self._tenant_models.executions()
+
+    async def memory(self) -> list[TenantMemory]:
+        return self._tenant_models.pager.memory()
+
 
 log = logging.getLogger("greenlane.runtime")
 

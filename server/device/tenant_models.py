@@ -18,15 +18,12 @@ from ..control.descriptions import AS_CONFIGURED, AtStart, Execution, Loading
 from ..errors import BadRequest, NotFound, Unavailable
 from ..link.messages import ModelKey
 from ..tenants.catalog import UNLOADED, IndexEntry
-from ..tenants.frontend import Frontend
-from ..tenants.lifecycle import Lifecycle
+from ..tenants.frontend import Frontend, Lifecycle
 from ..workers.placement import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead
-from .loaded_model import LoadedModel, PreparedModel, expected, learnt_shapes
-from .loaded_models import LoadedModels, versions
-from .memory_needs import close_oversized
+from .loaded_model import LoadedModel, LoadedModels, PreparedModel, close_oversized, expected, learnt_shapes, versions
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .placements import Placements

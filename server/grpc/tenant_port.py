@@ -14,8 +14,7 @@ from grpc.aio import EOF
 from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooLarge, TooSlow, code_of
 from ..inference.refusals import refuse
 from ..tenants import audit
-from ..tenants.limits import too_many_connections
-from ..tenants.service import Service, Tenant
+from ..tenants.service import Service, Tenant, too_many_connections
 from . import sockets
 from .connections import Connections
 from .messages import MESSAGES

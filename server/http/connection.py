@@ -24,12 +24,11 @@ from ..tenants.unread import UnreadAnswers
 from ..tenants.uploads import Uploads
 from . import asgi
 from .body import MAX_DISCARDED, Linger, close_when_sent
-from .calls import Calls
 from .chunked import ChunkedBody, LongLines
 from .connection_limits import Activity, Connections, connections
 from .exchange import Reply
 from .head import Head, could_be_direct
-from .infer import Infer
+from .infer import Calls, Infer
 from .inference import CLOSE, HttpInference, Outcome, refusal
 from .paths import is_text
 from .reply_writer import ReplyWriter

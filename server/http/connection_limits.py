@@ -6,6 +6,9 @@ connections whose request is being answered, and the youngest quarter, whose fir
 
 A tenant's own limit, `max_connections`, works in another way: no connection is closed to make room for another. One that is
 opened beyond the limit has its first request refused, and is closed then, unless others have been closed meanwhile.
+
+Refusals of another kind only wait: a flood of requests without the right key is answered 401 at a pace (`Refusals`), so that it
+takes little of the cores.
 """
 
 import logging
@@ -154,3 +157,27 @@ def descriptor_limit() -> int:
 
 def _activity(connection: Connection) -> Activity:
     return connection.activity()
+
+
+REFUSAL_RATE = 100
+"""Answers a second, and as many at once after a second without any."""
+MAX_REFUSAL_WAIT = 2.0
+"""Seconds that one answer waits, at most: where more than 200 wait, they are sent faster than `REFUSAL_RATE`."""
+
+
+class Refusals:
+    """Belongs to the event loop. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = 0.0
+        """When the next answer could be sent, if each took its part of a second."""
+
+    def __repr__(self) -> str:
+        return f"<Refusals, the last waits {max(0.0, self._next - self._clock()):.2f} s>"
+
+    def wait(self) -> float:
+        """Count one more; for how many seconds it has to wait, 0 while there are few."""
+        now = self._clock()
+        self._next = min(max(self._next, now - 1.0) + 1 / REFUSAL_RATE, now + MAX_REFUSAL_WAIT)
+        return max(0.0, self._next - now)

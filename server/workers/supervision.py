@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ..host.backoff import Backoff
 from ..link.messages import Failure, Malformed
-from ..tenants.frontend import Frontend
-from ..tenants.lifecycle import Lifecycle
+from ..tenants.frontend import Frontend, Lifecycle
 from .worker import Worker
 from .worker_control import WorkerControl
 

@@ -11,8 +11,7 @@ from partitions.base import Closing
 
 from ..config.section import ConfigError
 from ..config.tables import dotted
-from ..tenants.frontend import Frontend
-from ..tenants.lifecycle import Lifecycle
+from ..tenants.frontend import Frontend, Lifecycle
 from .halting import Halting
 from .session import Endpoint
 from .worker import Worker

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from greenlane.load.server_process import alive, free_port
-from server.http.refusals import RATE
+from server.http.connection_limits import REFUSAL_RATE
 from server.processes.http_side.http_process import _UNAUTHENTICATED_RATE
 from server.tenants.auth import digest
 
@@ -108,17 +108,17 @@ def test_a_flood_of_connections_that_are_no_tenants_is_answered_at_a_limited_rat
 )
 def test_refusals_on_a_kept_connection_come_at_a_limited_rate(server: Running, globex: httpx.Client, refused: bytes) -> None:
     """All of them, also where a client sends them without reading; tenants are served meanwhile."""
-    beyond = RATE
+    beyond = REFUSAL_RATE
     with Connection(server) as connection, ThreadPoolExecutor(1) as client:
         began = time.monotonic()
-        connection.send(refused * (RATE + beyond))
-        flood = client.submit(lambda: {connection.answer().status for _ in range(RATE + beyond)})
+        connection.send(refused * (REFUSAL_RATE + beyond))
+        flood = client.submit(lambda: {connection.answer().status for _ in range(REFUSAL_RATE + beyond)})
         assert [infer(globex, "identity", SMALL).status_code for _ in range(10)] == [200] * 10
         assert not flood.done(), "the tenant waited for the refusals of others"
         assert flood.result() == {401}
-        assert time.monotonic() - began >= 0.9 * beyond / RATE  # The event loop rounds to milliseconds.
+        assert time.monotonic() - began >= 0.9 * beyond / REFUSAL_RATE  # The event loop rounds to milliseconds.
     with Connection(server) as leaving:
-        leaving.send(refused * RATE)  # And does not wait for the answers.
+        leaving.send(refused * REFUSAL_RATE)  # And does not wait for the answers.
     assert infer(globex, "identity", SMALL).status_code == 200
 
 

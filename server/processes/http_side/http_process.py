@@ -20,15 +20,13 @@ from ...config.schema import Config
 from ...host import forkserver, logs
 from ...host.malloc import QUIET, Tidy, keep_large_blocks
 from ...http.connection import HttpConnection, forget_heads
-from ...http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, connections, descriptor_limit
+from ...http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, Refusals, connections, descriptor_limit
 from ...http.infer import Infer
 from ...http.paths import is_infer
-from ...http.refusals import Refusals
 from ...link.occupancy import LEAD
 from ...scheduling.limits import TokenBucket
 from ...tenants.frontend import Report, State
-from ...tenants.limits import limit, too_many_connections
-from ...tenants.service import Service, Tenant
+from ...tenants.service import Service, Tenant, limit, too_many_connections
 from ..channels.calls import proxy, serve
 from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Live, Logging, ToHttp, ToTenant
 from ..channels.routing import SHARED, UNAUTHENTICATED

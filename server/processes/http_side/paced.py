@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ...http.asgi import Application, Message
-from ...http.refusals import Refusals
+from ...http.connection_limits import Refusals
 
 MAX_WAITING = 256
 """Answers that wait at a time; the rest are sent at once, as such connections cannot be closed."""

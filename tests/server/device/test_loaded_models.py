@@ -1,8 +1,7 @@
 """`LoadedModels` alone: which models each tenant is served, and the readiness that follows."""
 
 from engines import Signature
-from server.device.loaded_model import LoadedModel
-from server.device.loaded_models import LoadedModels
+from server.device.loaded_model import LoadedModel, LoadedModels
 from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
 
 

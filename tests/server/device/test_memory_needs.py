@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Signature, TensorSpec
 from engines.signature import align
 from server.config.tenant import TenantConfig
-from server.device.loaded_model import LoadedModel
-from server.device.memory_needs import close_oversized, needed
+from server.device.loaded_model import LoadedModel, close_oversized, needed
 from server.tenants.catalog import ServedModel
 from tests.fakes import FakeDevice, FakeEngine
 

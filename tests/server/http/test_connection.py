@@ -12,10 +12,9 @@ from uvicorn.server import ServerState
 from server.errors import Misdirected, Unauthorized, Unavailable
 from server.http import asgi
 from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
-from server.http.connection_limits import Activity
+from server.http.connection_limits import REFUSAL_RATE, Activity, Refusals
 from server.http.exchange import Reply
 from server.http.infer import Infer
-from server.http.refusals import RATE, Refusals
 from server.http.strict import HEADER_TIMEOUT
 
 REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -574,7 +573,7 @@ async def test_few_refusals_do_not_wait() -> None:
     bench = Bench()
     bench.answers.refusals = Refusals()
     bench.connection.data_received(INFER * REQUESTS_PER_TURN)
-    assert bench.transport.written.count(b"HTTP/1.1 401") == REQUESTS_PER_TURN < RATE
+    assert bench.transport.written.count(b"HTTP/1.1 401") == REQUESTS_PER_TURN < REFUSAL_RATE
 
 
 async def test_a_refusal_beyond_the_pace_waits_while_nothing_is_read() -> None:

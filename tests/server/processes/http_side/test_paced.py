@@ -1,7 +1,7 @@
 import asyncio
 from typing import Any
 
-from server.http.refusals import RATE, Refusals
+from server.http.connection_limits import REFUSAL_RATE, Refusals
 from server.processes.http_side.paced import MAX_WAITING, Paced
 
 
@@ -11,7 +11,7 @@ class Site:
     def __init__(self) -> None:
         self.sent: list[int] = []
         refusals = Refusals(lambda: 1000.0)
-        for _ in range(RATE):
+        for _ in range(REFUSAL_RATE):
             refusals.wait()
         self.paced = Paced(self._answer, refusals)
 
