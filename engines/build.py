@@ -14,7 +14,7 @@ from typing import Any
 from partitions.regular_file import open_regular
 
 from .errors import Cancelled, ModelRefused
-from .model_files.atomic import replace_file
+from .model_files.cache_folder import replace_file
 from .model_files.onnx_file import read_onnx
 from .model_files.profiles import Profile, Range, agrees, make_range, parse_shape, shape_text
 from .signature import Shape, dims_text

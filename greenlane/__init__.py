@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from server.app import Application
     from server.config.file import load as load_config
     from server.config.schema import Config
-    from server.config.section import ConfigError
+    from server.config.tables import ConfigError
 
     __version__: str
 
@@ -93,7 +93,7 @@ _OF_PARTITIONS = (
 _OF_SERVER = {
     "Application": ("server.app", "Application"),
     "Config": ("server.config.schema", "Config"),
-    "ConfigError": ("server.config.section", "ConfigError"),
+    "ConfigError": ("server.config.tables", "ConfigError"),
     "load_config": ("server.config.file", "load"),
 }
 

@@ -4,11 +4,51 @@ An engine library names the kinds of devices that it serves from; hardly anythin
 (tests/contract.py) runs against every implementation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from .loads import Loads
+
+class Loads(Protocol):
+    """What is loaded onto a device beside what is served there: how it gives way, and what hurries it. Any thread may call."""
+
+    def open(self) -> None:
+        """Have loads in the background give way from now on. Calling it again does nothing. Raises DeviceUnavailable."""
+
+    def background(self) -> AbstractContextManager[None]:
+        """What the calling thread loads in the block may take its time: what is served does not wait for it."""
+
+    def hurrying(self) -> AbstractContextManager[None]:
+        """In the block nothing takes its time, as something waits for a load, unless that is in the background too."""
+
+    def hurry(self) -> None:
+        """Nothing takes its time any more: the device is about to be closed."""
+
+    def waited(self) -> float:
+        """The seconds for which loads have waited so far, to give way."""
+
+
+class UnpacedLoads:
+    """The loads of a device whose work does not wait for them."""
+
+    def open(self) -> None:
+        """Nothing gives way."""
+
+    @contextmanager
+    def background(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        yield
+
+    def hurry(self) -> None:
+        """Nothing takes its time."""
+
+    def waited(self) -> float:
+        return 0.0
+
 
 T = TypeVar("T")
 

@@ -24,11 +24,10 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from .base import Held
+from .base import Held, UnpacedLoads
 from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
 from .health import groups
-from .loads import UnpacedLoads
 from .plan import choose, choose_lent, ranges
 
 T = TypeVar("T")

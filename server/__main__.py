@@ -24,7 +24,7 @@ from partitions import PartitionError
 from .app import configuration, log_compilation, log_configuration, on_host_cores, open_configured
 from .config.file import load
 from .config.schema import Config
-from .config.section import ConfigError
+from .config.tables import ConfigError
 from .control.reload import ReadConfig, without_file
 from .host import logs
 from .host.leaving import end_now, leave

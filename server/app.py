@@ -32,7 +32,7 @@ from .api.framework import ask, audited
 from .command_line import BESIDE, configuration_file
 from .config.file import load
 from .config.schema import Config, DeviceConfig
-from .config.section import ConfigError
+from .config.tables import ConfigError
 from .control.controller import Controller
 from .control.reload import ReadConfig, Reloader, without_file
 from .control.watcher import Watcher

@@ -6,7 +6,7 @@ tried on a part of the device, and without a device the repository is still chec
 
 import os
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,7 @@ from .check_http_side import try_http_side
 from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
 from .config.file import salvage
 from .config.schema import Config, DeviceConfig, ModelOptions
-from .config.section import ConfigError
-from .config.tables import KeyPath, dotted, nearest
+from .config.tables import ConfigError, KeyPath, dotted, nearest
 from .config.tenant import TenantConfig
 from .config.text import TextOptions
 from .device.budget import Claim, missing, refusal, sized
@@ -31,8 +30,7 @@ from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken_more
 from .processes.supervision import process_counts
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
-from .repository.model_repository import Repository
-from .repository.weighted import unserved_weights
+from .repository.model_repository import Repository, some
 from .tenants.catalog import IndexEntry, ModelVersion
 
 Plan = Mapping[str, tuple[int, ...]]
@@ -418,3 +416,19 @@ def _print_line(line: str) -> None:
 
 def _hint(name: str, known: list[str]) -> str:
     return f"; {nearest(name, known)}" if known else ""
+
+
+def unserved_weights(
+    options: Mapping[str, ModelOptions], tenants: Iterable[TenantConfig], repository: Repository
+) -> Iterator[tuple[KeyPath, str]]:
+    """Each key with weights of versions that the repository does not serve, and what is wrong with it. Blocks."""
+    given = [(("models", name, "weights"), name, dict(each.weights or ())) for name, each in options.items()]
+    for tenant in tenants:
+        given += [(("tenants", tenant.name, "weights"), name, dict(weights)) for name, weights in tenant.weights or ()]
+    for path, name, weights in given:
+        served = [str(file.version) for file in repository.read(name).files]
+        missing = [version for version, weight in weights.items() if weight and version not in served]
+        if missing:
+            there = f"of {name} there is {some(served)}" if served else f"{name} has none"
+            why = f"not served: {there}, by version_policy in {name}/config.pbtxt, whose default is the newest alone"
+            yield path, f"version {some(missing)} is {why}"

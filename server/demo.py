@@ -17,8 +17,8 @@ from partitions import open_device
 from partitions.installing import install_command
 
 from .config.schema import Config, DeviceConfig, ModelsConfig
-from .config.section import ConfigError
 from .config.server import ServerConfig
+from .config.tables import ConfigError
 from .config.tenant import TenantConfig
 
 SOURCE = "demo"

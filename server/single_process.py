@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from .config.schema import Config
-from .config.section import ConfigError
 from .config.server import ServerConfig
-from .config.tables import dotted
+from .config.tables import ConfigError, dotted
 from .http.uvicorn_install import install
 
 log = logging.getLogger("greenlane")

@@ -11,7 +11,7 @@ from pathlib import Path
 from partitions import open_device
 
 from . import demo
-from .config.section import ConfigError
+from .config.tables import ConfigError
 
 _BEGIN = """\
 [server]

@@ -1,7 +1,9 @@
-"""The directory for built plans and compiled kernels, chosen when something is first to be kept."""
+"""The directory for built plans and compiled kernels, chosen when something is first to be kept. Files change atomically."""
 
 import logging
+import os
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
@@ -61,3 +63,17 @@ def _refusal(folder: Path) -> str | None:
         return "Not a directory"
     except OSError as error:
         return error.strerror or str(error)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` in one step, creating its directory. Blocks. Raises OSError, and then leaves no new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # Else the rename may reach the disk first, and a crash leaves an empty file.
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

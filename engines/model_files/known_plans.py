@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .atomic import replace_file
+from .cache_folder import replace_file
 
 SETTLED = 2.0
 """No record is made of a file that changed less than so many seconds before it was read: a later change might leave the same

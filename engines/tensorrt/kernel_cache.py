@@ -28,7 +28,7 @@ from partitions.cuda.driver_memory import Taken
 from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..cuda.locks import TurnLock
-from ..model_files.atomic import replace_file
+from ..model_files.cache_folder import replace_file
 from ..model_files.frame import Frame, FrameError
 from ..settings import RuntimeSettings
 

@@ -12,7 +12,7 @@ from partitions.cuda.device import CudaDevice, CudaPartition
 
 from ..errors import Cancelled, EngineError, ModelRefused
 from ..model_files.artifact import PORTABLE, Artifact, PlanFile, read_artifact, read_plan
-from ..model_files.atomic import replace_file
+from ..model_files.cache_folder import replace_file
 from ..model_files.onnx_writer import FLOAT, model, node, value
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings, streaming_budget

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from ..model_files.atomic import replace_file
+from ..model_files.cache_folder import replace_file
 from ..model_files.profiles import shape_text
 from ..signature import Shape
 

@@ -18,7 +18,7 @@ from greenlane.load.others import Others
 from greenlane.report.pictures import NoPictures, require
 from partitions import PartitionError
 from server.command_line import configuration_file
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 
 from . import subject, text
 from .curve import Curve, Impossible, check_seconds, points, shares

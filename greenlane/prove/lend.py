@@ -16,7 +16,7 @@ from greenlane.load.processes import Job, LoadProcessFailed, begun, poisson, run
 from greenlane.load.rules import Ruling
 from server.command_line import configuration_file
 from server.config import file
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 
 from . import confinement
 from .access import Access, CannotProve, ServerEnded

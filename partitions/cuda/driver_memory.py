@@ -32,7 +32,7 @@ MOST_KNOWN = 4096
 class DriverMemory:
     """The measurements of one device. Any thread may call.
 
-    `hurrying` is that of `partitions.loads.Loads`, as a load that is measured may be paced, and changes wait for it.
+    `hurrying` is that of `partitions.base.Loads`, as a load that is measured may be paced, and changes wait for it.
 
     `level` returns the bytes that are free or the pool's, or None if the driver does not say. It is called twice for each
     measurement, and never for an inference: cuMemGetInfo asks the operating system's part of the driver. It may wait for the

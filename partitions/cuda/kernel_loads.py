@@ -57,7 +57,7 @@ class Counting:
 
 
 class KernelLoads:
-    """Who loads and who waits in this process; see `partitions.loads.Loads`.
+    """Who loads and who waits in this process; see `partitions.base.Loads`.
 
     One a process, as the driver's lock and CUPTI's callbacks are: `KERNEL_LOADS`.
     """

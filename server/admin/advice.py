@@ -17,8 +17,8 @@ from ..observing import lending_advice
 from ..observing.need import Counted, Need, counted, need
 from ..protocol.json_document import Object, show
 from . import schemas
+from .autopilot import milliseconds, shown_need
 from .dependencies import ControllerDep, admin_router
-from .needs import milliseconds, shown_need
 
 router = admin_router()
 

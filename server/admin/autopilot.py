@@ -9,11 +9,11 @@ from ..api.openapi import errors, request_body
 from ..control.controller import Controller
 from ..control.moves import MoveRecord
 from ..errors import BadRequest
+from ..observing.need import Need
 from ..observing.pilot import MODES, Mode, Pilot
 from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router
-from .needs import milliseconds, shown_need
 
 router = admin_router("Autopilot")
 
@@ -81,3 +81,20 @@ def _state(controller: Controller, pilot: Pilot) -> Object:
             for piloted in [not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)]
         },
     }
+
+
+def shown_need(need: Need) -> Object:
+    """As `schemas.Measured`."""
+    return {
+        "seconds": round(need.seconds, 1),
+        "requests": need.requests,
+        "busy": round(need.busy, 3),
+        "queue_ms": milliseconds(need.queue),
+        "p99_ms": None if need.p99 is None else milliseconds(need.p99),
+        "turned_away": need.turned_away,
+    }
+
+
+def milliseconds(seconds: float) -> float:
+    """The same time in milliseconds, to the microsecond."""
+    return round(1e3 * seconds, 3)

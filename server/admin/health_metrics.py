@@ -53,7 +53,7 @@ def _host(monitor: HealthMonitor) -> Iterator[Metric]:
 
 
 def _partitions(controller: Controller, monitor: HealthMonitor) -> Iterator[Metric]:
-    """Of partitions that are cores. What runs on a GPU's partition is in the account: see usage_metrics."""
+    """Of partitions that are cores. What runs on a GPU's partition is in the account: see `usage`."""
     devices = [(device, cores) for device in controller.devices if (cores := cores_of(device.info.address))]
     busy = [
         ([device.name, str(core)], time.busy)

@@ -27,7 +27,7 @@ from ..observing.observers import Observers
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
-from . import exposition, health_metrics, tenant_metrics, usage_metrics
+from . import exposition, health_metrics, tenant_metrics, usage
 from .dependencies import ControllerDep, ObserversDep
 from .exposition import Rows, counter, gauge, tritons_counter
 from .memory import families
@@ -148,7 +148,7 @@ class ServerCollector(Collector):
         yield from self._requests()
         yield tenant_metrics.targets(self._reports)
         yield from self._granules()
-        yield from usage_metrics.families(self._controller, self._observers.accountant)
+        yield from usage.families(self._controller, self._observers.accountant)
         yield from families(self._memory)
         yield from tenant_metrics.wide(self._reports, self._wide)
         yield tenant_metrics.limits(self._reports)

@@ -19,9 +19,8 @@ from ..observing.overview import LENT_WINDOW, Look, TenantLook
 from ..observing.problems import Problem
 from ..protocol.json_document import Object
 from . import status_schemas
-from .autopilot import shown_move
+from .autopilot import milliseconds, shown_move
 from .dependencies import ControllerDep, ObserversDep, admin_router
-from .needs import milliseconds
 from .partitions import shown_wide
 
 router = admin_router()

@@ -7,9 +7,8 @@ from typing import Any
 
 from .forms import cut, form_of, literal
 from .schema import Config, ModelOptions
-from .section import Section
 from .server import ServerConfig
-from .tables import KeyPath, dotted
+from .tables import KeyPath, Section, dotted
 from .tenant import SHARES, TenantConfig
 
 LIVE_OF_SERVER = ("admin_key_sha256", "allowed_hosts", "cors_origins", "default_tenant", "drain_grace", "drain_timeout")

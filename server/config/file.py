@@ -13,12 +13,10 @@ from pydantic import ValidationError
 from partitions.regular_file import read_regular
 
 from .forms import form_of, shown
-from .remote import is_url
 from .rules import Problem, problems_between, problems_within
-from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from .section import ConfigError, Section
+from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig, is_url
 from .server import ServerConfig
-from .tables import KeyPath, dotted, near_to, nearest
+from .tables import ConfigError, KeyPath, Section, dotted, near_to, nearest
 from .tenant import TenantConfig
 
 Table = Mapping[str, Any]

@@ -16,8 +16,8 @@ from pydantic_core import core_schema
 from .file import keys
 from .forms import Form, form_of, literal
 from .schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from .section import Section
 from .server import ServerConfig
+from .tables import Section
 from .tenant import SHARES, TenantConfig
 from .values import Cores, Digest, Duration, Names, Origins, Size
 

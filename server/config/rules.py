@@ -11,7 +11,7 @@ from partitions.mps import MOST_CLIENTS
 from partitions.plan import ranges
 
 from .forms import shown
-from .remote import has_password
+from .schema import has_password
 from .server import ServerConfig
 from .tables import KeyPath, dotted, nearest
 from .tenant import SHARES, below_share, share_problem

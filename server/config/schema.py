@@ -4,6 +4,9 @@ Sizes are bytes, durations seconds and paths absolute. `python -m server.config.
 deploy/greenlane.toml and a JSON Schema of the descriptions; `examples` are for keys without a default in these.
 """
 
+import hashlib
+import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +14,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from .remote import copy_of, is_url
-from .section import ConfigError, Section
 from .server import ServerConfig
-from .tables import dotted
+from .tables import ConfigError, Section, dotted
 from .tenant import TenantConfig
 from .text import Text
 from .values import (
@@ -313,3 +314,24 @@ class Config(Section, frozen=True):
         of = f"{unit}s" if sizes[0] == 1 else f"granules of {sizes[0]} {unit}s"
         them = "them" if len(counts) > 1 else "it"
         return f"{terms} = {wanted} {of}, but the device has {there}: lower {them} by {wanted - there}"
+
+
+_PASSWORD = re.compile(r"[^:]+://[^/@]*:[^/]*@")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://.+", re.DOTALL)
+
+
+def is_url(text: object) -> bool:
+    """Whether a repository's address is a URL, and no directory."""
+    return isinstance(text, str) and _URL.fullmatch(text) is not None
+
+
+def has_password(text: object) -> bool:
+    """Whether it is a URL with a password, as in https://user:password@host/path."""
+    return is_url(text) and _PASSWORD.match(str(text)) is not None
+
+
+def copy_of(url: str, cache: Path | None) -> Path:
+    """The directory for the copy of a repository: in `models.cache`, or in the user's directory for caches."""
+    own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "greenlane")
+    named = re.sub(r"[^A-Za-z0-9]+", "-", url)[:60].strip("-")
+    return (cache or own) / "repositories" / f"{named}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"

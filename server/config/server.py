@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .section import Section
+from .tables import Section
 from .values import (
     Digest,
     Duration,

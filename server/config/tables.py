@@ -1,9 +1,14 @@
-"""Keys of a TOML file: how a path of them is written, and which known key a mistyped one is near to."""
+"""Tables of a TOML file, and the error of one that cannot be served.
+
+How a path of keys is written, and which known key a mistyped one is near to.
+"""
 
 import json
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+from pydantic import BaseModel
 
 KeyPath = tuple[str, ...]
 
@@ -32,3 +37,18 @@ def near_to(name: str, known: Iterable[str]) -> str | None:
     name = name.casefold()
     near = get_close_matches(name, folded, n=1, cutoff=_NEAR) or [text for text in folded if name in text.split("_")]
     return folded[near[0]] if near else None
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be served. `problems` are lines that name a key, its value and what was expected."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class Section(BaseModel, frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, defer_build=True):
+    """A table of the file; fields with `exclude` are not keys of it. Built at first use: HTTP processes only unpickle them."""

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from .section import ConfigError, Section
-from .tables import dotted
+from .tables import ConfigError, Section, dotted
 from .values import (
     Cores,
     DeviceNames,

@@ -8,7 +8,7 @@ from partitions import PartitionError
 
 from ..config.changes import Change, compare
 from ..config.schema import Config
-from ..config.section import ConfigError
+from ..config.tables import ConfigError
 from ..errors import Conflict, RequestError, Unavailable
 from ..tenants import audit
 from .controller import Controller

@@ -8,7 +8,7 @@ from partitions.plan import Granules, assign
 
 from ..config.changes import arrivals, removals, resized
 from ..config.schema import Config
-from ..config.section import ConfigError
+from ..config.tables import ConfigError
 from ..errors import Conflict
 from .controlled_device import ControlledDevice
 from .descriptions import NOT_OPENED

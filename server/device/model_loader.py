@@ -32,7 +32,7 @@ from engines import (
 from engines.settings import Sample
 from engines.verification.rows import stop_padding
 from partitions import Device, DeviceLost, Partition
-from partitions.loads import Loads, UnpacedLoads
+from partitions.base import Loads, UnpacedLoads
 
 from ..config.schema import Config, ModelOptions
 from ..config.server import ServerConfig

@@ -9,9 +9,8 @@ from typing import Any
 
 import grpc
 
-from ..config.section import ConfigError
 from ..config.server import ServerConfig
-from ..config.tables import dotted
+from ..config.tables import ConfigError, dotted
 from ..config.tenant import TenantConfig
 from ..errors import WrongMethod
 from ..tenants.service import SPARE_SLOTS, Service

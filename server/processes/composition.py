@@ -12,7 +12,7 @@ from ..admin.lifecycle import ROUTERS
 from ..api import framework
 from ..api.framework import audited
 from ..config.schema import Config
-from ..config.section import ConfigError
+from ..config.tables import ConfigError
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader

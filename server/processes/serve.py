@@ -12,7 +12,7 @@ from typing import Any
 
 from ..admin.lifecycle import ServerEnd
 from ..config.schema import Config
-from ..config.section import ConfigError
+from ..config.tables import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
 from ..control.together import all_or_none

@@ -14,7 +14,7 @@ from math import inf
 from threading import Lock
 
 from ..config.schema import ModelsConfig
-from ..config.section import ConfigError
+from ..config.tables import ConfigError
 from ..host.backoff import Backoff
 from . import remote
 from .model_repository import some

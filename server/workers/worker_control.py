@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from partitions import Device, PartitionError
 from partitions.base import Closing
 
-from ..config.section import ConfigError
-from ..config.tables import dotted
+from ..config.tables import ConfigError, dotted
 from ..tenants.frontend import Frontend, Lifecycle
 from .halting import Halting
 from .session import Endpoint

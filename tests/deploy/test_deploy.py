@@ -9,8 +9,8 @@ import pytest
 
 from server.config.file import keys, load
 from server.config.schema import DeviceConfig, ModelOptions, ModelsConfig
-from server.config.section import ConfigError
 from server.config.server import ServerConfig
+from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
 from server.repository.model_settings import default_settings, from_options, resolve_settings
 

@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 
 from server.config.file import load
 from server.config.schema import ModelsConfig
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 from server.repository.mirror import fetch_first
 from server.repository.model_repository import Repository
 

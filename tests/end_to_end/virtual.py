@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from time import monotonic_ns, sleep
 
 from partitions import PartitionError
-from partitions.base import Held
+from partitions.base import Held, UnpacedLoads
 from partitions.cpu import CpuPartition
-from partitions.loads import UnpacedLoads
 
 from .harness import cores
 

@@ -13,7 +13,7 @@ from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server import demo
 from server.app import log_configuration
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 from server.repository.model_config import apply
 from server.repository.model_repository import Repository
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from server.config.schema import Config, DeviceConfig, ModelsConfig
-from server.config.section import ConfigError
 from server.config.server import ServerConfig
+from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
 from server.single_process import prepare
 

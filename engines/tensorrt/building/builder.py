@@ -19,7 +19,7 @@ from partitions.regular_file import open_regular
 
 from ...errors import Cancelled, ModelRefused
 from ...model_files.artifact import FORMAT, PORTABLE, Artifact, read_plan, this_platform
-from ...model_files.atomic import replace_file
+from ...model_files.cache_folder import replace_file
 from ...model_files.known_plans import known_plan, record, states_of
 from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest, structure_digest, weight_files
 from ...model_files.profiles import Profile, complete

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...model_files.atomic import replace_file
+from ...model_files.cache_folder import replace_file
 
 log = logging.getLogger("greenlane.engines")
 

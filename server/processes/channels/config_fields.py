@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...config.schema import ModelOptions
-from ...config.section import Section
+from ...config.tables import Section
 from ...config.tenant import TenantConfig
 from ...config.text import TextOptions
 

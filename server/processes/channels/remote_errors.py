@@ -4,7 +4,7 @@ from typing import Final
 
 from partitions import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
 
-from ...config.section import ConfigError
+from ...config.tables import ConfigError
 from ...errors import BadRequest, Conflict, Failed, NotFound, QueueFull, Unavailable
 
 KINDS: Final = {

@@ -3,8 +3,7 @@
 from collections.abc import Collection
 
 from ...config.schema import Config
-from ...config.section import ConfigError
-from ...config.tables import KeyPath, dotted
+from ...config.tables import ConfigError, KeyPath, dotted
 from ...config.tenant import TenantConfig
 from .affinity import MAX_CORES
 

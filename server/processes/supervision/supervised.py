@@ -11,7 +11,7 @@ from partitions import PartitionError
 
 from ...config.changes import loaded_again
 from ...config.schema import Config
-from ...config.section import ConfigError
+from ...config.tables import ConfigError
 from ...errors import RequestError
 from ...host.backoff import Backoff
 from ...link.occupancy import LEAD

@@ -14,7 +14,7 @@ from functools import partial
 from partitions.plan import Granules
 
 from ...config.schema import Config
-from ...config.section import ConfigError
+from ...config.tables import ConfigError
 from ...control.tenant_host import Arrival
 from ...errors import Conflict, Unavailable
 from ...tenants.frontend import State

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from engines.model_files.atomic import replace_file
+from engines.model_files.cache_folder import replace_file
 
 CUT_SHORT = """
 import resource, signal, sys
 from pathlib import Path
-from engines.model_files.atomic import replace_file
+from engines.model_files.cache_folder import replace_file
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # A write beyond the limit is EFBIG then, after some of it.
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from server.config import rules
 from server.config.file import MOST_BYTES, load, salvage
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.config.section import ConfigError
 from server.config.server import ServerConfig
+from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
 from server.config.text import TextOptions
 from server.processes.children import spawn

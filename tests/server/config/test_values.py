@@ -8,7 +8,7 @@ from pydantic import Field, create_model
 
 from server.config.file import read
 from server.config.forms import form_of, shown, write_duration, write_size
-from server.config.section import Section
+from server.config.tables import Section
 from server.config.values import (
     Batches,
     Cores,

@@ -22,8 +22,8 @@ from engines.build import BuildOptions
 from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
 from server.admin.metrics import COUNTED, ServerCollector
 from server.config.schema import Config, DeviceConfig, ModelsConfig
-from server.config.section import ConfigError
 from server.config.server import ServerConfig
+from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime

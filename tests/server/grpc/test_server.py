@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2
 
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 from server.grpc import server, tenant_port
 from server.grpc.server import GrpcServer
 from server.grpc.tenant_port import Places

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.config.schema import ModelsConfig
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 from server.repository.mirror import FIRST_PAUSE, LONGEST_PAUSE, Mirror, fetch_first
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.config.schema import Config, ModelsConfig
-from server.config.section import ConfigError
+from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
 from server.processes.supervision.process_counts import count
 
