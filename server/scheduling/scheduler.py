@@ -156,9 +156,19 @@ class Scheduler:
         return slots
 
     def queued(self, model: ModelKey, priority: int | None = None) -> int:
-        """How many tickets are queued for a model, optionally only those of one priority."""
+        """How many tickets are queued for a model, optionally only those of one priority.
+
+        Those that `take` would return do not count: they are launched at the end of this iteration of the event loop.
+        """
         wanted = None if priority is None else priority or LAST
-        return len([1 for rank, _, ticket, _ in self._waiting if ticket.model == model and wanted in (None, rank)])
+        free = 0 if self.held else self._current_limit - self._running
+        return len(
+            [
+                1
+                for place, (rank, _, ticket, batchable) in enumerate(self._waiting)
+                if ticket.model == model and wanted in (None, rank) and (batchable is not None or place >= free)
+            ]
+        )
 
     def waits(self, slot: int) -> bool:
         """Whether the ticket of this slot is queued."""

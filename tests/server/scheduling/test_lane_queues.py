@@ -98,6 +98,11 @@ async def test_a_queue_has_room_again_once_one_of_its_requests_runs(lane: Lane, 
     assert Asked(lane, ONE).ends == []
 
 
+async def test_requests_that_are_launched_in_this_iteration_of_the_event_loop_are_not_queued(link: Link, hand: Hand) -> None:
+    with opened(link, hand, Scheduler(8, 3)) as lane:
+        assert [len(Asked(lane, ONE).ends) for _ in range(5)] == [0, 0, 0, 0, 1]
+
+
 async def test_with_priority_levels_each_has_a_queue_of_its_own(lane: Lane, hand: Hand) -> None:
     queues = QueuePolicy(QueueLimits(1, 0, KEY), 3, 2, {3: QueueLimits(2, 0, "of 3")})
     ends = [len(Asked(lane, queues, priority=priority).ends) for priority in (1, 1, 1, 2, 0, 9, 3, 3, 3)]
