@@ -17,7 +17,7 @@ import pytest
 
 from greenlane.load.server_process import free_port
 from tests.end_to_end import repository
-from tests.end_to_end.processes import configure, running
+from tests.end_to_end.processes import configure, running, tenant
 from tests.end_to_end.wire import binary, request, tensor, until
 
 FILE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.skipif(NGINX is None and "CI" not in os.environ, reason
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an nginx, in front of a server with two tenants of one name each; globex has only `identity`."""
     folder = tmp_path_factory.mktemp("nginx")
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-    config = configure(folder / "c.toml", repository.standard(folder / "models"), tenants)
+    config = configure(folder / "c.toml", repository.standard(folder / "models"), tenant())
     with running(config) as server, _nginx(folder, server.url.removeprefix("http://")) as address:
         yield address
 

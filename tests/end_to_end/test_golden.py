@@ -8,13 +8,14 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from server.tenants.auth import digest
+
 from .golden import APP, GOLDEN, OK, Answer, Row, infer
-from .processes import Running, configure, running, running_asgi, running_device, running_plain
+from .processes import Running, configure, running, running_asgi, running_device, running_plain, tenant
 from .wire import FOREVER, Connection, posted, spin
 
 FORMS = {
@@ -23,13 +24,6 @@ FORMS = {
     "uvicorn": running_plain,
     "asgi": running_asgi,
 }
-TENANTS = """
-[tenants.acme]
-granules = 1
-models = ["*"]
-{acme}
-"""
-KEY = sha256(b"secret").hexdigest()
 Start = Callable[[str, bool], Running]
 
 
@@ -40,8 +34,8 @@ def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
         @cache
         def start(form: str, keys: bool) -> Running:
-            several = "http_processes = 2\n" if form == "several" else ""
-            tenants = TENANTS.format(acme=several + (f'keys_sha256 = ["{KEY}"]' if keys else ""))
+            more = {"http_processes": 2} if form == "several" else {}
+            tenants = tenant(**more, keys_sha256=[digest("secret")] if keys else [])
             settings = {"default_tenant": '"acme"'} | ({"cors_origins": f'["{APP}"]'} if keys else {})
             config = configure(tmp_path_factory.mktemp("golden") / "c.toml", standard, tenants, **settings)
             return stack.enter_context(FORMS[form](config))

@@ -286,13 +286,6 @@ def test_an_unauthenticated_connection_is_served_once_its_key_is_right(server: R
         ends_up_at(server, connection, "greenlane globe")
 
 
-@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"a" * 70_000])
-def test_bytes_that_are_not_http_are_refused_at_once(server: Running, data: bytes) -> None:
-    with Connection(server) as connection:
-        connection.send(data)
-        assert connection.answer().status in (400, 401, 404, 431)
-
-
 def test_administration_and_metrics_answer_on_every_connection(
     server: Running, acme: httpx.Client, globex: httpx.Client
 ) -> None:

@@ -16,8 +16,8 @@ from tests.forked import Forked
 
 from .golden import OK, infer
 from .harness import PATIENCE
-from .processes import configure
-from .test_golden import TENANTS, hear
+from .processes import configure, tenant
+from .test_golden import hear
 from .wire import Connection, until
 
 FORMS = {"server": ["server", "--config"], "uvicorn": ["uvicorn", "server.app:app", "--port", "0", "--no-access-log"]}
@@ -55,7 +55,7 @@ class Started:
 @pytest.fixture(params=FORMS)
 def server(request: pytest.FixtureRequest, standard: Path, tmp_path: Path) -> Iterator[Started]:
     settings = {"default_tenant": '"acme"', "log_format": '"json"'}
-    started = Started(FORMS[request.param], configure(tmp_path / "c.toml", standard, TENANTS.format(acme=""), **settings))
+    started = Started(FORMS[request.param], configure(tmp_path / "c.toml", standard, tenant(), **settings))
     try:
         started.start()
         yield started

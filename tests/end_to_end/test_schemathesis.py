@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests import encoders
 
-from .processes import configure, running
+from .processes import configure, running, tenant
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 KNOWN = """[parameters]
@@ -25,12 +25,11 @@ checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 504]
 
 def test_answers_are_as_openapi_describes_them(standard: Path, tmp_path: Path) -> None:
     """Without unloading: what has been unloaded is answered 503, rightly."""
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
     root = Path(shutil.copytree(standard, tmp_path / "models"))
     encoders.write(root, "minilm", encoders.encoder(1, 16), 4)
     (tmp_path / "schemathesis.toml").write_text(KNOWN)
     program = Path(sys.executable).parent / "schemathesis"
-    with running(configure(tmp_path / "greenlane.toml", root, tenants, default_tenant='"acme"')) as server:
+    with running(configure(tmp_path / "greenlane.toml", root, tenant(), default_tenant='"acme"')) as server:
         words = [program, "--config-file", tmp_path / "schemathesis.toml", "run", f"{server.url}/openapi.json"]
         words += ["--checks", CHECKS, "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "unload$"]
         words += ["--generation-deterministic", "--max-examples", "8", "--continue-on-failure", "--no-color"]

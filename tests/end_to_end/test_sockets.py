@@ -113,33 +113,6 @@ def test_many_slow_clients_do_not_delay_others(served: Served, http: httpx.Clien
             check(connection.answer().json)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"hello\r\n\r\n",
-        b"GET /v2 HTTP/9.9\r\n\r\n",
-        b"GET /v2 HTTP/1.1\r\nno colon\r\n\r\n",
-        b"GET /v2 HTTP/1.1\r\nX: a\x00b\r\n\r\n",
-        post(PATH, BODY).replace(b"Content-Length: ", b"Content-Length: -"),
-        post(PATH, BODY, length=10**30),
-        post(PATH, BODY, "Content-Length: 1"),
-        post(PATH, BODY, "Transfer-Encoding: chunked"),
-        chunked(end=b"zz\r\n"),
-        chunked(BODY, end=b"-1\r\n"),
-        chunked(end=b"fffffffffffffffff\r\n"),
-    ],
-)
-def test_invalid_http_is_400_and_closed(served: Served, http: httpx.Client, data: bytes) -> None:
-    before = executions(http, "identity")
-    with Connection(served) as connection:
-        connection.send(data)
-        assert connection.answer().status == 400
-        assert connection.ended()
-    assert executions(http, "identity") == before
-    check(infer(http, "identity", SMALL).json())
-
-
 def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     counts = [2000, 0, 300, 0, 1, 500]
     with Connection(served) as connection:

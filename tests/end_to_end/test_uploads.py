@@ -17,7 +17,7 @@ from server.tenants.uploads import Uploads
 
 from .fixtures import served_with
 from .harness import Served, configuration, serving
-from .processes import configure, running
+from .processes import configure, running, tenant
 from .virtual import VirtualDevice
 from .wire import SMALL, Connection, post, posted, until
 
@@ -206,8 +206,7 @@ def test_idle_http_process_returns_memory(standard: Path, tmp_path_factory: pyte
         _, resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
         return (resident - shared) * 4096
 
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
-    config = configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants, default_tenant='"acme"')
+    config = configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenant(), default_tenant='"acme"')
     with running(config) as server:
         pid = server.pid("acme")
         before = own()

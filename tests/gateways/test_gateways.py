@@ -17,13 +17,13 @@ import pytest
 from greenlane.load.server_process import free_port
 from tests.end_to_end import repository
 from tests.end_to_end.harness import PATIENCE, cores
-from tests.end_to_end.processes import Running, configure, running
+from tests.end_to_end.processes import Running, configure, running, tenant
 from tests.end_to_end.wire import SMALL, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
 CLIENTS, REQUESTS = 8, 60
-TENANTS = "".join(f'[tenants.{name}]\ngranules = 1\nmodels = ["*"]\n' for name in ("acme", "globex"))
+TENANTS = tenant() + tenant("globex")
 HAPROXY = """
 defaults
     mode http
