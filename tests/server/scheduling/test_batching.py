@@ -39,15 +39,6 @@ def chosen(waiting: Sequence[Queued], running: int = 0, now: float = LATE) -> li
     return slots(choose(waiting, running, ENOUGH, now))
 
 
-def test_a_request_without_batching_runs_alone() -> None:
-    assert choose(queue(1, 1, batching=None), ENOUGH, ENOUGH, now=0) == Choice(queue(1, batching=None))
-
-
-def test_a_single_request_on_an_idle_partition_is_launched_without_delay() -> None:
-    waiting = queue(1, batching=PATIENT)
-    assert choose(waiting, 0, ENOUGH, now=0) == Choice(waiting)
-
-
 def test_requests_of_one_batch_key_are_batched_up_to_the_largest_batch() -> None:
     assert chosen(queue(3, 1, 4, 1)) == [0, 1, 2]
     assert choose(queue(1, 1), 0, ENOUGH, LATE).batching is PLAIN
@@ -57,23 +48,11 @@ def test_the_first_request_that_does_not_fit_ends_the_batch_and_is_not_overtaken
     assert chosen(queue(5, 4, 1)) == [0]
 
 
-def test_a_request_as_large_as_a_batch_is_launched_at_once() -> None:
-    assert chosen(queue(8), running=ENOUGH) == [0]
-    assert chosen(queue(9), running=ENOUGH) == [0]  # More than an engine was built for; the model says so itself.
-
-
 def test_a_batch_that_could_grow_waits_behind_enough_works_and_a_full_one_does_not() -> None:
     for running in (ENOUGH, ENOUGH + 3):
         assert choose(queue(1, 1), running, ENOUGH, LATE) is NOTHING
         assert chosen(queue(4, 4), running) == [0, 1]
         assert chosen(queue(4, 5), running) == [0]
-
-
-def test_a_batch_is_launched_behind_fewer_works_in_flight() -> None:
-    assert chosen(queue(1), running=1) == [0]
-    assert chosen(queue(1, 1), running=1) == [0, 1]
-    assert choose(queue(1, 1), 1, 1, LATE) is NOTHING
-    assert slots(choose(queue(1, 1), 2, 3, LATE)) == [0, 1]
 
 
 def test_a_batch_is_not_held_back_before_requests_of_another_batch_key() -> None:
@@ -98,11 +77,6 @@ def test_a_batch_of_the_largest_preferred_size_is_launched_at_once() -> None:
     assert chosen(queue(1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
     assert chosen(queue(1, 1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
     assert chosen(queue(*[1] * 8, batching=CHOOSY), running=ENOUGH) == [0, 1, 2, 3]
-
-
-def test_a_batch_past_every_preferred_size_takes_all_that_wait() -> None:
-    assert chosen(queue(3, batching=CHOOSY), running=ENOUGH) == []
-    assert chosen(queue(3, 2, batching=CHOOSY)) == [0, 1]
 
 
 def test_the_largest_batch_is_what_the_engine_was_built_for() -> None:

@@ -35,12 +35,6 @@ async def test_fire_due_fires_passed_deadlines_in_order(fired: list[str]) -> Non
     deadlines.close()
 
 
-async def test_fire_due_without_deadlines_does_nothing(fired: list[str]) -> None:
-    deadlines = Deadlines()
-    deadlines.fire_due()
-    assert len(deadlines) == 0
-
-
 async def test_the_event_loop_fires_a_deadline_at_its_time(fired: list[str]) -> None:
     deadlines, came = Deadlines(), asyncio.Event()
     due = time.monotonic() + 0.01

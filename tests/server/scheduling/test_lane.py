@@ -2,13 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
-import numpy as np
 import pytest
 
-from engines import DATATYPES, Signature, TensorSpec
 from server.errors import BadRequest, DeadlineExceeded, Failed, Outgrown, QueueFull, Unavailable
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.link.ring import Link
@@ -17,79 +14,17 @@ from server.scheduling.lane import Lane
 from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
-from tests.memory import linked
 
-SLOTS = 12
-SHAPES = ((1,),)
-FP32 = DATATYPES["FP32"]
-ROWS = Signature((TensorSpec("x", FP32, ("b", 2)),), (TensorSpec("y", FP32, ("b",)),), 4)
-BATCHING = Batching(ROWS, 4)
+from .hand import BATCHING, ROWS, SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
+
 WAITED = 0.02
 """Seconds of a batch's delay, long enough for a slow machine to do within it what a test needs."""
 
 
-class Hand:
-    """The device side, driven by the test: takes tickets, answers them when asked to, and records cancellations."""
-
-    def __init__(self, link: Link) -> None:
-        self.cancelled: list[tuple[int, int]] = []
-        self._link = link
-        self._tickets: list[Ticket] = []
-        link.tickets.open()
-
-    @property
-    def tickets(self) -> list[Ticket]:
-        """The tickets that arrived and have no answer yet."""
-        while ticket := self._link.tickets.poll():
-            self._tickets.append(ticket)
-        return self._tickets
-
-    def cancel(self, slot: int, serial: int) -> None:
-        self.cancelled.append((slot, serial))
-
-    def put(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> Done:
-        """Complete the oldest ticket."""
-        done = Done(self.tickets.pop(0).slot, outputs, failure, 1, 2)
-        self._link.completions.put(done)
-        self._link.completions.ring()
-        return done
-
-    async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> None:
-        """Complete the oldest ticket, and let the lane process its completion."""
-        self.put(failure, outputs)
-        await settle()
-
-
-async def settle() -> None:
-    """Run the event loop until its callbacks and tasks have nothing left to do."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
-def link() -> Iterator[Link]:
-    with linked(SLOTS) as link:
-        yield link
-
-
-@pytest.fixture
-def hand(link: Link) -> Hand:
-    return Hand(link)
-
-
-@contextmanager
-def opened(link: Link, hand: Hand, scheduler: Scheduler) -> Iterator[Lane]:
-    lane = Lane("acme", scheduler, link, hand)
-    lane.open(asyncio.get_running_loop())
-    yield lane
-    lane.close(asyncio.get_running_loop())
-
-
-@pytest.fixture
-async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With an in-flight limit of one and room for two to wait."""
-    with opened(link, hand, Scheduler(2, 1)) as lane:
-        yield lane
+def scheduler() -> Scheduler:
+    """One in flight, two may wait."""
+    return Scheduler(2, 1)
 
 
 @pytest.fixture
@@ -106,11 +41,6 @@ async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
         yield lane
 
 
-def ask(lane: Lane, priority: int = 0, timeout: float | None = None) -> tuple[Slot, "asyncio.Future[Done]"]:
-    slot = lane.take_slot()
-    return slot, submit(lane, slot, "m/1#1", SHAPES, priority, timeout)
-
-
 async def test_a_request_is_launched_answered_and_its_slot_reused(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
     assert hand.tickets == [Ticket(slot.index, 1, "m/1#1", SHAPES, float("inf"), 0)]
@@ -118,14 +48,6 @@ async def test_a_request_is_launched_answered_and_its_slot_reused(lane: Lane, ha
     assert (await answer).slot == slot.index
     lane.release(slot)
     assert lane.take_slot() is slot
-
-
-async def test_every_use_of_a_slot_has_another_serial_number(lane: Lane, hand: Hand) -> None:
-    for serial in (1, 2):
-        slot, _ = ask(lane)
-        assert [(ticket.slot, ticket.serial) for ticket in hand.tickets] == [(0, serial)]
-        await hand.end()
-        lane.release(slot)
 
 
 async def test_a_ticket_carries_the_start_and_capacity_of_its_slot(lane: Lane, hand: Hand) -> None:
@@ -153,17 +75,6 @@ async def test_a_full_queue_rejects_a_request_and_counts_it(lane: Lane) -> None:
         lane.take_slot()
     assert lane.statistics().rejected == 1
     assert lane.slots.statistics().used == 3
-
-
-async def test_a_completion_launches_the_waiting_request_of_highest_priority(lane: Lane, hand: Hand) -> None:
-    first, _ = ask(lane)
-    usual, _ = ask(lane)
-    urgent, _ = ask(lane, priority=1)
-    assert [ticket.slot for ticket in hand.tickets] == [first.index]
-    await hand.end()
-    assert [ticket.slot for ticket in hand.tickets] == [urgent.index]
-    await hand.end()
-    assert [ticket.slot for ticket in hand.tickets] == [usual.index]
 
 
 async def test_a_deadline_in_flight_is_answered_at_once_and_the_slot_freed_when_the_work_ends(lane: Lane, hand: Hand) -> None:
@@ -209,14 +120,6 @@ async def test_a_completion_after_the_deadline_is_dropped_and_frees_the_slot(lan
     lane.release(slot)
     assert lane.slots.statistics().used == 0
     assert hand.cancelled == []
-
-
-async def test_a_timer_does_not_outlive_its_request(lane: Lane, hand: Hand) -> None:
-    slot, answer = ask(lane, timeout=60)
-    await hand.end()
-    await answer
-    lane.release(slot)
-    assert answer.exception() is None
 
 
 @pytest.mark.parametrize(
@@ -326,42 +229,11 @@ async def test_waiting_for_drained_can_be_cancelled(lane: Lane, hand: Hand) -> N
     assert empty.cancelled()
 
 
-async def test_a_draining_lane_refuses_new_requests_with_the_reason(lane: Lane) -> None:
-    lane.admission.refusing = "the server is draining"
-    with pytest.raises(Unavailable, match="draining"):
-        lane.take_slot()
-
-
-async def test_repr_shows_what_waits_and_what_is_in_flight(lane: Lane) -> None:
-    ask(lane)
-    assert repr(lane).startswith("<Lane acme <Scheduler 0/2 waiting, 1/1 in flight>")
-
-
-def give(
-    lane: Lane, rows: int = 1, batching: Batching = BATCHING, model: str = "m", priority: int = 0, timeout: float | None = None
-) -> tuple[Slot, "asyncio.Future[Done]"]:
-    """Submit a request for a batching model; every element of its input is the number of its slot."""
-    slot, shape = lane.take_slot(), (rows, 2)
-    (offset,) = slot.lay_out(ROWS, [rows * 8])
-    slot.view[offset : offset + rows * 8] = np.full(shape, slot.index, np.float32).tobytes()
-    return slot, submit(lane, slot, model, (shape,), priority, timeout, batching)
-
-
-def given(link: Link, ticket: Ticket) -> list[float]:
-    """The first number of each row that a ticket's slot holds."""
-    slot = link.arena.slot(ticket.slot)
-    (tensor,), _ = slot.inputs(ROWS, ticket.shapes, ticket.capacity)
-    at = tensor.address - slot.address
-    return list(np.frombuffer(slot.view[at : at + tensor.nbytes], np.float32).reshape(ticket.shapes[0])[:, 0])
-
-
-def rows_out(count: int) -> tuple[Extent, ...]:
-    return (Extent((count,), 256, 4 * count),)
-
-
-async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
-    """Submit requests that are held back because the in-flight limit is reached by other requests."""
-    others = ["other"] * lane._scheduler.in_flight_limit
+async def held(
+    lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING, behind: int = 1
+) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
+    """Submit requests that are held back `behind` so many other requests, which are as many as may be in flight."""
+    others = ["other"] * behind
     for other in others:
         submit(lane, lane.take_slot(), other, SHAPES)
     made = [give(lane, count, batching) for count in rows]
@@ -418,29 +290,6 @@ async def test_the_slot_of_a_batch_is_free_when_its_last_request_is_released(bat
     assert hand.cancelled == []
 
 
-async def test_a_full_batch_is_launched_while_work_is_in_flight(ahead: Lane, hand: Hand) -> None:
-    submit(ahead, ahead.take_slot(), "other", SHAPES)
-    for _ in range(5):
-        give(ahead)
-    await settle()
-    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((4, 2),)]
-    assert ahead.backlog() == {"m": 1}
-
-
-async def test_a_batch_that_could_grow_is_launched_below_the_in_flight_limit(ahead: Lane, hand: Hand) -> None:
-    submit(ahead, ahead.take_slot(), "other", SHAPES)
-    for _ in range(2):
-        give(ahead)
-    await settle()
-    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
-    for _ in range(3):
-        give(ahead)
-    await settle()
-    assert len(hand.tickets) == 2
-    await hand.end()
-    assert [ticket.shapes for ticket in hand.tickets] == [((2, 2),), ((3, 2),)]
-
-
 async def test_on_host_cores_a_batch_that_could_grow_waits_behind_one_in_flight(ahead: Lane, hand: Hand, link: Link) -> None:
     link.completions.set_on_host_cores(True)
     submit(ahead, slot := ahead.take_slot(), "other", SHAPES)
@@ -450,16 +299,6 @@ async def test_on_host_cores_a_batch_that_could_grow_waits_behind_one_in_flight(
     give(ahead)
     await settle()
     assert [ticket.model for ticket in hand.tickets] == ["other"]
-
-
-async def test_requests_for_other_models_are_not_batched_together(ahead: Lane, hand: Hand) -> None:
-    await held(ahead, hand, 1, 1)
-    give(ahead, model="n")
-    await hand.end()
-    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
-    await hand.end()
-    await hand.end(outputs=rows_out(2))
-    assert [(ticket.model, ticket.shapes) for ticket in hand.tickets] == [("n", ((1, 2),))]
 
 
 async def test_the_highest_priority_is_first_in_its_batch(batchable: Lane, hand: Hand, link: Link) -> None:
@@ -516,7 +355,7 @@ async def test_requests_of_a_batch_keep_their_deadlines_and_the_batch_has_the_la
 
 
 async def test_requests_of_a_batch_that_raised_are_each_retried_alone_once(ahead: Lane, hand: Hand) -> None:
-    (one, first), (_, second), (three, _) = await held(ahead, hand, 1, 1, 1)
+    (one, first), (_, second), (three, _) = await held(ahead, hand, 1, 1, 1, behind=2)
     for _ in range(2):
         await hand.end()
     ahead.release(three)
@@ -551,7 +390,7 @@ async def test_a_lost_device_fails_every_request_of_a_batch(batchable: Lane, han
 async def test_outputs_that_cannot_be_split_disable_batching_and_requests_run_alone(
     ahead: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = [answer for _, answer in await held(ahead, hand, 1, 1)]
+    answers = [answer for _, answer in await held(ahead, hand, 1, 1, behind=2)]
     for _ in range(2):
         await hand.end()
     await hand.end(outputs=rows_out(7))

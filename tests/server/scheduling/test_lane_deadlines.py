@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,28 +11,17 @@ from server.link.messages import Done
 from server.link.ring import Link
 from server.scheduling.lane import Lane
 from server.scheduling.scheduler import Scheduler
-from tests.memory import linked
 
-SHAPES = ((1,),)
+from .hand import SHAPES, Hand
+
 SHORT = 0.001
 """Seconds of a request's timeout."""
 
 
-class NeverAnswers:
-    """A device side that never completes a ticket."""
-
-    def cancel(self, slot: int, serial: int) -> None: ...
-
-
 @pytest.fixture
-def link() -> Iterator[Link]:
-    with linked(8) as link:
-        yield link
-
-
-@pytest.fixture
-def lane(link: Link) -> Lane:
-    return Lane("a", Scheduler(2, 1), link, NeverAnswers())
+def lane(link: Link, hand: Hand) -> Lane:
+    """Not open, so no timer of the event loop reports anything."""
+    return Lane("a", Scheduler(2, 1), link, hand)
 
 
 def hold_up(until: float) -> None:

@@ -24,7 +24,7 @@ from server.scheduling.lane import Lane
 from server.scheduling.scheduler import Scheduler
 from tests.memory import MEMORY
 
-from .test_lane import BATCHING, ROWS, SHAPES, Hand, rows_out, settle
+from .hand import BATCHING, ROWS, SHAPES, Hand, rows_out, settle
 
 IN_FLIGHT, QUEUE, SLOTS = 2, 6, 20
 LOST = "the device's process has ended"

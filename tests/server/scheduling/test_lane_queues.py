@@ -1,9 +1,6 @@
 """A model whose own configuration limits how many of its requests wait, and for how long, in a lane that has room for more."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-
-import pytest
 
 from server.errors import DeadlineExceeded, RequestError, Unavailable
 from server.link.messages import Done
@@ -11,9 +8,8 @@ from server.link.ring import Link
 from server.scheduling.lane import Lane
 from server.scheduling.queue_policy import Batching, QueueLimits, QueuePolicy
 from server.scheduling.scheduler import Scheduler
-from tests.memory import linked
 
-from .test_lane import BATCHING, ROWS, SHAPES, Hand, opened
+from .hand import BATCHING, ROWS, SHAPES, Hand, opened
 
 KEY = "dynamic_batching.default_queue_policy"
 FULL = f"Exceeds maximum queue size: 1 may wait for this model, and as many do ({KEY}.max_queue_size)"
@@ -21,24 +17,6 @@ SHORT = 0.01
 TIRED = f"Request timeout expired: 10000 microseconds in the queue ({KEY}.default_timeout_microseconds)"
 ONE = QueuePolicy(QueueLimits(1, 0, KEY))
 SOON = QueuePolicy(QueueLimits(0, SHORT, KEY))
-
-
-@pytest.fixture
-def link() -> Iterator[Link]:
-    with linked(12) as link:
-        yield link
-
-
-@pytest.fixture
-def hand(link: Link) -> Hand:
-    return Hand(link)
-
-
-@pytest.fixture
-async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """One in flight, many may wait."""
-    with opened(link, hand, Scheduler(8, 1)) as lane:
-        yield lane
 
 
 class Asked:

@@ -1,7 +1,7 @@
 """A lane whose device side ends, or is replaced by another one while it serves; the test plays both device sides."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.memory import MEMORY
 
-from .test_lane import BATCHING, SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
+from .hand import BATCHING, SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
 
 LOST = "the device's process has ended"
 
@@ -76,39 +76,10 @@ def another(made: Links) -> Callable[[], tuple[Link, Hand]]:
     return made.another
 
 
-@pytest.fixture
-async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With an in-flight limit of one and room for eight to wait."""
-    with opened(link, hand, Scheduler(8, 1)) as lane:
-        yield lane
-
-
 def reason(answer: "asyncio.Future[object]") -> str:
     error = answer.exception()
     assert isinstance(error, Unavailable)
     return str(error)
-
-
-async def test_launched_requests_end_at_once_and_their_memory_is_free(lane: Lane) -> None:
-    slot = lane.take_slot()
-    slot.reserve(1 << 20)
-    answer = submit(lane, slot, "m", SHAPES)
-    lane.fail_in_flight(LOST)
-    assert reason(answer) == LOST
-    lane.release(slot)
-    assert lane.slots.statistics() == (0, 1, 0)
-    assert lane.statistics()[:3] == (0, 0, 0)
-
-
-async def test_abandoned_requests_are_freed(lane: Lane) -> None:
-    slot, _ = ask(lane)
-    lane.release(slot)
-    drained = asyncio.ensure_future(lane.drained())
-    await settle()
-    assert not drained.done()
-    lane.fail_in_flight(LOST)
-    await drained
-    assert lane.slots.statistics().used == 0
 
 
 async def test_deferred_requests_end_too(lane: Lane, link: Link) -> None:
@@ -423,7 +394,6 @@ async def test_a_delayed_batch_waits_for_the_new_link(lane: Lane, hand: Hand, an
     for _ in range(2):
         give(lane, batching=delayed)
     await settle()
-    assert not lane._launcher._batch_timer.active
     new, second = another()
     assert await lane.relink(new)
     await settle()

@@ -3,13 +3,12 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError, Unavailable
+from server.errors import DeadlineExceeded, Outgrown, QueueFull, RequestError, Unavailable
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
@@ -19,30 +18,17 @@ from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.memory import linked
 
-from .test_lane import SHAPES, Hand, opened, settle
+from .hand import SHAPES, SLOTS, Hand, settle
 from .test_lane_queues import SHORT, SOON
 
-SLOTS = 12
 PART = (Extent((1,), 0, 4),)
 END = ()
 
 
 @pytest.fixture
-def link() -> Iterator[Link]:
-    with linked(SLOTS) as link:
-        yield link
-
-
-@pytest.fixture
-def hand(link: Link) -> Hand:
-    return Hand(link)
-
-
-@pytest.fixture
-async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With an in-flight limit of one and room for two to wait."""
-    with opened(link, hand, Scheduler(2, 1)) as lane:
-        yield lane
+def scheduler() -> Scheduler:
+    """One in flight, two may wait."""
+    return Scheduler(2, 1)
 
 
 class Asked:
@@ -129,16 +115,6 @@ async def test_a_part_keeps_the_priority_of_its_request(lane: Lane, hand: Hand) 
     asked.proceed()
     await hand.end()
     assert slots(hand) == [asked.slot.index]
-
-
-async def test_an_error_ends_the_answer(lane: Lane, hand: Hand) -> None:
-    asked = Asked(lane)
-    await hand.end(outputs=PART)
-    asked.proceed()
-    await hand.end(Failure("raised", "bad luck"))
-    assert isinstance(asked.last, Failed)
-    asked.release()
-    assert is_free(lane)
 
 
 async def test_an_answer_released_between_two_parts_is_freed_by_a_ticket_that_has_expired(lane: Lane, hand: Hand) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +13,8 @@ from server.link.ring import Link
 from server.scheduling.lane import Lane
 from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
-from tests.memory import linked
 
-from .test_lane import BATCHING, ROWS, SHAPES, SLOTS, Hand, rows_out, settle
+from .hand import BATCHING, ROWS, SHAPES, Hand, rows_out, settle
 
 
 class Runner:
@@ -38,26 +37,13 @@ class Runner:
 
 
 @pytest.fixture
-def link() -> Iterator[Link]:
-    with linked(SLOTS) as link:
-        yield link
-
-
-@pytest.fixture
-def hand(link: Link) -> Hand:
-    return Hand(link)
-
-
-@pytest.fixture
 def runner(link: Link) -> Runner:
     return Runner(link)
 
 
 @pytest.fixture
-async def lane(link: Link, hand: Hand) -> Lane:
-    lane = Lane("acme", Scheduler(8, 2), link, hand)
-    lane.open(asyncio.get_running_loop())
-    return lane
+def scheduler() -> Scheduler:
+    return Scheduler(8, 2)
 
 
 def begin(
@@ -231,8 +217,3 @@ async def test_nothing_runs_while_the_lane_changes_links_or_its_device_side_has_
     begin(lane, lambda _: None)
     assert runner.ran == []
     assert lane.statistics().waiting == 1
-
-
-async def test_a_link_without_run_now_is_used_as_before(lane: Lane, hand: Hand) -> None:
-    slot = begin(lane, lambda _: None, batched=True)
-    assert [ticket.slot for ticket in hand.tickets] == [slot]

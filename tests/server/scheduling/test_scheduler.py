@@ -27,33 +27,6 @@ def taken(scheduler: Scheduler) -> list[int]:
     return [ticket.slot for ticket in scheduler.take()]
 
 
-def test_tickets_are_launched_in_order_of_arrival_up_to_the_in_flight_limit() -> None:
-    scheduler = filled(Scheduler(limit=8, in_flight_limit=2), 5, 3, 4)
-    assert taken(scheduler) == [5, 3]
-    assert taken(scheduler) == []
-    assert scheduler.in_flight == {5, 3}
-
-
-def test_a_ticket_that_ends_lets_the_next_be_launched() -> None:
-    scheduler = filled(Scheduler(limit=8, in_flight_limit=1), 1, 2)
-    assert taken(scheduler) == [1]
-    scheduler.finish(1)
-    assert taken(scheduler) == [2]
-
-
-def test_take_returns_the_ticket_that_was_added() -> None:
-    scheduler = Scheduler(limit=1, in_flight_limit=1)
-    scheduler.add(Ticket(7, 3, "m/2#3", ((2, 3),), 1.5, 64))
-    assert scheduler.take() == [Ticket(7, 3, "m/2#3", ((2, 3),), 1.5, 64)]
-
-
-def test_the_smallest_priority_number_is_launched_first_and_the_default_last() -> None:
-    scheduler = Scheduler(limit=8, in_flight_limit=8)
-    for slot, priority in enumerate([0, 2, 2**64 - 1, 1, 2, 0]):
-        scheduler.add(ticket(slot), priority)
-    assert taken(scheduler) == [3, 1, 4, 2, 0, 5]
-
-
 def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
     scheduler = filled(Scheduler(limit=2, in_flight_limit=1), 0)
     assert taken(scheduler) == [0]
@@ -63,40 +36,6 @@ def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
     with pytest.raises(QueueFull):
         scheduler.check()
     assert scheduler.statistics() == SchedulerStatistics(waiting=2, in_flight=1, limit=2, in_flight_limit=1)
-
-
-def test_below_the_in_flight_limit_one_more_request_is_accepted() -> None:
-    scheduler = filled(Scheduler(limit=1, in_flight_limit=1), 0, 1)
-    with pytest.raises(QueueFull):
-        scheduler.check()
-    assert taken(scheduler) == [0]
-
-
-def test_a_queue_of_limit_0_accepts_requests_up_to_the_in_flight_limit() -> None:
-    scheduler = filled(Scheduler(limit=0, in_flight_limit=1), 0)
-    assert taken(scheduler) == [0]
-    with pytest.raises(QueueFull):
-        scheduler.check()
-
-
-def test_a_withdrawn_ticket_is_never_launched_and_frees_its_place_in_the_queue() -> None:
-    scheduler = Scheduler(limit=2, in_flight_limit=1)
-    filled(scheduler, 0)
-    scheduler.take()
-    filled(scheduler, 1, 2)
-    assert scheduler.withdraw(1)
-    assert not scheduler.withdraw(1)
-    filled(scheduler, 3)
-    scheduler.finish(0)
-    assert taken(scheduler) == [2]
-
-
-def test_a_ticket_in_flight_or_unknown_cannot_be_withdrawn() -> None:
-    scheduler = filled(Scheduler(limit=2, in_flight_limit=1), 0)
-    scheduler.take()
-    assert not scheduler.withdraw(0)
-    assert not scheduler.withdraw(9)
-    assert scheduler.in_flight == {0}
 
 
 def test_finish_raises_for_a_slot_that_is_not_in_flight() -> None:

@@ -25,7 +25,7 @@ from server.tenants import relay
 from server.tenants.catalog import Catalog, ServedModel
 from server.tenants.relay import Relay
 from tests.lanes import submit
-from tests.server.scheduling.test_lane import BATCHING, ROWS, SHAPES, Hand, rows_out, settle
+from tests.server.scheduling.hand import BATCHING, ROWS, SHAPES, Hand, rows_out, settle
 
 SLOTS, QUEUE, MEMORY = 40, 4, 8 << 20
 OUT = (Extent((1,), 0, 4),)
