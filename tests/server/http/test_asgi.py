@@ -65,15 +65,6 @@ async def test_exception_before_the_answer_is_raised() -> None:
         await respond(silent, call())
 
 
-async def test_exception_after_the_answer_is_ignored() -> None:
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        await send(Start)
-        await send({"type": "http.response.body", "body": b"answered"})
-        raise ValueError("logged already")
-
-    assert (await respond(application, call())).body == b"answered"
-
-
 async def test_cancellation_cancels_the_application() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 

@@ -39,16 +39,7 @@ async def test_compression_round_trip(body: bytes, encoding: str) -> None:
     packed = await compress(body, encoding)
     assert len(packed) < max(30, len(body))
     assert await decompress(packed, encoding, len(body)) == body
-
-
-async def test_compressed_data_is_standard_gzip_and_zlib() -> None:
-    assert gzip.decompress(await compress(LARGE, "gzip")) == LARGE
-    assert zlib.decompress(await compress(LARGE, "deflate")) == LARGE
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
-async def test_gzip_and_x_gzip_are_the_same(encoding: str) -> None:
-    assert await decompress(gzip.compress(b"abc"), encoding, 3) == b"abc"
+    assert (gzip if encoding == "gzip" else zlib).decompress(packed) == body, "it is the standard format"
 
 
 async def test_deflate_is_the_zlib_format() -> None:

@@ -9,10 +9,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.errors import Misdirected, Unauthorized, Unavailable
+from server.errors import Unauthorized, Unavailable
 from server.http import asgi
 from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
-from server.http.connection_limits import REFUSAL_RATE, Activity, Refusals
+from server.http.connection_limits import Activity, Refusals
 from server.http.exchange import Reply
 from server.http.infer import Infer
 from server.http.strict import HEADER_TIMEOUT
@@ -139,18 +139,6 @@ async def test_pipelined_requests_wait_and_reading_pauses_at_the_limit() -> None
     assert bench.answers.bodies[:2] == [b"{}", b"{}"]
 
 
-async def test_no_request_is_answered_while_writing_is_paused() -> None:
-    bench = Bench()
-    bench.answers.let.set()
-    bench.connection.pause_writing()
-    bench.connection.data_received(REQUEST)
-    await bench.settle()
-    assert bench.answers.bodies == []
-    bench.connection.resume_writing()
-    await bench.settle()
-    assert bench.answers.bodies == [b"{}"]
-
-
 async def test_disconnect_cancels_the_request_being_answered() -> None:
     bench = Bench()
     bench.connection.data_received(REQUEST)
@@ -181,17 +169,6 @@ async def test_shutdown_closes_idle_connections_at_once_and_busy_ones_after_the_
     await busy.settle()
     assert b"connection: close\r\n" in busy.transport.written
     assert busy.transport.ended
-
-
-async def test_while_the_server_drains_each_connection_closes_after_its_answer() -> None:
-    bench = Bench()
-    bench.answers.let.set()
-    bench.answers.ending = True
-    bench.connection.data_received(REQUEST)
-    await bench.settle()
-    assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"connection: close\r\n" in bench.transport.written
-    assert bench.transport.ended
 
 
 async def test_while_the_server_drains_requests_that_have_arrived_are_all_answered() -> None:
@@ -336,20 +313,6 @@ async def test_damaged_chunks_end_the_connection(chunks: bytes, status: int) -> 
         assert b"connection: close\r\n" in bench.transport.written
         assert bench.transport.ended
         assert bench.answers.bodies == []
-
-
-@pytest.mark.parametrize("name", [b"POST", b"PATCH"])
-async def test_continue_is_sent_when_the_body_is_wanted(name: bytes) -> None:
-    bench = Bench()
-    bench.answers.let.set()
-    request = REQUEST.replace(b"POST", name).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n", 1)
-    bench.connection.data_received(request[:-2])
-    await bench.settle()
-    assert bench.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
-    bench.connection.data_received(b"{}")
-    await bench.settle()
-    assert bench.transport.written.count(b"HTTP/1.1 200 OK") == 1
-    assert not bench.transport.ended
 
 
 async def test_reading_pauses_until_a_body_is_wanted() -> None:
@@ -526,21 +489,6 @@ async def test_no_request_is_answered_on_a_broken_connection(monkeypatch: pytest
     assert len(asked) == 1
 
 
-async def test_misdirected_request_closes_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench()
-
-    def resolve(*_: object) -> Any:
-        raise Misdirected("open another")
-
-    monkeypatch.setattr(bench.answers, "resolve", resolve)
-    bench.connection.data_received(INFER * 2)
-    assert bench.transport.written.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
-    assert bench.transport.written.count(b"HTTP/1.1") == bench.transport.written.count(b"connection: close\r\n") == 1
-    assert bench.transport.ended
-
-
 async def test_pipelined_requests_are_limited_per_event_loop_iteration() -> None:
     bench = Bench()
     bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN + 1))
@@ -567,13 +515,6 @@ async def answered(bench: Bench, count: int) -> None:
     async with asyncio.timeout(30):
         while bench.transport.written.count(b"HTTP/1.1 ") < count:
             await asyncio.sleep(0)
-
-
-async def test_few_refusals_do_not_wait() -> None:
-    bench = Bench()
-    bench.answers.refusals = Refusals()
-    bench.connection.data_received(INFER * REQUESTS_PER_TURN)
-    assert bench.transport.written.count(b"HTTP/1.1 401") == REQUESTS_PER_TURN < REFUSAL_RATE
 
 
 async def test_a_refusal_beyond_the_pace_waits_while_nothing_is_read() -> None:
@@ -762,15 +703,6 @@ async def test_half_close_during_a_model_change_is_a_disconnect(change: str) -> 
     )
     await bench.settle()
     assert not bench.connection.eof_received()
-
-
-async def test_http_1_0_keep_alive_is_confirmed() -> None:
-    bench = Bench()
-    bench.answers.let.set()
-    bench.connection.data_received(REQUEST.replace(b"HTTP/1.1\r\nHost: a", b"HTTP/1.0\r\nConnection: keep-alive") * 2)
-    await bench.settle()
-    assert bench.transport.written.count(b"connection: keep-alive\r\n") == 2
-    assert bench.transport.protocol is None, "uvicorn's protocol does not have it"
 
 
 @pytest.mark.parametrize("leave", ["lost", "handed over", "closed"])

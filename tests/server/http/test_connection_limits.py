@@ -30,39 +30,25 @@ def filled(most: int, *standings: Activity) -> tuple[Connections, list[Connectio
     return found, each
 
 
-def test_oldest_receiving_connection_is_closed_first() -> None:
-    unfinished = [Activity.RECEIVING] * 2
-    found, each = filled(5, Activity.IDLE, Activity.ANSWERING, *unfinished, Activity.IDLE)
-    found.add(Connection(Activity.RECEIVING))
-    assert [one.gone for one in each] == [False, False, True, False, False]
-    assert len(found) == 5
-    assert repr(found) == "<Connections 5 of 5>"
+IDLE, ANSWERING, RECEIVING = Activity.IDLE, Activity.ANSWERING, Activity.RECEIVING
 
 
-def test_oldest_idle_connection_is_closed_next() -> None:
-    found, each = filled(3, Activity.ANSWERING, Activity.IDLE, Activity.IDLE)
-    found.add(Connection(Activity.ANSWERING))
-    assert [one.gone for one in each] == [False, True, False]
-    assert each[1] not in found
-
-
-def test_youngest_connections_are_not_closed() -> None:
-    found, each = filled(8, *[Activity.IDLE] * 6, Activity.RECEIVING, Activity.RECEIVING)
-    found.add(Connection(Activity.RECEIVING))
-    assert [one.gone for one in each] == [True] + [False] * 7
-
-
-def test_answering_connections_are_never_closed() -> None:
-    found, each = filled(2, Activity.ANSWERING, Activity.ANSWERING)
-    found.add(Connection(Activity.RECEIVING))
-    assert not any(one.gone for one in each)
-    assert len(found) == 3
-
-
-def test_several_connections_are_closed_at_a_time() -> None:
-    found, each = filled(64, *[Activity.RECEIVING] * 64)
-    found.add(Connection(Activity.RECEIVING))
-    assert [one.gone for one in each] == [True] * 4 + [False] * 60
+@pytest.mark.parametrize(
+    ("standings", "closed"),
+    [
+        pytest.param([IDLE, ANSWERING, RECEIVING, RECEIVING, IDLE], {2}, id="the oldest that is received"),
+        pytest.param([ANSWERING, IDLE, IDLE], {1}, id="the oldest idle one next"),
+        pytest.param([IDLE] * 6 + [RECEIVING] * 2, {0}, id="not the youngest"),
+        pytest.param([ANSWERING] * 2, set(), id="none that is answered"),
+        pytest.param([RECEIVING] * 64, {0, 1, 2, 3}, id="several at a time"),
+    ],
+)
+def test_a_connection_beyond_the_limit_closes(standings: list[Activity], closed: set[int]) -> None:
+    found, each = filled(len(standings), *standings)
+    found.add(Connection(RECEIVING))
+    assert {place for place, one in enumerate(each) if one.gone} == closed
+    assert len(found) == len(standings) + 1 - len(closed)
+    assert repr(found) == f"<Connections {len(found)} of {len(standings)}>"
 
 
 def test_ended_connection_does_not_count() -> None:

@@ -39,16 +39,6 @@ def waiting() -> "asyncio.Future[str]":
     return asyncio.get_running_loop().create_future()
 
 
-async def test_disconnect_fails_the_waiting_answer_with_client_gone() -> None:
-    watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
-    watcher.watch(answer, client.receive)
-    await client.listened.wait()
-    client.messages.put_nowait(GONE)
-    with pytest.raises(ClientGone, match=r"^the client closed its connection$"):
-        await answer
-    watcher.unwatch(answer)
-
-
 async def test_other_messages_are_not_a_disconnect() -> None:
     watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
     watcher.watch(answer, client.receive)
@@ -70,15 +60,6 @@ async def test_no_listener_for_a_request_answered_quickly() -> None:
     await slow.listened.wait()
     assert quick.listens == 0
     watcher.unwatch(answer)
-
-
-async def test_unwatch_cancels_the_listener() -> None:
-    watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
-    watcher.watch(answer, client.receive)
-    await client.listened.wait()
-    watcher.unwatch(answer)
-    await client.cancelled.wait()
-    assert not answer.done()
 
 
 async def test_disconnect_after_the_answer_is_ignored() -> None:

@@ -1,5 +1,4 @@
 import re
-import struct
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from .messages import (
     Document,
     binary,
     body_of,
-    elements,
     model,
     nested,
     packed,
@@ -51,70 +49,16 @@ def test_a_timeout_of_0_is_none() -> None:
     assert take(request(tensor([1]), parameters={"timeout": 0}), model()).request.timeout is None
 
 
-def test_inputs_may_come_in_any_order_and_in_both_forms_at_once() -> None:
-    document = request(binary(7, "BYTES", [1], name="b"), tensor([1, 2], "INT32", name="a"), outputs=[{"name": "c"}])
-    found = take(document, PAIR, packed("abc"))
-    assert found.tensors == (((2,), struct.pack("<2i", 1, 2)), ((1,), packed("abc")))
-
-
-def test_binary_tensors_lie_in_the_order_of_the_document_not_of_the_model() -> None:
-    document = request(binary(5, "BYTES", [1], name="b"), binary(8, "INT32", name="a"), outputs=[{"name": "c"}])
-    found = take(document, PAIR, packed("x"), struct.pack("<2i", 3, 4))
-    assert found.tensors == (((2,), struct.pack("<2i", 3, 4)), ((1,), packed("x")))
-
-
-def test_outputs_are_answered_in_the_order_they_were_asked_for() -> None:
-    document = request(
-        tensor([1, 2], "INT32", name="a"),
-        tensor([], "BYTES", name="b"),
-        outputs=[{"name": "d", "parameters": {"binary_data": True}}, {"name": "c", "parameters": {"classification": 0}}],
-    )
-    assert take(document, PAIR).request.outputs == (RequestedOutput(1, binary=True), RequestedOutput(0, binary=False))
-
-
-def test_output_parameter_overrides_the_request_parameter() -> None:
-    outputs = [{"name": "c", "parameters": {"binary_data": False}}, {"name": "d"}]
-    inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
-    found = take(request(*inputs, outputs=outputs, parameters={"binary_data_output": True}), PAIR)
-    assert found.request.outputs == (RequestedOutput(0, binary=False), RequestedOutput(1, binary=True))
-
-
-def test_no_outputs_named_is_every_output() -> None:
-    inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
-    found = take(request(*inputs, outputs=[], parameters={"binary_data_output": True}), PAIR)
-    assert found.request.outputs == (RequestedOutput(0, binary=True), RequestedOutput(1, binary=True))
-
-
 def test_a_model_without_inputs_takes_none() -> None:
     signature = Signature((), (spec("y", "FP32", 1),))
     assert take({"inputs": []}, signature).tensors == ()
     assert "has no input 'x'; it has none" in refusal(request(tensor([1])), signature)
 
 
-def test_an_input_may_be_empty_in_both_forms() -> None:
-    assert take(request(tensor([])), model()).tensors == (((0,), b""),)
-    assert take(request(binary(0)), model(), b"").tensors == (((0,), b""),)
-    assert take(request(tensor([], "BYTES")), model("BYTES")).tensors == (((0,), b""),)
-
-
 @pytest.mark.parametrize("values", [{"data": None}, {"parameters": None}])
 def test_a_field_that_is_null_is_absent(values: dict[str, None]) -> None:
     document = binary(4) if "data" in values else tensor([0.0])
     assert take(request(document | values), model(), *([b"\0" * 4] if "data" in values else [])).tensors == (((1,), b"\0" * 4),)
-
-
-def test_every_half_of_64_bits_reaches_the_slot_exactly() -> None:
-    values = [2**63, 2**64 - 1, 0]
-    assert elements(request(tensor(values, "UINT64")), model("UINT64")) == values
-
-
-@pytest.mark.parametrize("body", [b"\xff\xfe", b"{", b'{"inputs": [{"name": "\xff"}]}', b'{"inputs": NaN}', b"{}{}"])
-def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
-    assert refusal(body).startswith("the request body is not JSON: ")
-
-
-def test_a_body_that_is_a_json_array_is_refused() -> None:
-    assert refusal(b"[]") == "the request body is an array; expected an object"
 
 
 @pytest.mark.parametrize(
@@ -204,11 +148,6 @@ def test_a_header_length_short_of_the_json_is_refused() -> None:
     document = body_of(request(tensor([1.0])))
     with pytest.raises(BadRequest, match="the request body is not JSON"):
         take_bytes(document, len(document) - 1, model())
-
-
-def test_bytes_behind_the_json_without_a_header_length_are_refused() -> None:
-    with pytest.raises(BadRequest, match="the request body is not JSON"):
-        take_bytes(body_of(request(binary(4))) + b"\0\0\0\0", None, model())
 
 
 @pytest.mark.parametrize(

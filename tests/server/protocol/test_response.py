@@ -56,37 +56,6 @@ def test_outputs_as_json_are_flat_and_typed() -> None:
     ]
 
 
-def test_binary_outputs_follow_the_json_in_the_order_asked_for() -> None:
-    response = answer((3, True), (1, True))
-    assert response.header_length is not None
-    assert response.body[response.header_length :] == HALVES + packed("a", "é")
-    assert document(response)["outputs"] == [
-        {"name": "h", "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}},
-        {"name": "t", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
-    ]
-
-
-def test_both_forms_may_be_in_one_answer() -> None:
-    response = answer((2, False), (0, True))
-    first, second = document(response)["outputs"]
-    assert first["data"] == [True, False]
-    assert "data" not in second
-    assert response.body[response.header_length :] == floats([1, 2])
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_an_empty_output_has_no_bytes(binary: bool) -> None:
-    response = answer((0, binary), (1, binary), outputs=(((0, 3), b""), ((0,), b"")))
-    y, t = document(response)["outputs"]
-    assert (y["shape"], t["shape"]) == ([0, 3], [0])
-    if binary:
-        assert response.header_length == len(response.body)
-        assert y["parameters"] == t["parameters"] == {"binary_data_size": 0}
-    else:
-        assert response.header_length is None
-        assert y["data"] == t["data"] == []
-
-
 @pytest.mark.parametrize(
     ("nonfinite", "data"), [("literal", b"[1.0,NaN,Infinity,-Infinity,2.5,NaN]"), ("null", b"[1.0,null,null,null,2.5,null]")]
 )
