@@ -64,6 +64,21 @@ async def test_arguments_and_results_arrive_as_they_were_and_defaults_are_those_
     assert office.heard == [([fact], 3), ([fact], 0), "enough", "", ([], 3)]
 
 
+async def test_a_call_reaches_the_implementation_that_it_names() -> None:
+    offices = {name: Office() for name in ("north", "south")}
+    ours, theirs = socket.socketpair()
+    near, far = Channel("far", {}), Channel("near", serve(Rooms, names=1)(offices.__getitem__))
+    await near.open(ours)
+    await far.open(theirs)
+    proxy(Rooms, near, "south").close("enough")
+    assert await proxy(Rooms, near, "north").fit([Fact("a")]) == {"a": Fact("a")}
+    assert {name: office.heard for name, office in offices.items()} == {"north": [([Fact("a")], 3)], "south": ["enough"]}
+    proxy(Rooms, near).close("which?")
+    await asyncio.wait_for(far.closed.wait(), 10)
+    assert far.distrusted
+    near.close()
+
+
 async def test_calls_are_sent_in_the_order_in_which_they_are_made_awaited_or_not() -> None:
     async with rooms(office := Office()) as (far, *_):
         first = far.fit([Fact("a")])
