@@ -4,6 +4,7 @@ HTTP processes parse bytes of untrusted clients: each is served what it may call
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ...accounts.usage import Count
@@ -37,6 +38,23 @@ class Live(NamedTuple):
         return with_options(with_tables(before, server, self.tenants), self.options)
 
 
+class Wanted(NamedTuple):
+    """What an HTTP process is to be, whole: it follows the last one that it was sent.
+
+    `cores` are those of the host on which it runs, None to stay where it is. `listed`: every model that there is was announced.
+    With a reason in `refused` or `suspended` it takes no requests of its tenant, for good or for now; `devices` has the reasons
+    for which some of a tenant's several devices get none.
+    """
+
+    state: State = "starting"
+    progress: str = ""
+    cores: frozenset[int] | None = None
+    listed: bool = False
+    refused: str = ""
+    suspended: str = ""
+    devices: Mapping[str, str] = MappingProxyType({})
+
+
 class Logging(Protocol):
     """Any process but the dispatcher."""
 
@@ -48,7 +66,6 @@ class ToTenant(Protocol):
     """The tenant of an HTTP process, if it has one."""
 
     def announce(self, name: str) -> None: ...
-    def listed(self) -> None: ...
     async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry], keys: Keys) -> bool:
         """Serve these versions of a model from now on. Returns True when no request for older ones is left."""
 
@@ -57,18 +74,12 @@ class ToTenant(Protocol):
     async def last_uses(self) -> Mapping[str, int]: ...
     async def page_out(self, model: str) -> bool: ...
     def page_in(self, model: str) -> None: ...
-    def refuse(self, reason: str) -> None: ...
-    def suspend(self, reason: str, device: str = "") -> None:
-        """Take no requests for now; with an empty reason take them again. With a `device`: send it none."""
-
     def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
         """The device side has ended: fail what was launched, with `queued` also what waits. See `Lane.fail_in_flight`.
 
-        With a `device`, the tenant has others too: fail what was launched there.
+        With `queued` every model is loading until it is published again. With a `device`, the tenant has others too: fail what
+        was launched there.
         """
-
-    def lose_models(self) -> None:
-        """The device side has ended: every model is loading until it is published again."""
 
     async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
         """Use this link to the same tensor memory, see `Lane.relink`. True when it is used, and False if what is in flight does
@@ -89,11 +100,8 @@ class ToTenant(Protocol):
 class ToHttp(Protocol):
     """An HTTP process."""
 
-    def set_affinity(self, cores: frozenset[int]) -> None:
-        """Run on these of the host's cores only."""
-
-    def set_state(self, state: State, progress: str = "") -> None:
-        """The state of the server, and how far its start is."""
+    def follow(self, wanted: Wanted) -> None:
+        """Be like this from now on."""
 
     async def reconfigure(self, live: Live) -> None:
         """Use these values of the configuration from now on. Returns when that is so."""

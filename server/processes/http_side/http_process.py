@@ -25,10 +25,10 @@ from ...http.infer import Infer
 from ...http.paths import is_infer
 from ...link.occupancy import LEAD
 from ...scheduling.limits import TokenBucket
-from ...tenants.frontend import Report, State
+from ...tenants.frontend import Report
 from ...tenants.service import Service, Tenant, limit, too_many_connections
 from ..channels.calls import proxy, serve
-from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Live, Logging, ToHttp, ToTenant
+from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Live, Logging, ToHttp, ToTenant, Wanted
 from ..channels.routing import SHARED, UNAUTHENTICATED
 from ..channels.rpc import Channel, Handlers
 from ..children import spawn
@@ -82,6 +82,7 @@ class HttpProcess:
         self._hosted = hosted
         self._side = TenantSide(arguments, self._spawn)
         self._tenant: Tenant | None = None
+        self._wanted = Wanted()
         handlers: Handlers = {**serve(ToHttp)(lambda: self), **serve(Logging)(lambda: self)}
         if arguments.name in arguments.config.tenants:
             handlers |= serve(ToTenant)(lambda: self._side)
@@ -230,20 +231,24 @@ class HttpProcess:
         if not task.cancelled() and (error := task.exception()):
             log.error("a connection could not be taken: %s", error, exc_info=error)
 
-    def set_affinity(self, cores: frozenset[int]) -> None:
+    def follow(self, wanted: Wanted) -> None:
+        before, self._wanted = self._wanted, wanted
+        if wanted.cores and wanted.cores != before.cores:
+            self._set_affinity(wanted.cores)
+        if self._tenant:
+            self._side.follow(before, wanted)
+        self._service.set_state(wanted.state, wanted.progress)
+        if before.state == "starting" and wanted.state in ("serving", "incomplete"):
+            gc.collect()
+            gc.freeze()
+
+    def _set_affinity(self, cores: frozenset[int]) -> None:
         try:
             os.sched_setaffinity(0, cores)
         except OSError as error:
             log.warning("the HTTP process cannot run on cores %s: %s", sorted(cores), error.strerror)
         else:
             spawn.set_own_affinity(cores)  # gRPC's threads as well.
-
-    def set_state(self, state: State, progress: str = "") -> None:
-        loaded = self._service.state == "starting" and state in ("serving", "incomplete")
-        self._service.set_state(state, progress)
-        if loaded:
-            gc.collect()
-            gc.freeze()
 
     async def reconfigure(self, live: Live) -> None:
         config = live.config(self._service.config)

@@ -17,7 +17,7 @@ from ...tenants.local_frontend import LocalTenant
 from ...tenants.relay import Cancellations, Relay
 from ...tenants.service import Tenant, open_tenant, report
 from ..channels.descriptors import DescriptorReceiver, SentLink
-from ..channels.http_protocols import Keys
+from ..channels.http_protocols import Keys, Wanted
 from ..channels.message_fields import ReportFields
 from ..children.process_arguments import ProcessArguments
 from .spread_links import SpreadLinks
@@ -84,20 +84,26 @@ class TenantSide(LocalTenant):
     async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         return await publishing.agree(self.tenant, name, served)
 
-    def suspend(self, reason: str, device: str = "") -> None:
-        if self._spread and device:
-            self._spread.suspend(device, reason)
-        else:
-            self.tenant.suspend(reason)
+    def follow(self, before: Wanted, wanted: Wanted) -> None:
+        """Be as is wanted now, and not as was wanted before."""
+        if wanted.listed:
+            self.listed()
+        if wanted.refused != before.refused:
+            self.refuse(wanted.refused)
+        if wanted.suspended != before.suspended:
+            self.tenant.suspend(wanted.suspended)
+        for device in {**before.devices, **wanted.devices}:
+            if self._spread and (reason := wanted.devices.get(device, "")) != before.devices.get(device, ""):
+                self._spread.suspend(device, reason)
 
     def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
         if self._spread and device:
             self._spread.fail_in_flight(device, reason)
-        else:
+            return
+        if self._arguments.number == LEAD:  # It ends those of helpers as well.
             self.tenant.fail_in_flight(reason, queued)
-
-    def lose_models(self) -> None:
-        self.tenant.catalog.lose()
+        if queued:
+            self.tenant.catalog.lose()
 
     async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
         unused = self._descriptors.take_link(link)

@@ -21,7 +21,7 @@ from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorSender
-from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant
+from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant, Wanted
 from ..channels.message_fields import ReportFields
 from ..channels.rpc import Channel, Handlers, Malformed
 from .device_frontend import DeviceFrontend, Publication
@@ -47,12 +47,10 @@ class RemoteFrontend(DeviceFrontend):
         self._lost = set[str]()
         """The models whose device side has ended: each is loading until it is published again."""
         self._paged = set[ModelKey]()
-        self._listed = False
-        self._state: State = "starting"
-        self._progress = ""
-        self._refused = ""
+        self._wanted = Wanted()
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
+        self._want_cores()
 
     def __repr__(self) -> str:
         return f"<RemoteFrontend {self._config.name}, {self._processes.lead!r}>"
@@ -80,14 +78,13 @@ class RemoteFrontend(DeviceFrontend):
         self._processes.remove_helper(number)
 
     async def _catch_up(self, channel: Channel) -> None:
-        self._send_affinity()
         process = proxy(ToHttpProcess, channel)
+        process.follow(self._wanted_of(channel)._replace(state="starting", listed=False))
         published = list(self._repeat(process))  # All of it is sent before anything else can be.
-        self._repeat_devices(channel)
         with suppress(Unavailable):
             await asyncio.gather(*published)
         if channel in self._processes.channels:
-            process.set_state(self._state, self._progress)
+            process.follow(self._wanted_of(channel))
 
     def _repeat(self, process: ToHttpProcess) -> Iterator[Awaitable[Any]]:
         for each in self._models.values():
@@ -95,14 +92,18 @@ class RemoteFrontend(DeviceFrontend):
                 yield self._publish(process, each)
             else:
                 process.announce(each.name)
-        if self._listed:
-            process.listed()
         for model in self._paged:
             yield process.page_out(model)
-        if self.refusing:
-            process.suspend(self.refusing)
-        if self._refused:
-            process.refuse(self._refused)
+
+    def _want(self, **changes: Any) -> None:
+        """Have all processes follow what has changed."""
+        self._wanted = self._wanted._replace(**changes)
+        for channel in self._processes.channels:
+            proxy(ToHttpProcess, channel).follow(self._wanted_of(channel))
+
+    def _wanted_of(self, channel: Channel) -> Wanted:
+        """What this process is to be."""
+        return self._wanted
 
     @property
     def spread(self) -> Mapping[str, Descriptors]:
@@ -120,14 +121,10 @@ class RemoteFrontend(DeviceFrontend):
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         super().fail_in_flight(reason, queued)
-        for channel, process in zip(self._processes.channels, self._processes.all, strict=True):
-            if channel is self._processes.lead:
-                process.fail_in_flight(reason, queued)
-            elif queued:
-                process.suspend(reason)  # Its requests in flight the lead ends.
-            if queued:
-                process.lose_models()
+        for process in self._processes.all:
+            process.fail_in_flight(reason, queued)
         if queued:
+            self._refuse(reason)
             self._lost.update(each.name for each in self._models.values() if each.served)
             self._paged.clear()
 
@@ -188,9 +185,7 @@ class RemoteFrontend(DeviceFrontend):
 
     def set_state(self, state: State, progress: str = "") -> None:
         """Send the process the server's state, and how far its start is."""
-        self._state, self._progress = state, progress
-        for process in self._processes.all:
-            process.set_state(state, progress)
+        self._want(state=state, progress=progress)
 
     def announce(self, name: str) -> None:
         if name not in self._models or not self._models[name].served:
@@ -199,9 +194,7 @@ class RemoteFrontend(DeviceFrontend):
             process.announce(name)
 
     def listed(self) -> None:
-        self._listed = True
-        for process in self._processes.all:
-            process.listed()
+        self._want(listed=True)
 
     async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         """A process that ends meanwhile does not refuse: the next one runs the functions when it is sent the models."""
@@ -236,9 +229,6 @@ class RemoteFrontend(DeviceFrontend):
         """The keys of a model's versions on the tenant's devices, if it is on several."""
         return {}
 
-    def _repeat_devices(self, channel: Channel) -> None:
-        """Notify a process of devices that do not serve the tenant, if it is on several."""
-
     async def last_uses(self) -> Mapping[ModelKey, int]:
         latest: dict[str, int] = {}
         for found in await self._processes.each(lambda process: process.last_uses()):
@@ -260,12 +250,12 @@ class RemoteFrontend(DeviceFrontend):
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores
-        self._send_affinity()
+        self._want_cores()
 
     def assign_cores(self, cores: frozenset[int]) -> None:
         """Restrict the process to these of the host's cores, unless the configuration or the partition names others."""
         self._assigned = cores
-        self._send_affinity()
+        self._want_cores()
 
     async def report(self) -> Report:
         return await self._processes.report()
@@ -274,13 +264,10 @@ class RemoteFrontend(DeviceFrontend):
         return ReportFields.of(await self.report())
 
     def refuse(self, reason: str) -> None:
-        self._refused = reason
-        for process in self._processes.all:
-            process.refuse(reason)
+        self._want(refused=reason)
 
     def _refuse(self, reason: str) -> None:
-        for process in self._processes.all:
-            process.suspend(reason)
+        self._want(suspended=reason)
 
     def distrust(self, reason: str) -> None:
         """Close the channel: the supervisor replaces the process then, and gives its replacement a new link."""
@@ -296,12 +283,10 @@ class RemoteFrontend(DeviceFrontend):
         self.descriptors.close()
         del self.link  # It maps that memory.
 
-    def _send_affinity(self) -> None:
+    def _want_cores(self) -> None:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""
         cores: Iterable[int] | None = self._config.front_cores or self._cores or self._assigned
-        if cores:
-            for process in self._processes.all:
-                process.set_affinity(frozenset(cores))
+        self._want(cores=frozenset(cores) if cores else None)
 
     def cancel(self, slot: int, serial: int) -> None:
         if slot >= self.descriptors.slots:

@@ -20,7 +20,7 @@ from ...tenants.frontend import DeviceSide
 from ...tenants.merged_models import Merged, MergedModels
 from ...tenants.service import slots
 from ..channels.calls import proxy
-from ..channels.http_protocols import Keys, ToHttpProcess
+from ..channels.http_protocols import Keys, ToTenant, Wanted
 from ..channels.rpc import Channel
 from .agreements import Agreements, Published
 from .device_frontend import DeviceFrontend
@@ -90,7 +90,9 @@ class SpreadFrontend(RemoteFrontend):
 
     def stop(self, device: str, reason: str) -> None:
         """The process of this device has ended: what was launched there fails, and all else runs on the others."""
-        self._send(lambda lead: lead.fail_in_flight(reason, True, device))
+        if self._processes.lead:
+            proxy(ToTenant, self._processes.lead).fail_in_flight(reason, True, device)
+        self.follow()
         for keys in self._keys_there.values():
             for of_devices in keys.values():
                 of_devices.pop(device, None)
@@ -105,32 +107,17 @@ class SpreadFrontend(RemoteFrontend):
             problems = [IndexEntry(name, version, "UNAVAILABLE", reason) for version in sorted(lost)]
             await self._publish_merged(name, merged._replace(problems=[*merged.problems, *problems]))
 
-    def refuse_of(self, device: str, reason: str) -> None:
-        """Send this device nothing for this reason, and fail what runs there; with "" send it something again."""
-        self._send(lambda lead: lead.suspend(reason, device))
+    def follow(self) -> None:
+        """A device takes requests again, or takes none any more."""
+        self._want()
 
-    def _send(self, of_device: Callable[[ToHttpProcess], None]) -> None:
-        """Send the lead what concerns one device; helpers only learn whether the tenant is served at all."""
-        for channel, process in zip(self._processes.channels, self._processes.all, strict=True):
-            if channel is self._processes.lead:
-                of_device(process)
-            else:
-                process.suspend(self._refusing_all)
-
-    @property
-    def _refusing_all(self) -> str:
-        """Why no device serves the tenant; "" if one does."""
-        reasons = [member.refusing for member in self.members.values()]
-        return reasons[0] if all(reasons) else ""
-
-    def _repeat_devices(self, channel: Channel) -> None:
-        process = proxy(ToHttpProcess, channel)
-        if channel is not self._processes.lead:
-            process.suspend(self._refusing_all)
-            return
-        for name, member in self.members.items():
-            if member.refusing:
-                process.suspend(member.refusing, name)
+    def _wanted_of(self, channel: Channel) -> Wanted:
+        """The lead learns which devices refuse requests, helpers only whether all do."""
+        reasons = {name: member.refusing for name, member in self.members.items() if member.refusing}
+        if channel is self._processes.lead:
+            return self._wanted._replace(devices=reasons)
+        none_serves = next(iter(reasons.values()), "") if len(reasons) == len(self.members) else ""
+        return self._wanted._replace(suspended=self._wanted.suspended or none_serves)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -207,7 +194,7 @@ class MemberFrontend(DeviceFrontend):
         return self._ignores(name, served, problems) or await self._whole.publish_of(self.device, name, served, problems)
 
     def _refuse(self, reason: str) -> None:
-        self._whole.refuse_of(self.device, reason)
+        self._whole.follow()
 
     def distrust(self, reason: str) -> None:
         self._whole.distrust(reason)

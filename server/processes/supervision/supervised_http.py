@@ -18,7 +18,7 @@ from ...link.ring import Descriptors
 from ...tenants.frontend import State
 from ..channels import descriptors, handoff
 from ..channels.calls import proxy, send, serve
-from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest, FromHttpProcess, Live, ToHttp
+from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest, FromHttpProcess, Live, ToHttp, Wanted
 from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
@@ -100,7 +100,7 @@ class SupervisedHttp:
             if each.frontend:
                 each.frontend.set_state(state, progress)
             elif each.number == LEAD:
-                proxy(ToHttp, each.channel).set_state(state, progress)
+                proxy(ToHttp, each.channel).follow(Wanted(state, progress))
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict them, and their later replacements, to these cores."""
@@ -258,7 +258,7 @@ class SupervisedHttp:
         else:
             if each.process:
                 self._current.restrict(each.process)
-            proxy(ToHttp, each.channel).set_state(self._current.state, self._current.progress)
+            proxy(ToHttp, each.channel).follow(Wanted(self._current.state, self._current.progress))
         each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
         self._dispatcher.announce(each)
         await self._start_helpers(each)

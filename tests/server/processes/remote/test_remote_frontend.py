@@ -16,7 +16,7 @@ from server.link.ring import Descriptors
 from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
 from server.processes.channels.descriptors import DescriptorReceiver, DescriptorSender
-from server.processes.channels.http_protocols import FromLead, ToHttpProcess, ToTenant
+from server.processes.channels.http_protocols import FromLead, ToHttpProcess, ToTenant, Wanted
 from server.processes.channels.message_fields import ReportFields
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
@@ -92,22 +92,24 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     frontend.announce("slow")
     await frontend.publish("broken", [], [PROBLEM])
     frontend.set_cores(frozenset({0}))
+    frontend.listed()
     frontend.set_state("serving")
     frontend.refuse("draining")
     process = Process()
     channel = await process.meet(frontend)
+    wanted = Wanted("serving", "", frozenset({0}), listed=True, refused="draining")
     assert process.heard[:-1] == [
-        ("set_affinity", {0}),
+        ("follow", wanted._replace(state="starting", listed=False)),
         ("announce", "slow"),
-        ("refuse", "draining"),
         ("publish", "broken", [], [PROBLEM], {}),
-        ("set_state", "serving", ""),
+        ("follow", wanted),
     ]
     process.heard.clear()
     frontend.set_state("draining")
     await frontend.publish("slow", [], [PROBLEM])
     await frontend.drained()
-    assert process.heard == [("set_state", "draining", ""), ("publish", "slow", [], [PROBLEM], {}), ("drained",)]
+    followed = ("follow", wanted._replace(state="draining"))
+    assert process.heard == [followed, ("publish", "slow", [], [PROBLEM], {}), ("drained",)]
     channel.close()
     process.close()
 
@@ -151,8 +153,9 @@ async def test_a_helper_gets_what_the_lead_got_and_reports_are_added_up(frontend
     frontend.suspend("the device is away")
     frontend.fail_in_flight("it has ended")
     await frontend.drained()
-    assert helper.names() == ["publish", "set_state", "suspend", "suspend", "lose_models", "drained"]
-    assert lead.names()[2:] == ["publish", "suspend", "fail_in_flight", "lose_models", "drained"]
+    assert helper.names() == ["follow", "publish", "follow", "follow", "fail_in_flight", "follow", "drained"]
+    assert lead.heard[-4:] == helper.heard[-4:]
+    assert [each.suspended for (each,) in helper.of("follow")] == ["", "", "the device is away", "it has ended"]
     used, later = (ModelReport("m", version, ModelStatistics(last=at), 0) for version, at in (("1", 5), ("2", 7)))
     lead.answers["report"] = ReportFields.of(Report([used], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3)))
     helper.answers["report"] = ReportFields.of(Report([later], [], LaneStatistics(0, 9, 0, 5, 6), SlotStatistics(1, 1, 1)))
@@ -317,7 +320,7 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
     assert process.heard == [
         ("fail_in_flight", "gone", False, ""),
         ("fail_in_flight", "gone", True, ""),
-        ("lose_models",),
+        ("follow", Wanted(suspended="gone")),
         ("drained",),
     ]
     channel.close()
@@ -325,7 +328,7 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
     frontend.renew()()
     replacement = Process()
     channel = await replacement.meet(frontend)
-    assert ("suspend", "gone", "") in replacement.heard
+    assert replacement.of("follow") == [(Wanted(suspended="gone"),)] * 2
     channel.close()
     replacement.close()
 
@@ -339,7 +342,7 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     frontend.set_cores(frozenset({5}))
     frontend.assign_cores(frozenset({4}))
     await frontend.drained()
-    assert [cores for (cores,) in process.of("set_affinity")] == [{2}, {3}, {3}, {5}, {5}]
+    assert [each.cores for (each,) in process.of("follow")][2:] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()
     process.close()
 
@@ -349,7 +352,7 @@ async def test_configured_front_cores_override_those_of_the_partition() -> None:
     process = Process()
     frontend.set_cores(frozenset({5}))
     channel = await process.meet(frontend)
-    assert ("set_affinity", {0}) in process.heard
+    assert process.of("follow")[0] == (Wanted(cores=frozenset({0})),)
     assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
     process.close()

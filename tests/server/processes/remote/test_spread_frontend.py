@@ -68,8 +68,7 @@ async def test_the_process_and_its_replacement_are_notified_of_a_device_that_end
     process = Process()
     channel = await process.meet(frontend)
     assert published(process) == [{"m/1#2": {"1": "m/1#9"}}, {}]
-    assert process.of("suspend") == [(ENDED, "0")]
-    assert process.names()[-2] == "set_state"
+    assert [each.devices for (each,) in process.of("follow")] == [{"0": ENDED}] * 2
     process.close()
     channel.close()
 
@@ -94,8 +93,9 @@ async def test_helpers_learn_only_whether_any_device_serves(frontend: SpreadFron
     frontend.members["1"].suspend("stuck too")
     frontend.members["0"].suspend("")
     await frontend.drained()
-    assert [reason for reason, _ in helper.of("suspend")] == ["", "", "stuck", ""], "the first when it came"
-    assert [device for _, device in lead.of("suspend")] == ["0", "1", "0"]
+    assert [each.suspended for (each,) in helper.of("follow")][2:] == ["", "stuck", ""]
+    followed = [each.devices for (each,) in lead.of("follow")][2:]
+    assert followed == [{"0": "stuck"}, {"0": "stuck", "1": "stuck too"}, {"1": "stuck too"}]
     for end in (lead, helper, *channels):
         end.close()
 
