@@ -42,7 +42,7 @@ class _Method(NamedTuple):
 
 
 def proxy(protocol: Callable[..., _P], caller: Caller, *of: str) -> _P:
-    """The methods of this Protocol in another process. Errors that they raise there are raised here, see `remote_errors`.
+    """The methods of this Protocol in another process. Errors that they raise there are raised here, as `rpc` says.
 
     A call over a channel is sent at once, and not when it is awaited. `of` are names of what serves it there, if that is one of
     several, such as tenants.

@@ -13,9 +13,8 @@ from ...config.schema import Config, ModelOptions
 from ...config.tenant import TenantConfig
 from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import State
-from .config_fields import tuples_of, values_of
 from .descriptors import SentLink
-from .message_fields import ReportFields
+from .message_fields import ReportFields, tuples_of, values_of
 
 Keys = Mapping[str, Mapping[str, str]]
 """The keys that each version has on a tenant's devices, by its key and by device; none for a tenant on one device."""

@@ -4,7 +4,7 @@ msgspec checks what arrives by the annotations of fields, which classes compiled
 named here again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Annotated, Any
@@ -17,13 +17,14 @@ from msgspec.structs import asdict
 from engines import DATATYPES
 
 from ...config.schema import ModelOptions
+from ...config.tables import Section
 from ...config.tenant import TenantConfig
+from ...config.text import TextOptions
 from ...protocol.classification import Labels
 from ...scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from ...tenants.catalog import IndexEntry
 from ...tenants.frontend import ModelReport, Report
 from ...tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics, Responses, Size
-from .config_fields import options_of, tenant_of, values_of
 
 
 class Fields(Struct, array_like=True, forbid_unknown_fields=True):
@@ -104,11 +105,35 @@ def encode_hook(value: Any) -> Any:
 def decode_hook(kind: Any, value: Any) -> Any:
     """Decode them again. Raises TypeError or ValueError."""
     if kind is ModelOptions:
-        return options_of(msgspec.convert(value, dict[str, Any]))
+        return _options_of(msgspec.convert(value, dict[str, Any]))
     if kind is TenantConfig:
-        return tenant_of(msgspec.convert(value, dict[str, Any]))
+        return _tenant_of(msgspec.convert(value, dict[str, Any]))
     if kind is Labels:
         return Labels(msgspec.convert(value, dict[str, bytes]))
     if value not in _NUMPY:
         raise ValueError("expected a data type of the protocol")
     return _NUMPY[value]
+
+
+def _tenant_of(fields: dict[str, Any]) -> TenantConfig:
+    """The tenant's configuration of these values."""
+    return TenantConfig.model_construct(**tuples_of(fields))
+
+
+def _options_of(fields: dict[str, Any]) -> ModelOptions:
+    """The table [models.NAME] of these values, with the class of `text` again."""
+    options = ModelOptions.model_construct(**tuples_of(fields))
+    return options if options.text is None else options.model_copy(update={"text": TextOptions(*options.text)})
+
+
+def values_of(table: Section, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: getattr(table, key) for key in keys}
+
+
+def tuples_of(values: dict[str, Any]) -> dict[str, Any]:
+    """These values with tuples again where MessagePack has made lists of them."""
+    return {key: _tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _tuple(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(_tuple(each) if isinstance(each, list) else each for each in value)

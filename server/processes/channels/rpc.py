@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ...errors import Failed, Unavailable
+from partitions import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
+
+from ...config.tables import ConfigError
+from ...errors import BadRequest, Conflict, Failed, NotFound, QueueFull, Unavailable
 from .message_fields import decode_hook, encode_hook
-from .remote_errors import describe, rebuild
 
 log = logging.getLogger("greenlane.processes")
 
@@ -26,6 +28,23 @@ MAX_MESSAGE = 64 << 20
 _LENGTH = 4
 """Bytes before each message, little-endian: its length."""
 _GONE = "the other process is gone"
+_KINDS: Final = {
+    kind.__name__: kind
+    for kind in (
+        BadRequest,
+        Conflict,
+        DeviceLost,
+        DeviceUnavailable,
+        DoesNotFit,
+        Failed,
+        Misplaced,
+        NotFound,
+        PartitionError,
+        QueueFull,
+        Unavailable,
+    )
+}
+"""Errors that arrive at the other end as what they were; they are made of their text alone."""
 
 
 class Malformed(Exception):
@@ -119,8 +138,7 @@ class Channel:
     def call(self, method: str, arguments: Sequence[Any], result: Any) -> "asyncio.Future[Any]":
         """Send a call, at once, and return the future of its answer, which is decoded as a `result`.
 
-        The future raises Unavailable if the other process ends before it answers, and what its handler raised (see
-        `remote_errors`).
+        The future raises Unavailable if the other process ends before it answers, and what its handler raised.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.closed.is_set() or self._writer is None:
@@ -190,7 +208,7 @@ class Channel:
             if isinstance(frame, _Result):
                 pending.answer.set_result(msgspec.msgpack.decode(frame.value, type=pending.result, dec_hook=decode_hook))
             else:
-                pending.answer.set_exception(rebuild(frame.kind, frame.text))
+                pending.answer.set_exception(_rebuild(frame.kind, frame.text))
 
     def _handle_call(self, number: int | None, method: str, arguments: msgspec.Raw) -> None:
         handler = self._handlers.get(method)
@@ -215,7 +233,7 @@ class Channel:
         try:
             data = _pack(_Result(number, _raw(await run())))
         except Exception as error:
-            data = _pack(_Failure(number, *describe(error)))
+            data = _pack(_Failure(number, *_describe(error)))
         self._write(data)
 
     def _end(self) -> None:
@@ -237,3 +255,16 @@ def _pack(frame: _Frame) -> bytes:
     if len(data) > MAX_MESSAGE:
         raise ValueError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE}")
     return len(data).to_bytes(_LENGTH, "little") + data
+
+
+def _describe(error: Exception) -> tuple[str, str]:
+    """The name of the error's class and its text."""
+    return type(error).__name__, str(error)
+
+
+def _rebuild(kind: str, text: str) -> Exception:
+    """The error again; one of another class becomes Failed, with its name in the text."""
+    if kind == ConfigError.__name__:
+        return ConfigError(text.split("\n"))
+    known = _KINDS.get(kind)
+    return known(text) if known else Failed(f"{kind}: {text}")

@@ -37,9 +37,8 @@ from ..children.process_setup import set_up
 from . import proxy as forwarding
 from .connection_handoff import ConnectionHandoff
 from .forks import let_go_in_forks
-from .paced import Paced
 from .tenant_side import TenantSide
-from .uvicorn_server import Server
+from .uvicorn_server import Paced, Server
 
 if TYPE_CHECKING:
     from ...grpc.server import GrpcServer

@@ -30,8 +30,7 @@ from .device_tenants import DeviceTenants
 from .handover import TenantHandover
 from .kept_state import KeptState
 from .remote_models import RemoteModels
-from .remote_moves import RemoteMoves
-from .remote_placements import RemotePlacements
+from .remote_moves import RemoteMoves, RemotePlacements
 
 log = logging.getLogger("greenlane.processes")
 
