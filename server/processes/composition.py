@@ -90,10 +90,10 @@ class Composition:
         shared = {each.name: each.runtime for each in self.devices if each.group is None}
         apart = [each for each in self.devices if each.group]
         self._homes = DeviceHomes(
-            self.supervisor, shared, apart, lambda device, tenant: self._device_process(device, {}, tenant)
+            self.supervisor.devices, shared, apart, lambda device, tenant: self._device_process(device, {}, tenant)
         )
         self.controller.tenant_host = TenantProcesses(
-            self.supervisor,
+            self.supervisor.http,
             self._frontends,
             self._runtimes,
             self._transfers.locks,

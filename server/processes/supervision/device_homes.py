@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from ...config.tenant import TenantConfig
 from ..remote.remote_runtime import RemoteRuntime
 from .supervised import SupervisedDevice
-from .supervisor import Supervisor
+from .supervised_devices import SupervisedDevices
 
 Make = Callable[[str, TenantConfig], SupervisedDevice]
 """Makes the process of a device for a tenant that comes, without tenants yet; it is not started."""
@@ -19,9 +19,9 @@ class DeviceHomes:
     """
 
     def __init__(
-        self, supervisor: Supervisor, shared: Mapping[str, RemoteRuntime], apart: Collection[SupervisedDevice], make: Make
+        self, devices: SupervisedDevices, shared: Mapping[str, RemoteRuntime], apart: Collection[SupervisedDevice], make: Make
     ) -> None:
-        self._supervisor = supervisor
+        self._devices = devices
         self._shared = shared
         self._apart = {each.runtime: each for each in apart}
         self._make = make
@@ -43,7 +43,7 @@ class DeviceHomes:
         each = self._make(device, tenant)
         self._apart[each.runtime] = each
         try:
-            await self._supervisor.begin_device(each)
+            await self._devices.begin(each)
             await each.runtime.open()
             self._share_cores(each)
             await each.runtime.start({})
@@ -55,7 +55,7 @@ class DeviceHomes:
     async def leave(self, runtime: RemoteRuntime) -> None:
         """A tenant has left this runtime: end its process if that was the tenant's own."""
         if each := self._apart.pop(runtime, None):
-            await self._supervisor.end_device(each)
+            await self._devices.end(each)
 
     def _share_cores(self, each: SupervisedDevice) -> None:
         """Restrict a process that comes to the cores of the others of its device."""

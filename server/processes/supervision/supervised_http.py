@@ -126,7 +126,9 @@ class SupervisedHttp:
         hosted: HostedRuntime | None = None,
         count: int = LEAD,
     ) -> None:
-        """As `Supervisor.begin`."""
+        """Start the process of a tenant that comes by this configuration. Before `admit` no connection is handed to it, and it
+        is not replaced; `end` ends it. Raises OSError, EOFError, or what connecting to it does.
+        """
         each = SupervisedProcess(name, frontend, listeners, hosted)
         self.add(each, count)
         if helpers := self._helpers.get(name):
@@ -138,7 +140,7 @@ class SupervisedHttp:
             await hosted.runtime.connect(each.channel, each.descriptors)
 
     async def admit(self, name: str) -> None:
-        """As `Supervisor.admit`."""
+        """Hand connections to the process of a tenant that has come, and replace it if it ends. Helpers are started as well."""
         each = self._processes[name]
         assert each.frontend
         each.frontend.set_state(self._current.state)
@@ -161,12 +163,12 @@ class SupervisedHttp:
             proxy(ToHttp, each.channel).listen()
 
     def retire(self, name: str) -> None:
-        """As `Supervisor.retire`."""
+        """Start no process of this tenant again. A new dispatcher hands it no connections."""
         for each in (self._processes[name], *self._processes[name].helpers):
             each.retired, each.takes_connections = True, False
 
     async def end(self, name: str) -> None:
-        """As `Supervisor.end`."""
+        """End the processes of a tenant that has gone, or that has not come after all. Does nothing if there are none."""
         if (each := self._processes.get(name)) is None:
             return
         self.retire(name)

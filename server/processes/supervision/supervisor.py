@@ -60,7 +60,7 @@ class Supervisor:
         self._watching = WatchTasks()
         self._processes: dict[str, SupervisedProcess] = {}
         self._dispatcher = SupervisedDispatcher(listeners, self._processes, current, self._restarts, refused)
-        self._http = SupervisedHttp(
+        self.http = SupervisedHttp(
             self._processes,
             self._dispatcher,
             application,
@@ -72,10 +72,10 @@ class Supervisor:
         )
         for name, frontend in frontends.items():
             process = SupervisedProcess(name, frontend, own.get(name, ()), hosted.get(name))
-            self._http.add(process, counts.get(name, LEAD))
+            self.http.add(process, counts.get(name, LEAD))
         for name in (SHARED, UNAUTHENTICATED):
-            self._http.add(SupervisedProcess(name, None))
-        self._devices = SupervisedDevices(devices, pages, self._http.relink, current, self._restarts)
+            self.http.add(SupervisedProcess(name, None))
+        self.devices = SupervisedDevices(devices, pages, self.http.relink, current, self._restarts)
         labels = [each.label for each in self._processes.values()] + [each.label for each in devices]
         self._restarts.counts.update(dict.fromkeys((DISPATCHER, *labels), 0))
 
@@ -84,70 +84,36 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start every process. They serve from now on. After an error, or once it was cancelled, `kill` ends those that run."""
-        await all_or_none((self._devices.start(), self._dispatcher.start(), self._http.start()))
+        await all_or_none((self.devices.start(), self._dispatcher.start(), self.http.start()))
         self._watching.start(self._dispatcher.keep())
         self._watching.start(self._check_heartbeats())
-        self._http.keep()
-        self._devices.keep()
+        self.http.keep()
+        self.devices.keep()
 
     def set_state(self, state: State, progress: str = "") -> None:
         """Notify every process of the server's state, and how far its start is."""
         self._current.state, self._current.progress = state, progress
-        self._http.set_state(state, progress)
+        self.http.set_state(state, progress)
 
     def set_log_level(self, level: str) -> None:
         """Have every process log at this level, this one and later replacements too; the dispatcher keeps its own."""
         self._current.log_level = level
         logs.set_level(level)
-        processes: list[Supervised] = [*self._processes.values(), *self._devices.all]
+        processes: list[Supervised] = [*self._processes.values(), *self.devices.all]
         for each in processes:
             proxy(Logging, each.channel).set_log_level(level)
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict HTTP processes and dispatcher, and their later replacements, to these cores."""
         self._current.cores = affinity.others
-        self._http.set_affinity(affinity)
+        self.http.set_affinity(affinity)
         self._dispatcher.restrict()
 
     async def reconfigure(self, config: Config) -> None:
         """Have every process use this configuration, and those that start from now on; returns when all of them do."""
         self._current.config = config
         await self._dispatcher.reconfigure()
-        await self._http.reconfigure()  # After the dispatcher, to which they may give back connections of tenants that come.
-
-    async def begin(
-        self,
-        config: Config,
-        name: str,
-        frontend: RemoteFrontend,
-        listeners: Sequence[socket.socket] = (),
-        hosted: HostedRuntime | None = None,
-        count: int = LEAD,
-    ) -> None:
-        """Start the process of a tenant that comes by this configuration. Before `admit` no connection is handed to it, and it
-        is not replaced; `end` ends it. Raises OSError, EOFError, or what connecting to it does.
-        """
-        await self._http.begin(config, name, frontend, listeners, hosted, count)
-
-    async def begin_device(self, each: SupervisedDevice) -> None:
-        """Start a device process more. Raises as `SupervisedDevices.begin`."""
-        await self._devices.begin(each)
-
-    async def end_device(self, each: SupervisedDevice) -> None:
-        """End a device process that has no tenant any more. Does nothing if it was not started."""
-        await self._devices.end(each)
-
-    async def admit(self, name: str) -> None:
-        """Hand connections to the process of a tenant that has come, and replace it if it ends. Helpers are started as well."""
-        await self._http.admit(name)
-
-    def retire(self, name: str) -> None:
-        """Start no process of this tenant again. A new dispatcher hands it no connections."""
-        self._http.retire(name)
-
-    async def end(self, name: str) -> None:
-        """End the processes of a tenant that has gone, or that has not come after all. Does nothing if there are none."""
-        await self._http.end(name)
+        await self.http.reconfigure()  # After the dispatcher, to which they may give back connections of tenants that come.
 
     async def close(self) -> None:
         """Accept no more connections, and let every process but the device processes answer its requests and end."""
@@ -155,25 +121,25 @@ class Supervisor:
         for listener in self._own:
             listener.close()
         await self._dispatcher.close()  # Before the others: connections that it has handed over are still to be answered.
-        self._http.exit()
+        self.http.exit()
         await self._watching.wait(EXIT_TIMEOUT)
         self._kill_http()
 
     def kill(self) -> None:
         """Kill every process that is left, and wait until it is gone. Blocks for a moment."""
         self._restarts.closing.set()
-        self._devices.disconnect()
+        self.devices.disconnect()
         self._kill_http()
-        _kill(self._devices.processes())
+        _kill(self.devices.processes())
         spawn.Forkserver.end_orphans()
 
     async def free_devices(self) -> None:
         """Free what device processes shared, after `kill`."""
-        await self._devices.close()
+        await self.devices.close()
 
     def kill_from_any_thread(self) -> None:
         """Send SIGKILL to every process that is left, and to the forkserver, and wait for none. Any thread."""
-        for child in (*self._devices.processes(), *self._http.processes(), self._dispatcher.process):
+        for child in (*self.devices.processes(), *self.http.processes(), self._dispatcher.process):
             if child:
                 spawn.kill(child)
         spawn.Forkserver.kill()
@@ -181,18 +147,18 @@ class Supervisor:
     def _kill_http(self) -> None:
         """Kill the dispatcher and the HTTP processes, and wait until they are gone."""
         self._watching.cancel()
-        self._http.disconnect()
+        self.http.disconnect()
         self._dispatcher.disconnect()
-        _kill((self._dispatcher.process, *self._http.processes()))
+        _kill((self._dispatcher.process, *self.http.processes()))
 
     async def _check_heartbeats(self) -> None:
         """Check regularly that every process answers or runs, and kill one that does not; it is then replaced."""
         forkserver = spawn.Forkserver()
         while not self._restarts.closing.is_set() and (watchdog := self._current.config.server.watchdog):
             now = time.monotonic()
-            self._http.check_heartbeats(now)
+            self.http.check_heartbeats(now)
             forkserver.check(now)
-            self._devices.kill_if_stopped(now, watchdog)
+            self.devices.kill_if_stopped(now, watchdog)
             self._dispatcher.check_heartbeat(now)
             await self._restarts.sleep(min(INTERVAL, interval(watchdog)))
 

@@ -24,7 +24,7 @@ from . import listen, process_counts
 from .device_homes import DeviceHomes
 from .listen import CannotListen
 from .supervised import HostedRuntime
-from .supervisor import Supervisor
+from .supervised_http import SupervisedHttp
 
 log = logging.getLogger("greenlane.processes")
 
@@ -46,14 +46,14 @@ class TenantProcesses:
     """Belongs to the supervisor's event loop.
 
     `frontends`, `runtimes` and `locks` are by tenant, and changed here: the HTTP sides, the device sides, and what is held
-    while a link is replaced. `homes` has the processes of devices. `hosted` are the devices that are cores of this host; `host`
-    makes what starts a process with a device side there. `on_state` is called with states of tenants' device sides, and the
-    device's name. `cores` is how many the server may use.
+    while a link is replaced. `http` has HTTP processes, `homes` those of devices. `hosted` are the devices that are cores of
+    this host; `host` makes what starts a process with a device side there. `on_state` is called with states of tenants' device
+    sides, and the device's name. `cores` is how many the server may use.
     """
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        http: SupervisedHttp,
         frontends: dict[str, RemoteFrontend],
         runtimes: dict[str, RemoteRuntime],
         locks: dict[str, asyncio.Lock],
@@ -63,7 +63,7 @@ class TenantProcesses:
         on_state: Callable[[Iterable[str], State, str], None],
         cores: int,
     ) -> None:
-        self._supervisor = supervisor
+        self._http = http
         self._frontends = frontends
         self._runtimes = runtimes
         self._locks = locks
@@ -124,11 +124,11 @@ class TenantProcesses:
                 await runtime.handover.serve_adopted(name, {})
             else:
                 runtime.restart(f"tenant {name} has come while it was started")
-        await self._supervisor.admit(name)
+        await self._http.admit(name)
 
     def leave(self, name: str) -> None:
         """As `TenantHost.leave`."""
-        self._supervisor.retire(name)
+        self._http.retire(name)
         if self._homes.has(runtime := self._runtimes[name]):
             runtime.handover.leave(name)
 
@@ -140,7 +140,7 @@ class TenantProcesses:
 
     async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
         """End a tenant's processes, have its device process free it if there is one, and free its memory."""
-        await self._supervisor.end(name)
+        await self._http.end(name)
         if runtime:
             await runtime.handover.release(name)
             await self._homes.leave(runtime)
@@ -151,7 +151,7 @@ class TenantProcesses:
         on_state = partial(self._on_state, device=coming.device)  # type: ignore[call-arg]
         side = coming.runtime = RemoteRuntime(f"the process of {name}", {name: coming.frontend}, on_state)
         hosted = self._host(side, coming.device)
-        await self._supervisor.begin(coming.config, name, coming.frontend, coming.listeners, hosted)
+        await self._http.begin(coming.config, name, coming.frontend, coming.listeners, hosted)
         await side.open()
         cores = await side.start({name: coming.granules})
         await side.loaded()
@@ -163,7 +163,7 @@ class TenantProcesses:
         coming.adopted_by = runtime.process()
         config = coming.config.tenants[name]
         models = await runtime.handover.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)
-        await self._supervisor.begin(coming.config, name, coming.frontend, coming.listeners, count=count)
+        await self._http.begin(coming.config, name, coming.frontend, coming.listeners, count=count)
         for each in models:
             await coming.frontend.publish(*each)
         coming.frontend.listed()
