@@ -59,6 +59,6 @@ class DeviceCalls:
 
     def restart(self, why: str) -> None:
         """End the process, if there is one: the next one starts with the tenants of now."""
-        if self.channel:
+        if self.channel and not self.channel.closed.is_set():
             log.error("%s is started again: %s", self.label, why)
             self.channel.close()

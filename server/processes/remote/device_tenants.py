@@ -100,9 +100,9 @@ class DeviceTenants:
         """The process serves this tenant on, but no replacement of it does."""
         self._leaving[tenant] = Leaving(self.frontends.pop(tenant))
 
-    def stay(self, tenant: str) -> None:
-        """Undo `leave`."""
-        self.frontends[tenant] = self._leaving.pop(tenant).frontend
+    def left(self, tenant: str) -> DeviceFrontend:
+        """The frontend of a tenant that was to leave, and is to `join` again."""
+        return self._leaving.pop(tenant).frontend
 
     def release(self, tenant: str) -> None:
         """The process does not serve this tenant any more."""

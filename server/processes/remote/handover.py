@@ -68,8 +68,9 @@ class TenantHandover:
         """The tenant is this device's from now on, and of every process that replaces this one. `models` is as for `adopt`."""
         self._kept.join(tenant, granules, changes, models)
         self._tenants.join(tenant, frontend)
-        if self._tenants.away:  # It ended when the tenant was not in it yet.
+        if self._tenants.away:  # It ended when the tenant was not in it, and the next one may have been started without it.
             frontend.fail_in_flight(str(self._calls.gone()))
+            self._calls.restart(f"tenant {tenant} has come while it was started")
 
     async def serve_adopted(self, tenant: str, keys: Mapping[str, str]) -> None:
         """Serve its link; `keys` are those by which its queued requests name models, and those of the models here."""
@@ -89,8 +90,7 @@ class TenantHandover:
 
     def stay(self, tenant: str, granules: Granules) -> None:
         """Undo `leave`."""
-        self._tenants.stay(tenant)
-        self._kept.stay(tenant, granules)
+        self.join(tenant, self._tenants.left(tenant), granules, {})
 
     async def release(self, tenant: str) -> None:
         """Free everything that the process has of a tenant that it does not serve any more."""

@@ -123,11 +123,8 @@ class KeptState:
         self._changes |= {(tenant, name): change for name, change in changes.items()}
 
     def leave(self, tenant: str) -> Granules:
-        """The tenant goes; returns its granules, with which `stay` undoes this."""
+        """The tenant goes; returns its granules, with which `join` undoes this."""
         return self._granules.pop(tenant)
-
-    def stay(self, tenant: str, granules: Granules) -> None:
-        self._granules[tenant] = granules
 
     def release(self, tenant: str) -> None:
         """The tenant has gone."""

@@ -375,6 +375,50 @@ async def test_a_model_that_the_new_process_does_not_find_is_not_served(
     second.close()
 
 
+async def test_a_tenant_that_stays_as_its_process_ends_is_served_what_the_next_process_has(
+    runtime: RemoteRuntime, frontend: RemoteFrontend
+) -> None:
+    """A move to another device that fails just then: what was served there is no model of the next process."""
+    process = await served(runtime)
+    for name in ("kept", "removed", "listed no more"):
+        await process.acme.publish(name, [model(name)], [])
+    granules, _ = runtime.handover.leave("acme")
+    await process.end(runtime)
+    runtime.handover.stay("acme", granules)
+    assert frontend.refusing == GONE
+    await runtime.models.use({"acme": ["kept", "removed"]})
+    second = Process(loaded=asyncio.Event())
+    await second.start(runtime)
+    assert frontend.refusing == ""
+    for name in ("kept", "listed no more"):
+        await second.acme.publish(name, [model(name)], [])
+    second.gates["loaded"].set()
+    await until_resumed(runtime)
+    assert names(frontend) == {"kept"}
+    second.close()
+
+
+async def test_a_process_that_was_started_without_a_tenant_that_has_come_is_replaced(
+    runtime: RemoteRuntime, frontend: RemoteFrontend
+) -> None:
+    """Another device's tenant that comes, or one that was to leave and stays, as the process before has ended."""
+    process = await served(runtime)
+    granules, _ = runtime.handover.leave("acme")
+    await process.end(runtime)
+    second = Process(loaded=asyncio.Event())
+    await second.start(runtime)
+    assert second.heard[1] == ("start", {}, {}, AS_CONFIGURED)
+    runtime.handover.stay("acme", granules)
+    assert frontend.refusing == GONE
+    await asyncio.wait_for(second.supervisors.closed.wait(), 10)
+    await second.end(runtime)
+    third = Process()
+    await third.start(runtime)
+    assert third.heard[1] == ("start", {"acme": granules}, {}, AS_CONFIGURED)
+    assert frontend.refusing == ""
+    third.close()
+
+
 async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
     process.answers["replace_link"] = OSError("no descriptors")
