@@ -25,7 +25,6 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
 
 settings.register_profile("unhurried", deadline=None)  # A busy machine is no reason to fail.
-settings.register_profile("night", deadline=None, max_examples=1000)  # For `--hypothesis-profile=night`.
 settings.load_profile("unhurried")
 
 

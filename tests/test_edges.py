@@ -14,7 +14,7 @@ def test_tests_of_a_row_exist(file: str, name: str) -> None:
     assert re.search(rf"^\s*(async )?def {name}\(|^{name} = ", (TESTS / file).read_text(), re.MULTILINE)
 
 
-SCRIPTS = [*(TESTS / "gpu").glob("*.sh"), TESTS.parent / ".ci/run", TESTS.parent / ".ci/compiled"]
+SCRIPTS = [*(TESTS / "gpu").glob("*.sh"), *(TESTS.parent / ".ci").iterdir()]
 IN_SCRIPTS = {found for script in SCRIPTS for found in re.findall(r"tests/([\w/]+\.py)(?:::(\w+))?", script.read_text())}
 
 
