@@ -79,7 +79,7 @@ class TenantTransfers:
         async with self.locks[tenant]:
             try:
                 keys = _keys(tenant, frontend.served(), models)
-                await self._switch(tenant, source, target, granules, keys)
+                await self._switch(tenant, source, target, granules, keys, process)
             except BaseException:
                 if self._runtimes[tenant] is source:
                     await asyncio.shield(target.handover.release(tenant))
@@ -91,7 +91,13 @@ class TenantTransfers:
         await target.handover.forget_keys(tenant, keys)
 
     async def _switch(
-        self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules, keys: Mapping[str, str]
+        self,
+        tenant: str,
+        source: RemoteRuntime,
+        target: RemoteRuntime,
+        granules: Granules,
+        keys: Mapping[str, str],
+        adopted_by: object,
     ) -> None:
         if source.away:
             raise Unavailable(f"tenant {tenant}: {source.label} has ended and is being started again; move it then")
@@ -107,7 +113,10 @@ class TenantTransfers:
         target.handover.join(tenant, frontend, granules, changes, source.kept.lists.of(tenant))
         await source.handover.release(tenant)
         free()
-        await target.handover.serve_adopted(tenant, keys)
+        if target.process() is adopted_by:
+            await target.handover.serve_adopted(tenant, keys)
+        else:
+            target.restart(f"tenant {tenant} has come while it was started")
 
 
 def _keys(tenant: str, served: Iterable[ModelVersion], models: Iterable[Publication]) -> dict[str, str]:
