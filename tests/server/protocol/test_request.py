@@ -49,6 +49,13 @@ def test_a_timeout_of_0_is_none() -> None:
     assert take(request(tensor([1]), parameters={"timeout": 0}), model()).request.timeout is None
 
 
+def test_outputs_are_answered_in_the_order_and_each_in_the_form_that_was_asked_for() -> None:
+    outputs = [{"name": "d", "parameters": {"binary_data": False, "classification": 0}}, {"name": "c"}]
+    inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
+    found = take(request(*inputs, outputs=outputs, parameters={"binary_data_output": True}), PAIR)
+    assert found.request.outputs == (RequestedOutput(1, binary=False), RequestedOutput(0, binary=True))
+
+
 def test_a_model_without_inputs_takes_none() -> None:
     signature = Signature((), (spec("y", "FP32", 1),))
     assert take({"inputs": []}, signature).tensors == ()
