@@ -50,10 +50,10 @@ def test_a_timeout_of_0_is_none() -> None:
 
 
 def test_outputs_are_answered_in_the_order_and_each_in_the_form_that_was_asked_for() -> None:
-    outputs = [{"name": "d", "parameters": {"binary_data": False, "classification": 0}}, {"name": "c"}]
+    outputs = [{"name": "d"}, {"name": "c", "parameters": {"binary_data": False, "classification": 0}}]
     inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
     found = take(request(*inputs, outputs=outputs, parameters={"binary_data_output": True}), PAIR)
-    assert found.request.outputs == (RequestedOutput(1, binary=False), RequestedOutput(0, binary=True))
+    assert found.request.outputs == (RequestedOutput(1, binary=True), RequestedOutput(0, binary=False))
 
 
 def test_a_model_without_inputs_takes_none() -> None:
