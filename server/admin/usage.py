@@ -160,7 +160,7 @@ def families(controller: Controller, accountant: Accountant) -> Iterator[Metric]
     """The account by the last reports, as Prometheus counters; the label `unit` says whether units are cores or SMs."""
     devices = [((name, each.unit), each) for name, each in accountant.totals().devices.items()]
     tenants = [((tenant, *labels), each) for labels, device in devices for tenant, each in device.tenants.items()]
-    models = [((*key.rsplit("/", 1), *labels), each) for labels, tenant in tenants for key, each in tenant.models.items()]
+    models = [((*key.rpartition("/")[::2], *labels), each) for labels, tenant in tenants for key, each in tenant.models.items()]
     metered = [(labels, each) for labels, each in devices if each.energy is not None]
     with_meter = {labels for labels, _ in metered}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.accounts.usage import Report, TenantUsages, Usage
 from server.admin.exposition import text
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
@@ -36,6 +37,32 @@ async def test_a_process_that_describes_its_models_badly_breaks_no_other_tenants
         found = [Execution("acme", "a", "1", description), Execution("globex", "b", "1", DESCRIBED)]
         written = text(ServerCollector(site.controller, Observers(site.controller), [], found).collect())
     assert 'greenlane_padded_inferences_total{model="b",tenant="globex",version="1"} 3.0\n' in written
+
+
+class Untrue:
+    """A device side that a client has taken over: it reports use of models with these names."""
+
+    def __init__(self, *models: str) -> None:
+        self._models = models
+
+    async def usage(self) -> Report:
+        return Report(1, [TenantUsages("acme", [Usage(model, 1, 0, {}) for model in self._models])])
+
+
+async def test_what_a_process_calls_its_models_is_in_no_other_label(tmp_path: Path) -> None:
+    add_model(tmp_path, "a")
+    async with serving(tmp_path) as site:
+        [device] = site.controller.devices
+        side: Any = Untrue("without a version", "a/b/1", "")
+        observers = Observers(site.controller)
+        observers.accountant.follow(device)
+        honest, device.runtimes = device.runtimes, {"acme": side}
+        await observers.accountant.collect()
+        device.runtimes = honest
+        written = text(ServerCollector(site.controller, observers, [], []).collect())
+    works = [line for line in written.splitlines() if line.startswith("greenlane_works_total")]
+    assert len(works) == 3
+    assert all(f',tenant="acme",unit="{device.info.unit}",version="' in line for line in works)
 
 
 async def test_a_tenant_that_has_gone_since_it_reported_breaks_no_metrics(tmp_path: Path) -> None:
