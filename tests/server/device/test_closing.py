@@ -7,14 +7,7 @@ import pytest
 
 from engines import ExecutionFailed
 from tests.fakes import FakeExecutor
-from tests.server.device.test_runtime import Site, add_model, serving
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        add_model(tmp_path, name)
-    return tmp_path
+from tests.server.device.test_runtime import Site, serving
 
 
 def executor_that_fails(site: Site, model: str) -> FakeExecutor:

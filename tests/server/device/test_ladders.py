@@ -26,13 +26,6 @@ NARROW, WIDE = (0, 1), (0, 1, 6, 7)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        add_model(tmp_path, name)
-    return tmp_path
-
-
-@pytest.fixture
 async def site(root: Path) -> AsyncIterator[Site]:
     async with serving(root, tenants=LADDERS) as site:
         await settled(site)

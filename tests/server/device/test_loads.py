@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 
 from server.errors import Conflict
-from tests.server.device.test_runtime import Site, add_model, serving
+from tests.server.device.test_runtime import Site, serving
 
 START = ["open", "hurrying", "hurrying", "hurrying", "hurrying"]
 """Tenants get their first partitions like all others; each has two locks."""
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        add_model(tmp_path, name)
-    return tmp_path
 
 
 async def test_models_are_loaded_at_once_at_the_start_and_in_the_background_while_tenants_are_served(root: Path) -> None:

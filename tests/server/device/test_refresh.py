@@ -5,17 +5,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from .test_model_lists import add_ensemble, bound
 from .test_runtime import Site, add_model, serving
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        add_model(tmp_path, name)
-    return tmp_path
 
 
 def index(site: Site, tenant: str = "acme") -> Sequence[tuple[str, str, str, str]]:

@@ -147,13 +147,6 @@ def add_model(root: Path, name: str) -> None:
     (root / name / "1" / "model.onnx").write_text(name)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        add_model(tmp_path, name)
-    return tmp_path
-
-
 @asynccontextmanager
 async def serving(root: Path, **options: Any) -> AsyncIterator[Site]:
     """A site that serves; `options` are those of `Site`."""
