@@ -48,6 +48,8 @@ class RemoteFrontend(DeviceFrontend):
         """The models whose device side has ended: each is loading until it is published again."""
         self._paged = set[ModelKey]()
         self._wanted = Wanted()
+        self._catching_up = set[Channel]()
+        """Those to processes that do not have all models yet: each is starting until it has."""
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
         self._want_cores()
@@ -79,10 +81,14 @@ class RemoteFrontend(DeviceFrontend):
 
     async def _catch_up(self, channel: Channel) -> None:
         process = proxy(ToHttpProcess, channel)
-        process.follow(self._wanted_of(channel)._replace(state="starting", listed=False))
+        self._catching_up.add(channel)
+        process.follow(self._wanted_of(channel))
         published = list(self._repeat(process))  # All of it is sent before anything else can be.
-        with suppress(Unavailable):
-            await asyncio.gather(*published)
+        try:
+            with suppress(Unavailable):
+                await asyncio.gather(*published)
+        finally:
+            self._catching_up.discard(channel)
         if channel in self._processes.channels:
             process.follow(self._wanted_of(channel))
 
@@ -103,7 +109,7 @@ class RemoteFrontend(DeviceFrontend):
 
     def _wanted_of(self, channel: Channel) -> Wanted:
         """What this process is to be."""
-        return self._wanted
+        return self._wanted._replace(state="starting", listed=False) if channel in self._catching_up else self._wanted
 
     @property
     def spread(self) -> Mapping[str, Descriptors]:

@@ -113,11 +113,12 @@ class SpreadFrontend(RemoteFrontend):
 
     def _wanted_of(self, channel: Channel) -> Wanted:
         """The lead learns which devices refuse requests, helpers only whether all do."""
+        wanted = super()._wanted_of(channel)
         reasons = {name: member.refusing for name, member in self.members.items() if member.refusing}
         if channel is self._processes.lead:
-            return self._wanted._replace(devices=reasons)
+            return wanted._replace(devices=reasons)
         none_serves = next(iter(reasons.values()), "") if len(reasons) == len(self.members) else ""
-        return self._wanted._replace(suspended=self._wanted.suspended or none_serves)
+        return wanted._replace(suspended=wanted.suspended or none_serves)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -114,6 +114,28 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     process.close()
 
 
+async def test_a_new_process_is_starting_until_it_has_all_models_whatever_else_changes(frontend: RemoteFrontend) -> None:
+    """Its tenant's own port takes connections by then: it would be ready, and know no model that takes long to open."""
+    await frontend.publish("broken", [], [PROBLEM])
+    frontend.listed()
+    frontend.set_state("serving")
+    process = Process()
+    opened = process.gates["publish"] = asyncio.Event()
+    meeting = asyncio.create_task(process.meet(frontend))
+    await process.hears("publish")
+    frontend.set_cores(frozenset({0}))
+    frontend.suspend("its worker failed")
+    wanted = Wanted("serving", "", frozenset({0}), listed=True, suspended="its worker failed")
+    while len(process.of("follow")) < 3:
+        await asyncio.sleep(0)
+    assert all((each.state, each.listed) == ("starting", False) for (each,) in process.of("follow"))
+    opened.set()
+    channel = await meeting
+    assert process.of("follow")[-1] == (wanted,)
+    channel.close()
+    process.close()
+
+
 async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) -> None:
     assert (await frontend.report()).index == ()
     await frontend.drained()
