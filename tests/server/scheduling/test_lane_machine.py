@@ -123,6 +123,29 @@ class LaneMachine(RuleBasedStateMachine):
         self._run(work())
         self._turn()
 
+    @rule(
+        batched=st.lists(st.booleans(), min_size=1, max_size=4),
+        index=st.integers(0),
+        ends=st.sampled_from(["", "kept", "lost"]),
+    )
+    def submit_and_release(self, batched: list[bool], index: int, ends: str) -> None:
+        """A client goes, and perhaps the device side ends, before requests of the same iteration are launched."""
+
+        async def work() -> None:
+            for each in batched:
+                with suppress(RequestError):
+                    self._submit(each, 1, 0)
+            if self.asked:
+                self.lane.release(self.asked.pop(-1 - index % min(len(self.asked), len(batched))).slot)
+            if ends:
+                self.lane.fail_in_flight(LOST, ends == "lost")
+
+        self.dead = self.dead or bool(ends)
+        self._run(work())
+        if ends:
+            self.hand = Hand(links.attach(self._create(), self.memory))  # It answers nothing any more.
+        self._turn()
+
     def _submit(self, batched: bool, rows: int, priority: int) -> None:
         slot = self.lane.take_slot()
         asked = Asked(slot, [])
