@@ -43,12 +43,15 @@ class Watcher:
     def _watch(self) -> None:
         statistics = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         try:
+            waited, others, began = _waited(statistics), _others(), time.monotonic_ns()
+            self._begun.set()
             while not self._over.is_set():
-                others, waited, began = _others(), _waited(statistics), time.monotonic_ns()
-                self._begun.set()
                 time.sleep(_TICK)
-                blocked = time.monotonic_ns() - began - _TICK * 1e9 - (_waited(statistics) - waited)
-                self.longest = max(self.longest, min(blocked, _others() - others) / 1e9)
+                # Reading the file lets go of the interpreter too, so a wait for it there counts as one.
+                delay, computed, ended = _waited(statistics), _others(), time.monotonic_ns()
+                blocked = ended - began - _TICK * 1e9 - (delay - waited)
+                self.longest = max(self.longest, min(blocked, computed - others) / 1e9)
+                waited, others, began = delay, computed, ended
         finally:
             os.close(statistics)
 

@@ -71,11 +71,11 @@ for part in "$@"; do
       OUT='' run tests "$(limit "${LIMIT_tests:-200}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m "$others" $side \
         -p no:cacheprovider -p no:benchmark --junitxml="$out/tests.xml" ;;
     alone)
-      OUT=$out run alone "$(limit "${LIMIT_alone:-350}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
+      OUT=$out run alone "$(limit "${LIMIT_alone:-480}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
         -p no:cacheprovider --junitxml="$out/alone.xml" ;;
     felt)
       # shellcheck disable=SC2086  # File names without spaces.
-      OUT=$out/felt run felt "$(limit "${LIMIT_felt:-270}")" "$python" -m pytest -q $apart -p no:cacheprovider --junitxml="$out/felt.xml" ;;
+      OUT=$out/felt run felt "$(limit "${LIMIT_felt:-330}")" "$python" -m pytest -q $apart -p no:cacheprovider --junitxml="$out/felt.xml" ;;
     memcheck)
       OUT='' run memcheck.tests "$(limit "${LIMIT_memcheck:-120}")" env LOG="$out/memcheck.log" GPUS="$(gpus)" bash tests/gpu/sanitize.sh ;;
     two)
