@@ -280,6 +280,13 @@ static void wait_oldest(Loop *l) {
     }
 }
 
+/* Add the tickets that were announced. Tickets are taken as they are put, so many may have been taken before they are counted here.
+ * The HTTP side may announce what cannot be; then Python finds out. */
+static void count_announced(Loop *l, uint64_t first) {
+    add_event(l->link.ticket_event, &l->unread);
+    if (l->unread - (int64_t)(l->read - first) > l->link.count) l->unknown = 1;
+}
+
 /* Serve until woken. Afterwards the counts are those of the next reader, and nothing is in flight unless the driver failed. */
 int launch_loop_run(Loop *l) {
     uint64_t first = l->read;
@@ -290,6 +297,7 @@ int launch_loop_run(Loop *l) {
     l->error = l->refused = l->lost = l->unknown = l->held = 0;
     for (;;) {
         while (may_start(l) && waiting(l)) start(l);
+        if ((int64_t)(l->read - first) - l->unread > l->link.count) count_announced(l, first);
         if (in_flight(l) && !l->lost) {
             wait_oldest(l);
             continue;
@@ -297,9 +305,9 @@ int launch_loop_run(Loop *l) {
         ring(l);
         if (!goes_on(l)) break;
         listen_for(&l->link, &l->unread);
-        /* The HTTP side may announce what cannot be; then Python finds out. */
-        if (l->unread - (int64_t)(l->read - first) > l->link.count) l->unknown = 1;
+        count_announced(l, first);
     }
+    count_announced(l, first);
     __atomic_store_n(&l->oldest, 0, __ATOMIC_RELEASE);
     if (l->wide) mark(l->wide, 0); /* Also after an error of the driver. */
     l->unread -= (int64_t)(l->read - first);

@@ -230,6 +230,22 @@ def test_halt_while_tickets_arrive_leaves_the_rest_to_the_next_worker(bench: Ben
         assert sorted(bench.next().slot for _ in range(SLOTS)) == list(range(SLOTS))
 
 
+def test_a_halt_after_many_more_tickets_than_slots_and_no_rest_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop takes tickets as they are put. Without a rest it has no need to look at how many were announced."""
+    monkeypatch.setattr(LaunchableEngine, "duration", 30_000)
+    with benched(launchable=True) as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.teach()
+        for turn in range(20):
+            bench.put(*[bench.ticket(slot, turn) for slot in range(SLOTS)])
+            for _ in range(20 * SLOTS):
+                bench.put(bench.ticket(bench.next().slot, turn))
+            bench.worker.halt()
+            assert bench.errors == []
+            bench.worker.serve(bench.endpoint)
+            assert sorted(bench.next().slot for _ in range(SLOTS)) == list(range(SLOTS))
+
+
 def test_the_next_worker_launches_the_first_ticket_without_having_run_one_like_it(bench: Bench) -> None:
     following = bench.another(1)
     following.take_over(bench.endpoint, bench.worker)
