@@ -11,13 +11,13 @@ from typing import Protocol, TypeVar
 
 
 class Loads(Protocol):
-    """What is loaded onto a device beside what is served there: how it gives way, and what hurries it. Any thread may call."""
+    """The loads of models onto a device that also serves: when they wait, and when they must not. Any thread may call."""
 
     def open(self) -> None:
         """Have loads in the background give way from now on. Calling it again does nothing. Raises DeviceUnavailable."""
 
     def background(self) -> AbstractContextManager[None]:
-        """What the calling thread loads in the block may take its time: what is served does not wait for it."""
+        """In the block the calling thread's loads give way, as no request waits for them."""
 
     def hurrying(self) -> AbstractContextManager[None]:
         """In the block nothing takes its time, as something waits for a load, unless that is in the background too."""

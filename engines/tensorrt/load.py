@@ -335,8 +335,9 @@ def _within(spec: TensorSpec, profiles: Sequence[Profile]) -> TensorSpec:
 def load_cache_maker(api: TensorRT, builds: Builds, gpu: int) -> Any:
     """A small engine for shared caches of kernels, or None for a reason that is logged. A context must be current.
 
-    The library makes a cache of an engine's configuration, and the cache must not outlive that engine. One that serves would
-    have to keep its weights in the GPU's memory until the last engine that shares its cache is closed. This one has none.
+    The library makes a cache from an engine, and the cache must not outlive that engine. If a model's engine made it, the
+    model's weights would stay in the GPU's memory until the last engine that shares the cache is closed. The small engine has
+    no weights.
     Blocks for seconds if its plan is not in the cache of `builds` yet. Raises Cancelled once these are closed.
     """
     if builds.cache is None:

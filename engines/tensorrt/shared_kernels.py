@@ -7,8 +7,8 @@ an H200 binding MobileNetV2 a second time took 0.11 s with the first instance's 
 
 Kernels do not depend on weights, so engines of one network that was trained several times share a cache, too: versions of a
 model, and models that were tuned from the same one. On an H200 a half-width ResNet-18 was bound in 2.7 s, and each of four with
-other weights in 0.03 s (tests/gpu/test_engines.py, 2026-11-24). A cache has to be made of an engine, and TensorRT-RTX 1.6.1
-crashed when it was saved after that engine was freed. So it is made of a small one that is kept for that: `load_cache_maker`.
+other weights in 0.03 s (tests/gpu/test_engines.py, 2026-11-24). A cache is made from an engine, and TensorRT-RTX 1.6.1
+crashed when a cache was saved after its engine was freed. So `load_cache_maker` keeps a small engine that makes all caches.
 
 Two threads must not use the library's cache at once, so a thread that calls the library for one of these instances holds
 `RuntimeCache.lock`. Launching a captured graph is no such call. An instance without captured graphs calls the library in each

@@ -309,7 +309,7 @@ ENOUGH = 2
 
 
 def place(pair: Pair, located: Sequence[Located], served: Mapping[str, frozenset[int]], every: Sequence[int]) -> Places:
-    """The cores of this pair's clients; `served` are those that the tenants' processes may use, `every` this process's.
+    """The cores for this pair's clients. The tenants' processes may use the cores `served`, and this process the cores `every`.
 
     Where there are cores that no tenant has, on those. On a machine whose cores are all given away, each client runs on its own
     tenant's: a neighbour brings its noise along to its own share, and none is on another's. In the control the aggressor's
