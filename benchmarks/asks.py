@@ -36,7 +36,11 @@ def inference(model: str, tenant: str, x: Array, timeout: int | None = None) -> 
 
 def as_json(model: str, tenant: str, rows: int = 1) -> Ask:
     """The same in JSON both ways."""
-    x = tensor(model, rows)
+    return inference_as_json(model, tenant, tensor(model, rows))
+
+
+def inference_as_json(model: str, tenant: str, x: Array) -> Ask:
+    """The same for this input."""
     entry = {"name": "x", "datatype": "FP32", "shape": x.shape, "data": x.ravel()}
     body = orjson.dumps({"inputs": [entry]}, option=orjson.OPT_SERIALIZE_NUMPY)
     headers = {"X-Tenant": tenant, "Content-Type": "application/json"}

@@ -6,10 +6,9 @@ another that makes a new one for each request; a second one attacks. Where there
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter, sleep
 
@@ -19,13 +18,13 @@ from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
 from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcess, begun, poisson
 from greenlane.load.server_process import alive, family_of
-from greenlane.load.wire import post
+from greenlane.load.wire import Broken, Caller, post
 from server.tenants.auth import digest
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY
 
 from . import holding
-from .bench import SETTLE, TAIL, Caller
+from .bench import SETTLE, TAIL
 from .clients import apart
 from .deployment import Deployment, Server, Tenant, launched
 from .goals import Felt, felt
@@ -65,12 +64,11 @@ class Attacked:
 
     def open(self) -> None:
         """Keep the victim's right answer. Raises RuntimeError."""
-        caller = Caller(self.port)
-        answer = caller.ask(self._ask)
-        caller.close()
+        with closing(Caller(self.port)) as caller:
+            answer = caller.ask(self._ask)
         if answer.status != 200:
             raise RuntimeError(f"the victim is answered {answer.status}: {answer.body!r:.300}")
-        self._right = answer.body
+        self._right = answer.body or b""
 
     def beside(self, name: str, crowds: Sequence[Crowd], new: bool) -> tuple[list[Felt], list[Tally], float]:
         """Time the victim in a quiet phase and then beside this attack; `new` is whether on new connections, too. Blocks.
@@ -165,13 +163,9 @@ class Attacked:
         """When this was answered with 200 on a connection of its own, tried again and again; infinite if it never was."""
         end = perf_counter() + PATIENCE
         while perf_counter() < end:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), _ONCE) as connection:
-                    connection.sendall(ask.data)
-                    if connection.recv(1 << 16).startswith(b"HTTP/1.1 200"):
-                        return perf_counter()
-            except OSError:
-                pass
+            with closing(Caller(self.port, _ONCE)) as caller, suppress(Broken):
+                if caller.ask(ask).status == 200:
+                    return perf_counter()
             sleep(_LOOK)
         return float("inf")
 

@@ -4,22 +4,20 @@ Each client is a process of its own, which notes when its answers came; what cha
 both read one clock. So an answer belongs to the change if any of its time does.
 """
 
-import http.client
 import os
-import re
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from greenlane.load.jobs import Ask, OpenLoop, Seen
 from greenlane.load.processes import begun, poisson
 from greenlane.load.server_process import family_of
+from greenlane.load.wire import Caller
 
 from . import nets, stalling
 from .asks import TOLERANCE, inference, wrong
@@ -48,46 +46,8 @@ LONGEST = 200.0
 """Seconds that a change may take."""
 START = 180.0
 """Seconds in which the server has to be ready: on a GPU everything is built and compiled meanwhile."""
-_PATIENCE = 120.0
-_EXECUTE = re.compile(r"execute;dur=([0-9.]+)")
-
-
-class TimedAnswer(NamedTuple):
-    """An answer: status, milliseconds until it was there, how many of them in the worker, body, and bytes of JSON in that."""
-
-    status: int
-    took: float
-    executed: float
-    body: bytes
-    header: int
-
-    @property
-    def output(self) -> Array:
-        """The numbers of the only, binary output."""
-        return np.frombuffer(self.body[self.header :], np.float32)
-
-
-class Caller:
-    """A connection of its own, one request at a time."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def ask(self, request: Ask) -> TimedAnswer:
-        """Send it and wait for the answer. Raises OSError, HTTPException."""
-        began = perf_counter()
-        self._socket.sendall(request.data)
-        response = http.client.HTTPResponse(self._socket)
-        response.begin()
-        body = response.read()
-        found = _EXECUTE.search(response.headers.get("server-timing", ""))
-        took, header = (perf_counter() - began) * 1e3, int(response.headers.get("inference-header-content-length", 0))
-        return TimedAnswer(response.status, took, float(found[1]) if found else 0.0, body, header)
-
-    def close(self) -> None:
-        """Hang up."""
-        self._socket.close()
+PATIENCE = 120.0
+"""Seconds for which an answer is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +90,11 @@ class Bench:
             for model in EXTRA[tenant]:
                 self.order("unload", model, tenant)
         for name, requests in self._asks.items():
-            caller = Caller(self.port)
-            answers = [caller.ask(request) for request in requests]
-            caller.close()
+            with closing(Caller(self.port, PATIENCE)) as caller:
+                answers = [caller.ask(request) for request in requests]
             if bad := [each for each in answers if each.status != 200]:
                 raise RuntimeError(f"{name} answers {bad[0].status}: {bad[0].body!r:.300}")
-            self._first[name] = firsts = [each.output for each in answers]
+            self._first[name] = firsts = [np.frombuffer(each.parts[1], np.float32) for each in answers]
             if np.abs(firsts[0] - firsts[1]).max() <= 2 * TOLERANCE * np.abs(firsts[0]).max():
                 raise RuntimeError(f"{name} answers different requests alike, so that a wrong answer would not be seen")
 
@@ -169,10 +128,9 @@ class Bench:
 
     def longest_work(self, tenant: str, count: int = 30) -> float:
         """Milliseconds that the slowest of some inferences of a tenant spends in its worker, when nothing else happens."""
-        caller, requests = Caller(self.port), self._asks[tenant]
-        longest = max(caller.ask(requests[number % INPUTS]).executed for number in range(count))
-        caller.close()
-        return longest
+        requests = self._asks[tenant]
+        with closing(Caller(self.port, PATIENCE)) as caller:
+            return max(caller.ask(requests[number % INPUTS]).times[1] for number in range(count))
 
     def watch(self, tenants: Sequence[str], change: Callable[[], T], quiet: float | None = None) -> tuple[T, list[Felt]]:
         """Have these tenants ask all the time, do nothing for so long (`seconds` by default), then do this; what came of it.

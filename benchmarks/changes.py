@@ -13,8 +13,9 @@ import onnx
 
 from greenlane.load.jobs import ClosedLoop, Tally
 from greenlane.load.processes import run
+from greenlane.load.wire import Caller
 
-from .bench import FRESH, MOVERS, WATCHER, Bench, Caller
+from .bench import FRESH, MOVERS, PATIENCE, WATCHER, Bench
 from .goals import Felt
 from .nets import MANY_ROWS, write
 from .outcomes import Outcome
@@ -138,7 +139,7 @@ def rows(bench: Bench, _: int, seconds: float) -> Outcome:
     """Each mover in turn asks for batches that nothing was ready for; the other mover and the watcher are timed."""
     outcome = Outcome(over=(WATCHER, *MOVERS))
     for own, other in (MOVERS, MOVERS[::-1]):
-        caller = Caller(bench.port)
+        caller = Caller(bench.port, PATIENCE)
         ask = _ask_rows(bench, caller, own)
         warm = [ask(bench.nets[own].most) for _ in range(13)][3:]
 
@@ -201,7 +202,7 @@ def _ratios(found: list[Felt]) -> Outcome:
 
 def _ask_rows(bench: Bench, caller: Caller, model: str) -> Callable[[int], tuple[int, float]]:
     def ask(count: int) -> tuple[int, float]:
-        answer = caller.ask(bench.request(model, count, seed=count))
-        return answer.status, answer.took
+        answer, seconds = caller.timed(bench.request(model, count, seed=count))
+        return answer.status, seconds * 1e3
 
     return ask

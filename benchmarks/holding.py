@@ -5,14 +5,13 @@ the interpreter that the workers of both share. Needs two cores.
 """
 
 import argparse
-import http.client
 import json
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +19,15 @@ import numpy as np
 import onnx.parser
 from onnx import numpy_helper
 
+from greenlane.load import jobs
+from greenlane.load.wire import Broken, Caller, post
+
 from .servers import Server, launch
 
 RATE = 100
 """Requests a second of the tenant that is looked at."""
+PATIENCE = 60.0
+"""Seconds for which an answer is waited for."""
 _HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 _GRAPHS = {
     "little": "little (float[n] x) => (float[n] y) { y = Neg(x) }",
@@ -105,33 +109,28 @@ def build(root: Path) -> None:
 def watch(port: int, seconds: float) -> list[float]:
     """The latencies of the victim's requests in milliseconds, from when each was due."""
     ask = infer("little", b"", {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    _send(connection, "victim", ask)
-    took, begun = [], time.perf_counter()
-    for index in range(int(seconds * RATE)):
-        due = begun + index / RATE
-        time.sleep(max(0.0, due - time.perf_counter()))
-        assert _send(connection, "victim", ask) == 200
-        took.append((time.perf_counter() - due) * 1e3)
-    connection.close()
+    asked = _of(ask, "victim")
+    with closing(Caller(port, PATIENCE)) as caller:
+        caller.ask(asked)
+        took, begun = [], time.perf_counter()
+        for index in range(int(seconds * RATE)):
+            due = begun + index / RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            assert caller.ask(asked).status == 200
+            took.append((time.perf_counter() - due) * 1e3)
     return took
 
 
 def attack(port: int, ask: Ask, statuses: "multiprocessing.SimpleQueue[int]") -> None:
     """Send this again and again, and put each status into the queue."""
+    caller, asked = Caller(port, PATIENCE), _of(ask, "other")
     while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        with suppress(OSError, http.client.HTTPException):
-            while True:
-                statuses.put(_send(connection, "other", ask))
+        with suppress(Broken):
+            statuses.put(caller.ask(asked, keep=False).status)
 
 
-def _send(connection: http.client.HTTPConnection, tenant: str, ask: Ask) -> int:
-    connection.request("POST", ask.path, ask.body, {"X-Tenant": tenant, **ask.headers})
-    response = connection.getresponse()
-    while response.read(1 << 20):
-        pass
-    return response.status
+def _of(ask: Ask, tenant: str) -> jobs.Ask:
+    return jobs.Ask(post(ask.path, {"X-Tenant": tenant, **ask.headers}, ask.body))
 
 
 @contextmanager
@@ -153,9 +152,8 @@ def beside(port: int, ask: Ask) -> Iterator[Callable[[], str]]:
     finally:
         process.terminate()
         process.join()
-        last = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        _send(last, "other", _expand("expand", "FP32", 1))  # Which is answered after whatever is left.
-        last.close()
+        with closing(Caller(port, PATIENCE)) as caller:
+            caller.ask(_of(_expand("expand", "FP32", 1), "other"))  # Which is answered after whatever is left.
 
 
 def row(name: str, took: Sequence[float], note: str) -> str:

@@ -6,7 +6,6 @@ for how long it got none. With `--device-process` the cores have a device proces
 """
 
 import argparse
-import http.client
 import os
 import signal
 import sys
@@ -15,14 +14,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from greenlane.load import machine
+from greenlane.load.jobs import Ask
 from greenlane.load.server_process import ServerProcess, alive, server_process
+from greenlane.load.wire import Broken, Caller, post
 from server.demo import build
 
 TENANTS = ("acme", "globex")
@@ -60,27 +61,21 @@ class Client:
 
     def run(self) -> None:
         """Ask until stopped."""
-        kept = None
-        while not self.stopped.wait(PACE[self.connection]):
-            kept = kept or http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-            try:
-                kept.request("POST", "/v2/models/identity/infer", BODY, {"X-Tenant": self.tenant})
-                answer = kept.getresponse()
-                body = answer.read()
-                if answer.status == 200 and RIGHT in body:
+        ask = Ask(post("/v2/models/identity/infer", {"X-Tenant": self.tenant}, BODY))
+        with closing(Caller(self.port)) as caller:
+            while not self.stopped.wait(PACE[self.connection]):
+                try:
+                    answer = caller.ask(ask)
+                except Broken as broken:
+                    refused = isinstance(broken.__cause__, ConnectionRefusedError)
+                    self.wrong.append((time.monotonic(), "refused" if refused else "lost"))
+                    continue
+                if answer.status == 200 and RIGHT in answer.parts[0]:
                     self.answered.append(time.monotonic())
                 else:
                     self.wrong.append((time.monotonic(), f"{answer.status}" if answer.status != 200 else "wrong"))
-                ends = self.connection == "new" or answer.will_close
-            except ConnectionRefusedError:
-                self.wrong.append((time.monotonic(), "refused"))
-                ends = True
-            except (OSError, http.client.HTTPException):
-                self.wrong.append((time.monotonic(), "lost"))
-                ends = True
-            if ends:
-                kept.close()
-                kept = None
+                if self.connection == "new":
+                    caller.close()
 
     def noticed(self, begin: float, end: float) -> Noticed:
         """What it noticed between these times."""

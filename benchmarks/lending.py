@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
-from urllib.request import urlopen
 
-from greenlane.load import machine
+from greenlane.load import machine, wire
 from greenlane.load.figures import percentile
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Seen, Tally
 from greenlane.load.processes import poisson, run
@@ -198,8 +197,8 @@ def measure(asking: Asking, ports: Mapping[str, int], loads: Sequence[float], ro
 
 def _borrowed(port: int) -> int:
     """How many inferences of the borrower's ran on granules of the lender's; 0 if it has no wide partition."""
-    with urlopen(f"http://127.0.0.1:{port}/admin/partitions", timeout=30) as answer:
-        return int(json.load(answer)["partitions"]["acme"].get("wide", {}).get("launches", 0))
+    found = json.loads(wire.ask(port, "GET", "/admin/partitions").body)
+    return int(found["partitions"]["acme"].get("wide", {}).get("launches", 0))
 
 
 def main() -> None:

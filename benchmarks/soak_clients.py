@@ -3,20 +3,22 @@
 Every answer is judged: a right request's tensor is compared value by value, and a wrong one has to be refused with 4xx.
 """
 
-import http.client
 import json
 import random
-import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from engines.model_files.onnx_writer import FLOAT, floats, model, node, value
+from greenlane.load.jobs import Ask
+from greenlane.load.wire import CHUNK, Answer, Broken, Caller, Connection, post
+
+from .asks import inference, inference_as_json
 
 WIDTH, LARGE = 64, 1 << 16
 """Values of a row of the small models, and of `copy`."""
@@ -74,139 +76,124 @@ class Client:
     chance: random.Random
     stopped: threading.Event
     outcomes: list[Outcome] = field(default_factory=list)
-    _kept: http.client.HTTPConnection | None = None
+    _caller: Caller = field(init=False)
     _opened: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._caller = Caller(self.port, PATIENCE)
 
     def run(self) -> None:
         """Ask until stopped."""
         act: Callable[[], tuple[str, str]] = {"leave": self._leave, "slow": self._slow}.get(self.kind, self._ask)
         while not self.stopped.wait(self.chance.expovariate(1 / self.pace)):
-            began, cause = time.monotonic(), ""
-            if self._kept is None:
+            began = time.monotonic()
+            if self._caller.own_port is None:
                 self._opened = began
             try:
                 what, cause = act()
-            except TimeoutError:
-                what = "late"
-            except ConnectionRefusedError:
-                what = "connection refused"
-            except (OSError, http.client.HTTPException) as error:
-                what, cause = "lost", type(error).__name__
+            except Broken as broken:
+                what, cause = _without(broken)
             self.outcomes.append(Outcome(what, self.kind, self._opened, began, time.monotonic(), cause))
             if what not in ("right", "refused") or self.kind == "new" or self.chance.random() < 0.01:
-                self._close()
-        self._close()
+                self._caller.close()
+        self._caller.close()
 
-    def _close(self) -> None:
-        if self._kept:
-            self._kept.close()
-        self._kept = None
-
-    def _request(self) -> tuple[str, Array, bytes, dict[str, str]]:
-        """A right request at random: the model, what it has to answer, the body, and headers."""
+    def _request(self) -> tuple[Ask, Array]:
+        """A right request at random, and what it has to answer."""
         name = self.chance.choice(list(MODELS)[1:] if self.chance.random() < 0.95 else ["copy"])
         rows = self.chance.randint(1, ROWS if name != "copy" else 2)
         x = np.random.default_rng(self.chance.getrandbits(32)).integers(0, 9, (rows, MODELS[name])).astype(np.float32)
-        tensor: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": x.shape}
-        headers = {"X-Tenant": self.tenant}
-        if name != "copy" and self.chance.random() < 0.5:
-            body = json.dumps({"inputs": [tensor | {"data": x.ravel().tolist()}]}).encode()
-        else:
-            wanted = {"binary_data_output": True}
-            head = json.dumps(
-                {"inputs": [tensor | {"parameters": {"binary_data_size": x.nbytes}}], "parameters": wanted}
-            ).encode()
-            body, headers["Inference-Header-Content-Length"] = head + x.tobytes(), str(len(head))
-        return name, expected(name, x), body, headers
+        as_json = name != "copy" and self.chance.random() < 0.5
+        return (inference_as_json if as_json else inference)(name, self.tenant, x), expected(name, x)
 
     def _ask(self) -> tuple[str, str]:
-        self._kept = self._kept or http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         if self.kind == "wrong":
-            path, body, headers = self._wrong()
-            self._kept.request("POST", path, body, headers)
-            answer = self._kept.getresponse()
-            text = answer.read()
+            ask = self._wrong()
+            answer = self._caller.ask(ask)
             if 400 <= answer.status < 500:
                 return "refused", ""
-            return _failed(answer.status, text) if answer.status >= 500 else ("wrong", f"{answer.status} for {body[:60]!r}")
-        name, right, body, headers = self._request()
-        self._kept.request("POST", f"/v2/models/{name}/infer", body, headers)
-        answer = self._kept.getresponse()
-        return judge(answer, answer.read(), right)
+            return _failed(answer) if answer.status >= 500 else ("wrong", f"{answer.status} for {ask.data[-60:]!r}")
+        ask, right = self._request()
+        return judge(self._caller.ask(ask), right)
 
-    def _wrong(self) -> tuple[str, bytes, dict[str, str]]:
+    def _wrong(self) -> Ask:
         headers = {"X-Tenant": "unknown" if self.chance.random() < 0.1 else self.tenant}
         name = self.chance.choice([*MODELS, "nothing", "%00", "double/versions/7"])
-        return f"/v2/models/{name}/infer", self.chance.choice(WRONG), headers
+        return Ask(post(f"/v2/models/{name}/infer", headers, self.chance.choice(WRONG)))
 
-    def _raw(self) -> tuple[socket.socket, Array, bytes]:
-        """A new connection with a small buffer, a right answer, and a whole request for it."""
-        name, right, body, headers = self._request()
-        if self.kind == "slow":
-            name, (rows, seed) = "copy", (ROWS, self.chance.randint(0, 8))
-            right = np.full((rows, LARGE), seed, np.float32)
-            tensor = {"name": "x", "datatype": "FP32", "shape": right.shape, "parameters": {"binary_data_size": right.nbytes}}
-            head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-            body, headers["Inference-Header-Content-Length"] = head + right.tobytes(), str(len(head))
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
-        connection.settimeout(PATIENCE)
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """A new connection with a small buffer."""
         self._opened = time.monotonic()
-        try:
-            connection.connect(("127.0.0.1", self.port))
-        except OSError:
-            connection.close()
-            raise
-        lines = [f"POST /v2/models/{name}/infer HTTP/1.1", "Host: soak", f"Content-Length: {len(body)}"]
-        lines += [f"{key}: {text}" for key, text in headers.items()]
-        return connection, right, "\r\n".join([*lines, "", ""]).encode() + body
+        connection = Connection(self.port, 1 << 15)
+        connection.open()
+        with closing(connection):
+            yield connection
 
     def _leave(self) -> tuple[str, str]:
         """Send some of a request, or all of it and read some of the answer; then close the connection."""
-        connection, _, request = self._raw()
-        with connection, suppress(ConnectionResetError, BrokenPipeError):
-            part = self.chance.choice([self.chance.randrange(len(request)), len(request)])
-            connection.sendall(request[:part])
-            if part == len(request) and self.chance.random() < 0.5:
-                connection.recv(self.chance.choice([1, 100, 1 << 15]))
+        data = self._request()[0].data
+        part = self.chance.choice([self.chance.randrange(len(data)), len(data)])
+        with self._connection() as connection:
+            try:
+                connection.send(data[:part])
+                while connection.unsent:
+                    _step(connection)
+                if part == len(data) and self.chance.random() < 0.5:
+                    _step(connection, self.chance.choice([1, 100, 1 << 15]))
+            except Broken as broken:
+                if isinstance(broken.__cause__, ConnectionRefusedError | TimeoutError):
+                    raise
         return "left", ""
 
     def _slow(self) -> tuple[str, str]:
         """Ask for 2 MB and read them slowly."""
-        connection, right, request = self._raw()
-        with connection:
-            connection.sendall(request)
-            answer = http.client.HTTPResponse(connection)
-            answer.begin()
-            body = b""
-            while piece := answer.read(1 << 16):
-                body += piece
+        right = np.full((ROWS, LARGE), self.chance.randint(0, 8), np.float32)
+        with self._connection() as connection:
+            connection.send(inference("copy", self.tenant, right).data, keep=True)
+            while not (answer := _step(connection, 1 << 16)):
                 time.sleep(0.02)
-            if answer.status == 200 and len(body) < right.nbytes:
-                return "lost", f"{len(body)} bytes of the answer"
-            found = judge(answer, body, right)
-            answer.close()
-            return found
+        return judge(answer, right)
 
 
-def judge(answer: http.client.HTTPResponse, body: bytes, right: Array) -> tuple[str, str]:
+def _step(connection: Connection, most: int = CHUNK) -> Answer | None:
+    """Send and take something; the answer, once it is whole. Raises Broken, also if nothing moves for PATIENCE seconds."""
+    before = connection.sent + connection.received
+    answer = connection.step(PATIENCE, most)
+    if not answer and connection.sent + connection.received == before:
+        raise Broken("nothing moved") from TimeoutError()
+    return answer
+
+
+def judge(answer: Answer, right: Array) -> tuple[str, str]:
     """What came instead of this tensor, and why: "right" if it is the tensor."""
     if answer.status != 200:
-        return _failed(answer.status, body)
+        return _failed(answer)
+    document, tensor = answer.parts
     try:
-        head = int(answer.headers.get("Inference-Header-Content-Length", len(body)))
-        output = json.loads(body[:head])["outputs"][0]
-        values = np.frombuffer(body[head:], np.float32) if "data" not in output else np.array(output["data"], np.float32)
+        output = json.loads(document)["outputs"][0]
+        values = np.frombuffer(tensor, np.float32) if "data" not in output else np.array(output["data"], np.float32)
         if np.array_equal(values.reshape(output["shape"]), right):
             return "right", ""
     except (ValueError, KeyError, TypeError, IndexError):
         pass
-    return "wrong", f"{len(body)} bytes: {body[:200]!r}"
+    return "wrong", f"{answer.size} bytes: {document[:200]!r}"
 
 
-def _failed(status: int, body: bytes) -> tuple[str, str]:
+def _failed(answer: Answer) -> tuple[str, str]:
     """By status, with the text of the error."""
+    body = answer.body or b""
     try:
-        return str(status), str(json.loads(body)["error"])[:120]
+        return str(answer.status), str(json.loads(body)["error"])[:120]
     except (ValueError, KeyError, TypeError):
-        return str(status), repr(body[:80])
+        return str(answer.status), repr(body[:80])
+
+
+def _without(broken: Broken) -> tuple[str, str]:
+    """How a request ended that has no answer, and its cause."""
+    match why := broken.__cause__:
+        case TimeoutError():
+            return "late", ""
+        case ConnectionRefusedError():
+            return "connection refused", ""
+    return "lost", type(why).__name__ if why else str(broken)

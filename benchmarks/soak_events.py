@@ -1,6 +1,5 @@
 """What is done to the server during a soak, at random: repartitions, loads, reloads, kills; and samples of its processes."""
 
-import http.client
 import json
 import os
 import random
@@ -11,9 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from greenlane.load import wire
 from greenlane.load.server_process import ServerProcess
 
 from .soak_clients import MODELS
@@ -75,7 +76,7 @@ class Events:
             began = time.monotonic()
             try:
                 tenant, status = act()
-            except (OSError, http.client.HTTPException):
+            except (OSError, HTTPException):
                 tenant, status = "", 0
             self.done.append(Event(name, tenant, self._killed if name.startswith("kill") else began, time.monotonic(), status))
 
@@ -118,15 +119,9 @@ class Events:
 
 def ask(port: int, method: str, path: str, body: object = None, tenant: str = "") -> tuple[int, Any]:
     """Status and document of one request. Raises OSError and HTTPException."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        headers = {"X-Tenant": tenant} if tenant else {}
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        return answer.status, json.loads(text or b"null")
-    finally:
-        connection.close()
+    headers = {"X-Tenant": tenant} if tenant else {}
+    answer = wire.ask(port, method, path, headers, b"" if body is None else json.dumps(body).encode(), timeout=60)
+    return answer.status, json.loads(answer.body or b"null")
 
 
 def watch(server: ServerProcess, stopped: threading.Event, samples: dict[tuple[str, int], list[Sample]]) -> None:

@@ -14,18 +14,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from greenlane.load.server_process import ServerProcess, server_process
+from greenlane.load.wire import ask, post
 from greenlane.options import count, positive
 
 from .. import nets
-from ..cases import Request
 from ..depth import request_of
 
 MODELS = "tiny", "mob"
@@ -126,17 +125,14 @@ class Bench:
                 sleep(0.02)
 
     def _ask(self, method: str, path: str, tenant: str) -> int:
-        with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)) as connection:
-            connection.request(method, path, "{}" if method == "POST" else None, {"X-Tenant": tenant})
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status
+        body = b"{}" if method == "POST" else b""
+        return ask(self._port, method, path, {"X-Tenant": tenant}, body, PATIENCE).status
 
     def _load(self, tenant: str, model: str, seconds: float, rate: int = 0) -> "subprocess.Popen[str]":
         path = self._folder / f"{tenant}.{model}"
         if not path.exists():
             asked = request_of(model, nets.NETS[self._options.device][model].draw(1, 0))
-            path.write_bytes(_bytes(asked, tenant))
+            path.write_bytes(post(asked.path, {"X-Tenant": tenant, **asked.headers}, asked.body))
         words = [str(self._loader), str(self._port), str(path), str(CONNECTIONS), str(seconds), str(rate)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         os.sched_setaffinity(process.pid, self._client if rate else self._clients)
@@ -210,12 +206,6 @@ class Bench:
         asked.communicate()
         self._say("killed: seconds until served", seconds)
         return {"killed: seconds until served": seconds}
-
-
-def _bytes(request: Request, tenant: str) -> bytes:
-    lines = [f"POST {request.path} HTTP/1.1", "Host: a", f"X-Tenant: {tenant}", f"Content-Length: {len(request.body)}"]
-    lines += [f"{name}: {value}" for name, value in request.headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + request.body
 
 
 def _figures(load: "subprocess.Popen[str]") -> dict[str, Any]:

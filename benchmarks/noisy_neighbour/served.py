@@ -1,6 +1,5 @@
 """The servers: where they listen, what they say of themselves, and how those that this benchmark starts are started."""
 
-import http.client
 import json
 import shlex
 import socket
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from greenlane.load.jobs import Ask
 from greenlane.load.server_process import free_port, terminate
+from greenlane.load.wire import ask
 from greenlane.prove.inputs import Form, Model, binary, described, padded
 
 PATIENCE = 120.0
@@ -51,16 +52,12 @@ class Server:
     def get(self, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
         """A document. Raises NotServed."""
         try:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
-            connection.request("GET", path, headers=dict(headers))
-            answer = connection.getresponse()
-            body = answer.read()
-            connection.close()
-        except (OSError, http.client.HTTPException) as error:
+            answer = ask(self.port, "GET", path, headers, timeout=30, host=self.host)
+        except (OSError, HTTPException) as error:
             raise NotServed(f"{self.name}: GET {path}: {error}") from error
         if answer.status != 200:
-            raise NotServed(f"{self.name}: GET {path} is answered with {answer.status}: {body[:300]!r}")
-        found: dict[str, Any] = json.loads(body) if body else {}
+            raise NotServed(f"{self.name}: GET {path} is answered with {answer.status}: {answer.body[:300]!r}")
+        found: dict[str, Any] = json.loads(answer.body) if answer.body else {}
         return found
 
     def model(self, name: str, headers: Mapping[str, str]) -> Model:

@@ -4,7 +4,6 @@ Sockets in one thread. They are waited for by epoll, for which descriptors may h
 timeouts are the only ones finer than a millisecond. Nothing is computed meanwhile that can be done afterwards.
 """
 
-import re
 import select
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +17,6 @@ MOST_FAILURES = 5
 """How many failures are described; all are counted."""
 SLOWEST = 40
 """How many of the slowest answers are described."""
-_TIMING = re.compile(rb"\r\nserver-timing: queue;dur=([0-9.]+), execute;dur=([0-9.]+)")
 
 
 class Generator:
@@ -158,9 +156,7 @@ class Generator:
         latency = (now - self._start - due) * 1e3
         if len(slowest) == SLOWEST and latency <= slowest[0].latency:
             return
-        found = _TIMING.search(answer.head)
-        queued, executed = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
-        described = SlowAnswer(latency, due, (sent - self._start - due) * 1e3, queued, executed)
+        described = SlowAnswer(latency, due, (sent - self._start - due) * 1e3, *answer.times)
         if len(slowest) < SLOWEST:
             heappush(slowest, described)
         else:

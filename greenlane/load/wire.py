@@ -1,9 +1,11 @@
-"""One client connection without a framework: bytes out, a status and a size back. Only `step` and `Caller` block.
+"""One client connection without a framework: bytes out, a status and a size back. Only `step`, `ask` and `Caller` block.
 
 It reads no more of HTTP than it needs: a status line and Content-Length. A connection is used for one request at a time.
 """
 
+import errno
 import http.client
+import os
 import re
 import select
 import socket
@@ -12,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from email.message import Message
 from time import perf_counter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from .jobs import Ask
@@ -19,10 +22,14 @@ from .jobs import Ask
 CHUNK = 1 << 18
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:\s*close", re.IGNORECASE)
+_JSON = re.compile(rb"\r\ninference-header-content-length:\s*(\d+)", re.IGNORECASE)
+_TIMES = re.compile(rb"\r\nserver-timing: queue;dur=([0-9.]+), execute;dur=([0-9.]+)", re.IGNORECASE)
 
 
 class Broken(Exception):
-    """The connection ended, or what came was no HTTP answer."""
+    """The connection ended, or what came was no HTTP answer. Its cause is an OSError if there was one, and a TimeoutError if no
+    answer came in time.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,19 @@ class Answer:
     body: bytes | None
     last: bool
     head: bytes = b""
+
+    @property
+    def parts(self) -> tuple[bytes, bytes]:
+        """The body's JSON, and the binary tensors that follow it."""
+        body, found = self.body or b"", _JSON.search(self.head)
+        length = int(found[1]) if found else len(body)
+        return body[:length], body[length:]
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Milliseconds for which the request was in the queue and executed, as the server says; zeros if it does not."""
+        found = _TIMES.search(self.head)
+        return (float(found[1]), float(found[2])) if found else (0.0, 0.0)
 
 
 class Connection:
@@ -56,15 +76,17 @@ class Connection:
         self._left = self._size = 0
         self._last = False
         self._keep: list[bytes] | None = None
+        self._refusal: OSError | None = None
 
     def open(self) -> None:
-        """Begin to connect; `flush` says when that worked. Raises OSError."""
+        """Begin to connect; `flush` says when that worked. Raises OSError if there is no descriptor for a socket."""
         self.socket = socket.socket()
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
         self.socket.setblocking(False)
-        self.socket.connect_ex((self.host, self.port))
+        number = self.socket.connect_ex((self.host, self.port))
+        self._refusal = None if number in (0, errno.EINPROGRESS) else OSError(number, os.strerror(number))
 
     def close(self) -> None:
         """End it; calling it again does nothing."""
@@ -84,7 +106,8 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise Broken(str(error)) from error
+                why = self._refusal or error
+                raise Broken(str(why)) from why
             self.sent += count
             self.unsent = self.unsent[count:]
 
@@ -105,16 +128,17 @@ class Connection:
             if most < CHUNK:
                 return None
 
-    def step(self, seconds: float) -> Answer | None:
-        """Wait, send what is unsent and take what has come; the answer, once it is whole. Blocks for so many seconds at most,
-        rounded up to milliseconds. Raises Broken.
+    def step(self, seconds: float, most: int = CHUNK) -> Answer | None:
+        """Wait, send what is unsent and take what has come, or the first `most` bytes of it; the answer, once it is whole.
+
+        Blocks for so many seconds at most, rounded up to milliseconds. Raises Broken.
         """
         ready = select.poll()  # Descriptors may have any number, which `select.select` does not take.
         ready.register(self.socket, select.POLLIN | (select.POLLOUT if self.unsent else 0))
         if not ready.poll(seconds * 1000):
             return None
         self.flush()
-        return self.receive()
+        return self.receive(most)
 
     def _take(self, data: bytes) -> Answer | None:
         if self._left < 0:
@@ -149,18 +173,29 @@ class Response(NamedTuple):
     body: bytes
 
 
-def ask(port: int, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", timeout: float = 120.0) -> Response:
-    """Send one request on a connection of its own. Blocks. Raises OSError, and HTTPException for what is not HTTP."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)) as connection:
+def ask(
+    port: int,
+    method: str,
+    path: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    body: bytes = b"",
+    timeout: float = 120.0,
+    host: str = "127.0.0.1",
+) -> Response:
+    """Send one request on a connection of its own; it may be answered in chunks, as `Connection` does not understand.
+
+    Blocks. Raises OSError, and HTTPException for what is not HTTP.
+    """
+    with closing(http.client.HTTPConnection(host, port, timeout=timeout)) as connection:
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
         return Response(response.status, response.headers, response.read())
 
 
-def post(path: str, headers: Mapping[str, str], body: bytes, host: str = "127.0.0.1") -> bytes:
-    """A POST as it goes over the wire. `headers` may state another Content-Length than the body's."""
+def post(path: str, headers: Mapping[str, str], body: bytes, host: str = "127.0.0.1", method: str = "POST") -> bytes:
+    """A request as it goes over the wire, a POST by default. `headers` may state another Content-Length than the body's."""
     fields = {"Host": host, "Content-Length": str(len(body)), **headers}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -180,13 +215,13 @@ class Caller:
         """The port at this end of the connection; None while there is none."""
         return int(self._connection.socket.getsockname()[1]) if self._connection else None
 
-    def ask(self, ask: Ask) -> Answer:
-        """Send one request; the answer with its body. Raises Broken, also where it takes longer than the timeout."""
+    def ask(self, ask: Ask, keep: bool = True) -> Answer:
+        """Send one request; the answer, with its body if that is kept. Raises Broken, also where the timeout passes first."""
         if self._connection is None:
             self._connection = Connection(self._port)
             self._connection.open()
         try:
-            answer = self._exchange(self._connection, ask)
+            answer = self._exchange(self._connection, ask, keep)
         except Broken:
             self.close()
             raise
@@ -206,10 +241,10 @@ class Caller:
             self._connection.close()
         self._connection = None
 
-    def _exchange(self, connection: Connection, ask: Ask) -> Answer:
-        connection.send(ask.data, keep=True)
+    def _exchange(self, connection: Connection, ask: Ask, keep: bool) -> Answer:
+        connection.send(ask.data, keep)
         end = perf_counter() + self._timeout
         while (left := end - perf_counter()) > 0:
             if answer := connection.step(left):
                 return answer
-        raise Broken(f"no answer within {self._timeout:g} s")
+        raise Broken(f"no answer within {self._timeout:g} s") from TimeoutError()

@@ -1,7 +1,5 @@
 """What the soak makes of what it saw: which requests a kill excuses, what grows, and which answers are wrong."""
 
-import http.client
-import io
 import json
 import random
 import threading
@@ -12,6 +10,7 @@ import pytest
 from benchmarks.soak_clients import Client, Outcome, judge
 from benchmarks.soak_events import Event, Sample
 from benchmarks.soak_report import Account, Report
+from greenlane.load.wire import Answer
 
 KILL = Event("kill", "beta", 100.0, 100.01, 200)
 FLAT = [Sample(float(at), 50_000, 30) for at in range(300)]
@@ -72,22 +71,16 @@ def test_latencies_stand_beside_what_was_going_on() -> None:
 @pytest.mark.parametrize(("data", "what"), [([1, 2], "right"), ([1, 3], "wrong"), ([1], "wrong"), (["a", 2], "wrong")])
 def test_an_answer_is_compared_value_by_value(data: list[object], what: str) -> None:
     body = json.dumps({"outputs": [{"name": "y", "shape": [1, 2], "datatype": "FP32", "data": data}]}).encode()
-    assert judge(_answer(200, body), body, np.array([[1, 2]], np.float32))[0] == what
+    assert judge(_answer(200, body), np.array([[1, 2]], np.float32))[0] == what
 
 
 def test_an_error_is_identified_by_its_status_and_text() -> None:
     body = b'{"error": "the queue is full"}'
-    assert judge(_answer(503, body), body, np.zeros((1, 1), np.float32)) == ("503", "the queue is full")
+    assert judge(_answer(503, body), np.zeros((1, 1), np.float32)) == ("503", "the queue is full")
 
 
-def _answer(status: int, body: bytes) -> http.client.HTTPResponse:
-    class Socket:
-        def makefile(self, _: str) -> io.BytesIO:
-            return io.BytesIO(b"HTTP/1.1 %d ?\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
-
-    answer = http.client.HTTPResponse(Socket())  # type: ignore[arg-type]
-    answer.begin()
-    return answer
+def _answer(status: int, body: bytes) -> Answer:
+    return Answer(status, len(body), body, last=False)
 
 
 def test_the_file_says_when_what_is_missing_was_asked() -> None:

@@ -72,10 +72,10 @@ def each_process(server: Running, stack: ExitStack) -> dict[int, Connection]:
 
     def connect() -> bool:
         connection = stack.enter_context(Connection(server))
-        with suppress(ConnectionError, AssertionError):
+        with suppress(ConnectionError):
             connection.send(posted("identity", SMALL, ACME))
-            assert connection.answer().status == 200
-            found.setdefault(holder_pid(server, connection), connection)
+            if connection.answer().status == 200:
+                found.setdefault(holder_pid(server, connection), connection)
         return len(found) == 3
 
     until(connect)

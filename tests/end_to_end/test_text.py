@@ -2,7 +2,6 @@
 
 import base64
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from . import repository
 from .harness import Served, configuration, cores, serving
 from .processes import configure, running, running_device, tenant
 from .test_several_http_processes import each_process
-from .wire import SMALL, Connection, failures, posted, statistics, until
+from .wire import SMALL, Connection, failures, post, posted, statistics, until
 from .wire import client as client_to
 
 TEXTS = [*encoders.texts(3, 5), *encoders.texts(9, 14, 1), "cat", "a small red car sat under the old tree near the road"]
@@ -257,8 +256,8 @@ def test_a_request_whose_client_leaves_is_one_failure_however_many_runs_it_takes
         client_to(served) as http,
     ):
         body = json.dumps({"model": "encoder", "input": TEXTS * 140})
-        with socket.create_connection((httpx.URL(served.url).host, httpx.URL(served.url).port or 80)) as leaving:
-            leaving.sendall(f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        with Connection(served) as leaving:
+            leaving.send(post("/v1/embeddings", body.encode()))
             until(lambda: statistics(http, "encoder")["inference_count"] > 0)
         until(lambda: failures(http, "encoder") > 0)
         assert failures(http, "encoder") == 1
@@ -286,7 +285,7 @@ def test_so_is_one_that_another_process_than_that_of_the_queue_has_read(root: Pa
     with running_device(path) as server, client_to(server) as http, ExitStack() as stack:
         *_, helper = each_process(server, stack).values()
         body = json.dumps({"model": "encoder", "input": TEXTS * 40})
-        helper.send(f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        helper.send(post("/v1/embeddings", body.encode()))
         until(lambda: statistics(http, "encoder")["inference_count"] > 0)
         server.signal()
         answer = helper.answer()

@@ -12,8 +12,8 @@ from server.tenants import unread
 
 from . import repository
 from .fixtures import served_with
-from .harness import PATIENCE, Served
-from .wire import chunked, infer, posted, request, tensor, until
+from .harness import Served
+from .wire import Connection, chunked, infer, posted, request, tensor, until
 
 MIB = 1 << 20
 NBYTES = 12_000_000
@@ -42,20 +42,20 @@ def waiting(served: Served) -> int:
     return len(served.service.tenants["acme"].unread._readers)
 
 
-def ask(served: Served, data: bytes = LARGE) -> socket.socket:
+def ask(served: Served, data: bytes = LARGE) -> Connection:
     """A connection whose client asks and reads nothing."""
-    connection = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
-    connection.sendall(data)
+    connection = Connection(served)
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+    connection.send(data)
     return connection
 
 
-def received(connection: socket.socket) -> int:
+def received(connection: Connection) -> int:
     """How many bytes come before the server closes the connection, or until nothing more comes."""
-    connection.settimeout(0.5)
+    connection.patience(0.5)
     total = 0
     with suppress(TimeoutError, ConnectionResetError):
-        while data := connection.recv(MIB):
+        while data := connection.socket.recv(MIB):
             total += len(data)
     return total
 

@@ -143,7 +143,7 @@ def client(served: Listening, tenant: str = "", **headers: str) -> httpx.Client:
 
 
 class Connection:
-    """One TCP connection, without Nagle's delay."""
+    """One TCP connection, without Nagle's delay: for tests of bytes."""
 
     def __init__(self, served: Listening) -> None:
         self.socket = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
@@ -169,10 +169,11 @@ class Connection:
 
     def answer(self, bare: bool = False) -> Answer:
         """The next response, whole; `bare` is whether it has no body, whatever its length says, as that to a HEAD."""
-        status = self.file.readline().split()
-        assert status, "the connection was closed instead of an answer"
+        if not (line := self.file.readline()):
+            raise ConnectionResetError("the connection was closed instead of an answer")
+        _, status, *_ = line.split()
         headers = parse_headers(self.file)
-        return Answer(int(status[1]), headers, b"" if bare else self.file.read(int(headers.get("content-length", 0))))
+        return Answer(int(status), headers, b"" if bare else self.file.read(int(headers.get("content-length", 0))))
 
     def line(self) -> bytes:
         """The next line, of an answer in chunks."""

@@ -2,16 +2,17 @@
 
 import gzip
 import json
-import socket
 from collections import Counter
 from dataclasses import dataclass, field
 from email.message import Message
-from http.client import HTTPException, parse_headers
+from http.client import HTTPException
 from threading import Lock, Thread
 from time import monotonic
 from typing import Protocol
 
 import numpy as np
+
+from tests.end_to_end.wire import Answer, Connection
 
 from .cases import Case, Maker
 from .models import Oracle
@@ -56,13 +57,13 @@ class Attack(Thread):
 
     def __init__(self, port: int, maker: Maker, oracle: Oracle, found: Found, until: float, most: int | None = None) -> None:
         super().__init__(name="fuzz", daemon=True)
-        self._port = port
+        self.port = port
         self._maker = maker
         self._oracle = oracle
         self._found = found
         self._until = until
         self._most = most
-        self._connection: socket.socket | None = None
+        self._connection: Connection | None = None
 
     def run(self) -> None:
         done = 0
@@ -81,24 +82,20 @@ class Attack(Thread):
             self._hang_up()
             self._found.note(case, 0, "" if case.damage else f"no answer: {error!r}")
         else:
-            self._found.note(case, answer[0], self._judge(case, *answer))
+            self._found.note(case, answer.status, self._judge(case, *answer))
 
-    def _ask(self, case: Case) -> tuple[int, Message, bytes]:
+    def _ask(self, case: Case) -> Answer:
         if self._connection is None:
-            self._connection = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
+            self._connection = Connection(self)
+            self._connection.patience(PATIENCE)
         odd = case.raw is not None or case.claimed is not None
-        self._connection.sendall(case.data())
+        self._connection.send(case.data())
         if odd:  # Where the request ends is not certain any more.
-            self._connection.shutdown(socket.SHUT_WR)
-        with self._connection.makefile("rb") as file:
-            line = file.readline().split()
-            if len(line) < 2:
-                raise ConnectionResetError("closed without an answer")
-            headers = parse_headers(file)
-            body = file.read(int(headers.get("content-length", 0)))
-        if odd or headers.get("connection", "").lower() == "close":
+            self._connection.shut()
+        answer = self._connection.answer()
+        if odd or answer.headers.get("connection", "").lower() == "close":
             self._hang_up()
-        return int(line[1]), headers, body
+        return answer
 
     def _hang_up(self) -> None:
         if self._connection:

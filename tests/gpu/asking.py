@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
+
+from greenlane.load.wire import Broken
 
 from .bench import assert_close, expected
 from .networks import feed, mlp
@@ -80,7 +81,7 @@ def main(port: int, tenant: str) -> None:
         try:
             found = client.infer("mlp", tenant, arrays)
             answers.append((began, (time.monotonic() - began) * 1e3))
-        except (AssertionError, OSError, HTTPException) as error:
+        except (AssertionError, Broken) as error:
             client.close()
             client, rest = Client(port), REST
             refused.append(began)

@@ -1,18 +1,19 @@
 """`python -m server --config`, or `uvicorn server.app:app`, in a process of its own, as it is run on a GPU box."""
 
-import http.client
 import json
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from greenlane.load.jobs import Ask
 from greenlane.load.server_process import ServerProcess, server_process
+from greenlane.load.wire import Answer, Caller, ask, post
 
 PATIENCE = 180.0
 """Seconds for which an answer, or a process, is waited for."""
@@ -23,16 +24,13 @@ class Client:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._connections: dict[str, http.client.HTTPConnection] = {}
+        self._callers: dict[str, Caller] = {}
 
-    def ask(self, method: str, path: str, body: bytes = b"", tenant: str = "", **headers: str) -> tuple[int, bytes, Any]:
-        """The status, the body, and the headers; "" is the default tenant."""
-        if tenant not in self._connections:
-            self._connections[tenant] = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+    def ask(self, method: str, path: str, body: bytes = b"", tenant: str = "", **headers: str) -> Answer:
+        """The answer; "" is the default tenant. Raises Broken."""
+        caller = self._callers.setdefault(tenant, Caller(self.port, PATIENCE))
         sent = {name.replace("_", "-"): value for name, value in headers.items()} | ({"X-Tenant": tenant} if tenant else {})
-        self._connections[tenant].request(method, path, body, sent)
-        answer = self._connections[tenant].getresponse()
-        return answer.status, answer.read(), answer.headers
+        return caller.ask(Ask(post(path, sent, body, method=method)))
 
     def infer(self, model: str, tenant: str, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """FP32 in and out, all of it binary."""
@@ -42,21 +40,21 @@ class Client:
         ]
         header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         body = b"".join([header, *(array.tobytes() for array in given.values())])
-        length, path = str(len(header)), f"/v2/models/{model}/infer"
-        status, body, headers = self.ask("POST", path, body, tenant, Inference_Header_Content_Length=length)
-        assert status == 200, body
-        return _outputs(body, int(headers["Inference-Header-Content-Length"]))
+        path, length = f"/v2/models/{model}/infer", str(len(header))
+        answer = self.ask("POST", path, body, tenant, Inference_Header_Content_Length=length)
+        assert answer.status == 200, answer.body
+        return _outputs(*answer.parts)
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
+        for caller in self._callers.values():
+            caller.close()
 
 
-def _outputs(body: bytes, length: int) -> dict[str, np.ndarray]:
-    found, at = {}, length
-    for output in json.loads(body[:length])["outputs"]:
+def _outputs(document: bytes, tensors: bytes) -> dict[str, np.ndarray]:
+    found, at = {}, 0
+    for output in json.loads(document)["outputs"]:
         size = output["parameters"]["binary_data_size"]
-        found[output["name"]] = np.frombuffer(body[at : at + size], np.float32).reshape(output["shape"])
+        found[output["name"]] = np.frombuffer(tensors[at : at + size], np.float32).reshape(output["shape"])
         at += size
     return found
 
@@ -74,10 +72,9 @@ class Served:
         return "".join(self.process.log)
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
-        with closing(Client(self.port)) as client:
-            status, answer, _ = client.ask(method, f"/admin/{path}", json.dumps(body).encode() if body else b"")
-        assert status == 200, f"{status}: {answer.decode()}\n{self.log}"
-        return json.loads(answer)
+        answer = ask(self.port, method, f"/admin/{path}", {}, json.dumps(body).encode() if body else b"", PATIENCE)
+        assert answer.status == 200, f"{answer.status}: {answer.body.decode()}\n{self.log}"
+        return json.loads(answer.body)
 
     def device_process(self, name: str) -> int:
         """The process of this device, once there is one."""

@@ -15,11 +15,12 @@ from time import sleep
 import pytest
 
 from benchmarks import changes
-from benchmarks.bench import WATCHER, Bench, Caller, opened
+from benchmarks.bench import PATIENCE, WATCHER, Bench, opened
 from benchmarks.goals import Felt
 from benchmarks.nets import MANY_ROWS
 from benchmarks.outcomes import Outcome
 from benchmarks.stalling import STALL
+from greenlane.load.wire import Caller
 from server.launch_loop.library import SWITCH
 
 pytestmark = pytest.mark.gpu
@@ -99,7 +100,7 @@ def test_a_first_body_of_38_megabytes_does_not_delay_other_tenants(bench: Bench)
         sleep(0.5)
         return statuses
 
-    with closing(Caller(bench.port)) as caller:
+    with closing(Caller(bench.port, PATIENCE)) as caller:
         statuses, found = bench.watch((WATCHER, "enc"), change)
     bench.order("unload", "mean", "mob")
 

@@ -1,6 +1,5 @@
 """A sticky CUDA error under load, in the real server: all requests are answered, and the device process is replaced."""
 
-import http.client
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from greenlane.load.wire import Broken
 from server.host.leaving import NEEDS_RESTART
 
 from .networks import mlp, plan
@@ -75,10 +75,10 @@ def _config(repository: Path, index: int) -> str:
 
 def _ask(client: Client, method: str, path: str, body: bytes = b"", tenant: str = "") -> tuple[int, str]:
     try:
-        status, answer, _ = client.ask(method, path, body, tenant)
-    except (OSError, http.client.HTTPException) as error:
+        answer = client.ask(method, path, body, tenant)
+    except Broken as error:
         return ENDED, repr(error)
-    return status, answer.decode()
+    return answer.status, (answer.body or b"").decode()
 
 
 def _ask_until_it_fails(case: Case, port: int, tenant: str, answered: Semaphore) -> tuple[int, str]:

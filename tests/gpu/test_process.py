@@ -58,15 +58,15 @@ def client(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clie
 
 
 def test_broken_plans_are_unavailable_with_their_reasons_and_others_are_ready(client: Client, figures: dict[str, Any]) -> None:
-    status, body, _ = client.ask("POST", "/v2/repository/index", b"{}")
-    assert status == 200
-    index = {entry["name"]: entry for entry in json.loads(body)}
+    answer = client.ask("POST", "/v2/repository/index", b"{}")
+    assert answer.status == 200
+    index = {entry["name"]: entry for entry in json.loads(answer.body or b"")}
     figures["reasons of broken plans"] = {name: index[name].get("reason") for name in REASONS}
     assert {name for name, entry in index.items() if entry["state"] == "READY"} == set(MODELS)
     for name, part in REASONS.items():
         assert index[name]["state"] == "UNAVAILABLE"
         assert part in index[name]["reason"]
-        assert client.ask("GET", f"/v2/models/{name}/ready")[0] != 200
+        assert client.ask("GET", f"/v2/models/{name}/ready").status != 200
 
 
 @pytest.mark.parametrize("tenant", TENANTS)

@@ -320,7 +320,7 @@ def _until_ready(server: Served, tenant: str) -> None:
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit:
         with closing(Client(server.port)) as client:
-            if all(client.ask("GET", f"/v2/models/{name}/ready", tenant=tenant)[0] == 200 for name in NETWORKS):
+            if all(client.ask("GET", f"/v2/models/{name}/ready", tenant=tenant).status == 200 for name in NETWORKS):
                 return
         time.sleep(0.05)
     raise AssertionError(server.log)

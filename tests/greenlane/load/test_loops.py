@@ -16,6 +16,7 @@ from greenlane.load.closedloop import closed_loop
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.openloop import Generator
 from greenlane.load.processes import LoadProcessFailed, begun, run, together
+from greenlane.load.server_process import free_port
 from greenlane.load.wire import Broken, Caller, Connection
 
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
@@ -194,6 +195,25 @@ def test_descriptors_may_have_any_number(serve: Callable[[Answer], Server]) -> N
         generator.open()
         assert list(generator.run(perf_counter()).samples.status) == [200, 200]
         assert caller.ask(Ask(REQUEST)).status == 200
+
+
+@pytest.mark.parametrize(("answer", "cause"), [(None, ConnectionRefusedError), (OK[:-1], TimeoutError), (b"", type(None))])
+def test_why_a_request_has_no_answer_is_the_cause(
+    serve: Callable[[Answer], Server], answer: bytes | None, cause: type[object]
+) -> None:
+    port = serve(lambda _: answer).port if answer is not None else free_port()
+    with closing(Caller(port, 0.05)) as caller, pytest.raises(Broken) as broken:
+        caller.ask(Ask(REQUEST))
+    assert isinstance(broken.value.__cause__, cause)
+
+
+def test_an_answer_is_taken_apart(serve: Callable[[Answer], Server]) -> None:
+    head = b"Server-Timing: queue;dur=0.25, execute;dur=1.5\r\nInference-Header-Content-Length: 2\r\n"
+    with closing(Caller(serve(lambda number: OK.replace(b"Cont", head + b"Cont") if number == 1 else OK).port)) as caller:
+        answer, other = caller.ask(Ask(REQUEST)), caller.ask(Ask(REQUEST))
+        assert caller.ask(Ask(REQUEST), keep=False).body is None
+    assert (answer.parts, answer.times) == ((b"he", b"llo"), (0.25, 1.5))
+    assert (other.parts, other.times) == ((b"hello", b""), (0.0, 0.0))
 
 
 def test_a_connection_that_the_server_ended_while_it_was_free_is_a_failure_at_once(serve: Callable[[Answer], Server]) -> None:
