@@ -1,22 +1,18 @@
 """The servers of the isolation experiment: real ones, each in its own process, configured by a TOML file."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from time import monotonic
 
 from greenlane.load import wire
-from greenlane.load.server_process import free_port, terminate
+from greenlane.load.server_process import becomes_ready, free_port, logging_process
 
 PATIENCE = 300.0
 """Seconds after which a server that does not get ready is given up: a GPU's engines are compiled meanwhile."""
-LOOK = 0.1
-"""Seconds between looks at whether it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,43 +85,21 @@ class Server:
 
     def _wait_for(self, what: str, path: str, headers: Mapping[str, str], patience: float) -> None:
         """Ask until the answer is a 200. Raises NotServed if the server ends, or after `patience` seconds."""
-        end = monotonic() + patience
-        while (answer := ask(self.port, "GET", path, headers))[0] != 200:
-            if self.process.poll() is not None or monotonic() > end:
-                state = "running" if self.process.poll() is None else f"ended with {self.process.poll()}"
-                log = self.log.read_text(errors="replace")[-3000:]
-                raise NotServed(f"{what} is not ready ({state}; {answer[0]}: {answer[1]!r:.300}):\n{log}")
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LOOK)
+        if not becomes_ready(self.process, lambda: ask(self.port, "GET", path, headers)[0] == 200, patience):
+            status, text = ask(self.port, "GET", path, headers)
+            state = "running" if self.process.poll() is None else f"ended with {self.process.poll()}"
+            log = self.log.read_text(errors="replace")[-3000:]
+            raise NotServed(f"{what} is not ready ({state}; {status}: {text!r:.300}):\n{log}")
 
 
 @contextmanager
 def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator[Server]:
-    """Start a server on a port of the loopback interface, its files in `folder`; it is ended after the block.
-
-    Its log is a file, which no thread has to read while latencies are measured, and says too little to wait for: see `Server`.
-    """
+    """Start a server on a port of the loopback interface, its files in `folder`; it is ended after the block."""
     config, log, port = folder / f"{deployment.name}.toml", folder / f"{deployment.name}.log", free_port()
     config.write_text(deployment.config(repository))
     command = [sys.executable, "-m", *deployment.program, "--config", str(config), "--port", str(port)]
-    with log.open("wb") as output, restricted(deployment.cores):
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
+    with logging_process(command, log, cores=deployment.cores) as process:
         yield Server(deployment, port, process, log)
-    finally:
-        terminate(process, 30)
-
-
-@contextmanager
-def restricted(cores: Collection[int]) -> Iterator[None]:
-    """This process, and those that it starts in this block, may use these cores only; any if there are none."""
-    before = os.sched_getaffinity(0)
-    if cores:
-        os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def granules(device: str, cores: Sequence[int]) -> int:

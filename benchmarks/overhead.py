@@ -19,12 +19,12 @@ from statistics import median
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.load.server_process import restricted
 from greenlane.options import checked, cores, count, port, positive
 
 from .bare import session
 from .cases import CASES, Case, tensor
 from .client import client
-from .deployment import restricted
 from .models import build, model_path
 from .servers import PYTHON, Server, bare, greenlane
 from .sidebyside import Comparison, SideBySide, heading

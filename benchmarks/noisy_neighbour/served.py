@@ -3,19 +3,17 @@
 import json
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from greenlane.load.jobs import Ask
-from greenlane.load.server_process import free_port, terminate
+from greenlane.load.server_process import becomes_ready, free_port, logging_process
 from greenlane.load.wire import ask
 from greenlane.prove.inputs import Form, Model, binary, described, padded
 
@@ -60,6 +58,13 @@ class Server:
         found: dict[str, Any] = json.loads(answer.body) if answer.body else {}
         return found
 
+    def ready(self) -> bool:
+        """Whether it says so."""
+        with suppress(NotServed):
+            self.get("/v2/health/ready", {})
+            return True
+        return False
+
     def model(self, name: str, headers: Mapping[str, str]) -> Model:
         """A model by its metadata. A first dimension that varies is taken for the batch's. Raises NotServed."""
         metadata = self.get(f"/v2/models/{quote(name, safe='')}", headers)
@@ -93,20 +98,8 @@ def running(server: Server, folder: Path) -> Iterator[None]:
         yield
         return
     log = folder / f"{server.name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(server.command, stdout=output, stderr=output)
-    try:
-        _wait(server, process, log)
+    with logging_process(server.command, log) as process:
+        if not becomes_ready(process, server.ready, PATIENCE):
+            text = log.read_text(errors="replace")[-2000:]
+            raise NotServed(f"{server.name} is not ready ({shlex.join(server.command)}):\n{text}")
         yield
-    finally:
-        terminate(process, 30)
-
-
-def _wait(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = monotonic() + PATIENCE
-    while process.poll() is None and monotonic() < end:
-        with suppress(NotServed):
-            server.get("/v2/health/ready", {})
-            return
-        sleep(0.1)
-    raise NotServed(f"{server.name} is not ready ({shlex.join(server.command)}):\n{log.read_text(errors='replace')[-2000:]}")

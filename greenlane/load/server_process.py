@@ -1,19 +1,26 @@
-"""A server as a process of its own: started, found ready by its log, looked at in /proc, and ended with its children."""
+"""A server as a process of its own: started, found ready, looked at in /proc, and ended with its children.
+
+`server_process` has a thread that reads the log; where latencies are measured none may, so `logging_process` logs to a file and
+is asked whether it is ready. `greenlane.ray.server` starts its own, since it waits on the event loop of its replica.
+"""
 
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Thread
+from time import monotonic
 from typing import Any, NamedTuple
 
 READY = (" on http://", "ready: ")
 """Texts in the log of a server that is ready: where it listens, and that every model was tried."""
 PATIENCE = 120.0
 """Seconds for which a line of the log is waited for: a GPU's engines are built and compiled meanwhile."""
+LOOK = 0.1
+"""Seconds between looks at whether a server that logs to a file is ready."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -113,6 +120,48 @@ def server_process(
             server.stop()
         finally:
             server.close()
+
+
+@contextmanager
+def logging_process(
+    command: Sequence[str], log: Path, grace: float = 30.0, given: bytes = b"", cores: Collection[int] = ()
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start a server that logs to this file, and stop it after the block; it is killed if it takes more than `grace` seconds.
+
+    `cores` are those that it may use, any if there are none. It reads `given` on its stdin.
+    """
+    with log.open("wb") as output, restricted(cores):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    assert process.stdin
+    try:
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(given)
+        yield process
+    finally:
+        terminate(process, grace)
+
+
+def becomes_ready(process: "subprocess.Popen[bytes]", ready: Callable[[], bool], patience: float) -> bool:
+    """Look until this says so; False if the process ended before, or after `patience` seconds. Blocks."""
+    end = monotonic() + patience
+    while not ready():
+        if process.poll() is not None or monotonic() > end:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK)
+    return True
+
+
+@contextmanager
+def restricted(cores: Collection[int]) -> Iterator[None]:
+    """This process, and those that it starts in this block, may use these cores only; any if there are none."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def terminate(process: "subprocess.Popen[Any]", patience: float) -> None:

@@ -14,16 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_urlsafe
-from time import perf_counter, sleep
+from time import perf_counter
 from urllib.parse import urlsplit
 
-from greenlane.load.server_process import free_port, terminate
+from greenlane.load.server_process import becomes_ready, free_port, logging_process
 
 from .access import Access, CannotProve, ServerEnded
 
 PATIENCE = 1800.0
 """Seconds after which a server that does not get ready is given up: on a GPU models are built and compiled meanwhile."""
-LOOK = 0.1
 SAY = 5.0
 """Seconds between two reports that it is not ready yet."""
 DRAIN = 20.0
@@ -55,16 +54,9 @@ def started(config: str | None, report: Callable[[str], None], lends: bool = Tru
     """
     admin, port = token_urlsafe(), free_port()
     with tempfile.TemporaryDirectory(prefix="greenlane-prove-") as folder:
-        log = Path(folder, "server.log")
-        command = [sys.executable, "-m", *CHILD]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
-        assert process.stdin
-        try:
-            given = Path(folder, "keys.json")
-            words = {"config": config, "port": port, "admin": admin, "keys": str(given), "lends": lends}
-            process.stdin.write(json.dumps(words).encode())
-            process.stdin.close()
+        log, given = Path(folder, "server.log"), Path(folder, "keys.json")
+        words = {"config": config, "port": port, "admin": admin, "keys": str(given), "lends": lends}
+        with logging_process([sys.executable, "-m", *CHILD], log, DRAIN, json.dumps(words).encode()) as process:
 
             def ended() -> str:
                 status = process.poll()
@@ -74,24 +66,26 @@ def started(config: str | None, report: Callable[[str], None], lends: bool = Tru
             said = json.loads(given.read_text())
             access = Access(port, said["keys"], admin)
             yield Started(access, ended, process.pid, said["tenants"], said["lend"], said["burst"])
-        finally:
-            terminate(process, DRAIN)
 
 
 def _wait(port: int, process: "subprocess.Popen[bytes]", log: Path, report: Callable[[str], None]) -> None:
     began = said = perf_counter()
     access = Access(port)
-    while not access.serves():
-        if (status := process.poll()) is not None:
-            text = log.read_text(errors="replace").strip()
-            early = f"the server ended with status {status} before it was ready:\n{text[-3000:]}"
-            raise CannotProve(text.removeprefix("greenlane: ") if status == 2 else early)
-        if perf_counter() - began > PATIENCE:
-            raise CannotProve(f"the server was not ready after {PATIENCE:g} s{_last(log)}")
+
+    def serves() -> bool:
+        nonlocal said
         if perf_counter() - said > SAY:
             said = perf_counter()
             report(f"the server starts and loads its models, for {said - began:.0f} s so far")
-        sleep(LOOK)
+        return access.serves()
+
+    if becomes_ready(process, serves, PATIENCE):
+        return
+    if (status := process.poll()) is None:
+        raise CannotProve(f"the server was not ready after {PATIENCE:g} s{_last(log)}")
+    text = log.read_text(errors="replace").strip()
+    early = f"the server ended with status {status} before it was ready:\n{text[-3000:]}"
+    raise CannotProve(text.removeprefix("greenlane: ") if status == 2 else early)
 
 
 def _last(log: Path) -> str:
