@@ -2,7 +2,6 @@
 `server.api.model_control` has checked.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
@@ -31,8 +30,7 @@ async def load_for(controller: ControllerDep, tenant: TenantName, name: ModelNam
     Tenants load their own models by `POST /v2/repository/models/NAME/load`.
     """
     _check_tenant(controller, tenant)
-    # Shielded, as a repartition is: what has begun is completed, even if its client disconnects.
-    await asyncio.shield(asyncio.ensure_future(controller.load(tenant, name)))
+    await controller.load(tenant, name)
     return json_response({"tenant": tenant, "model": name})
 
 
@@ -40,7 +38,7 @@ async def load_for(controller: ControllerDep, tenant: TenantName, name: ModelNam
 async def unload_for(controller: ControllerDep, tenant: TenantName, name: ModelName) -> Response:
     """Unload a model of a tenant; its requests are 503 from then on."""
     _check_tenant(controller, tenant)
-    await asyncio.shield(asyncio.ensure_future(controller.unload(tenant, name)))
+    await controller.unload(tenant, name)
     return json_response({"tenant": tenant, "model": name})
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from partitions import DeviceUnavailable, Misplaced, Move
 from partitions.plan import Granules
@@ -18,7 +18,7 @@ from ..errors import Conflict, NotFound, Unavailable
 from ..tenants.frontend import Lifecycle, ManagedFrontend, Report, State
 from .controlled_device import ControlledDevice, Observer, executions_on, memory_of_all, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
-from .device_runtime import DeviceRuntime, halt_all
+from .device_runtime import DeviceRuntime, Models, halt_all
 from .draining import drain, refuse_and_drain
 from .move_requests import check_counts, plan_transfer
 from .moves import By, MoveLog, MoveRecord
@@ -45,6 +45,7 @@ are for a tenant with such long kernels."""
 _MOST_ASKED = 10
 """How often all processes are asked what is served, before the log says that the server is ready."""
 DeviceState = State | Literal["restarting"]
+T = TypeVar("T")
 
 
 class Controller:
@@ -378,19 +379,31 @@ class Controller:
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `Models.load`. Raises NotFound for a tenant that has gone."""
-        async with self.models_change(tenant):
-            await together(runtime.models.load(tenant, name, override) for runtime in self._runtimes(tenant))
+        await self._change(tenant, lambda models: models.load(tenant, name, override))
 
     async def unload(self, tenant: str, name: str) -> None:
         """As `Models.unload`. Raises NotFound for a tenant that has gone."""
-        async with self.models_change(tenant):
-            await together(runtime.models.unload(tenant, name) for runtime in self._runtimes(tenant))
+        await self._change(tenant, lambda models: models.unload(tenant, name))
 
     async def refresh(self, tenant: str, name: str) -> str:
         """As `Models.refresh`, on all devices of the tenant. Raises NotFound for a tenant that has gone."""
-        async with self.models_change(tenant):
-            reasons = await together(runtime.models.refresh(tenant, name) for runtime in self._runtimes(tenant))
+        reasons = await self._change(tenant, lambda models: models.refresh(tenant, name))
         return "; ".join(dict.fromkeys(filter(None, reasons)))
+
+    async def _change(self, tenant: str, change: Callable[[Models], Awaitable[T]]) -> list[T]:
+        """Have all devices of a tenant change its models, after earlier changes.
+
+        Once begun it is completed even if the caller is cancelled, since the device sides go on too: until then nothing else
+        may change the models, nor the device.
+        """
+        lock = self.models_change(tenant)
+        await lock.acquire()
+        changing = asyncio.ensure_future(self._on_all(tenant, change))
+        changing.add_done_callback(lambda _: lock.release())
+        return await asyncio.shield(changing)
+
+    async def _on_all(self, tenant: str, change: Callable[[Models], Awaitable[T]]) -> list[T]:
+        return await together(change(runtime.models) for runtime in self._runtimes(tenant))
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""

@@ -82,7 +82,7 @@ class Reconfiguration:
     async def run(self) -> None:
         """Make it. Raises RequestError or PartitionError; then nothing has changed."""
         async with AsyncExitStack() as locks:
-            if concerns_shares(self._before, self._config):
+            if self._options or concerns_shares(self._before, self._config):  # Or a process begins meanwhile with the old ones.
                 await locks.enter_async_context(self._controller.granules_change)
             found = plan(self._before, self._config, self._controller.devices)
             if (found.come or found.go) and self._host is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+from ...link.messages import ModelKey
 from ...link.ring import Descriptors
 from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import HttpSide
@@ -40,6 +41,12 @@ class DeviceFrontend(HttpSide):
         self._suspended = reason
         if not self._ended:
             self._refuse(reason)
+
+    def change_device(self, paged: Collection[ModelKey], suspended: str) -> None:
+        """Another device has the tenant from now on, has suspended it for this reason, if there is one, and has these versions
+        paged out of those that are published next.
+        """
+        self.suspend(suspended)
 
     def serve(self) -> None:
         """Another process has the device side now: each model is served from the moment at which it is published."""

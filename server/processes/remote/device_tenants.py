@@ -10,10 +10,12 @@ from .device_frontend import DeviceFrontend, Publication
 
 
 class Coming(HttpSide):
-    """In place of a tenant that another device serves still, or that no client reaches yet: `published` is by model."""
+    """In place of a tenant that another device serves still: what is `published`, by model, and holds from `join` on."""
 
     def __init__(self) -> None:
         self.published: dict[str, Publication] = {}
+        self.paged = set[ModelKey]()
+        self.suspended = ""
 
     async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
         self.published[name] = Publication(name, served, problems)
@@ -21,7 +23,14 @@ class Coming(HttpSide):
 
     async def page_out(self, model: ModelKey) -> bool:
         """No request has come to its models here."""
+        self.paged.add(model)
         return True
+
+    def page_in(self, model: ModelKey) -> None:
+        self.paged.discard(model)
+
+    def suspend(self, reason: str) -> None:
+        self.suspended = reason
 
 
 class Leaving(HttpSide):
@@ -29,6 +38,9 @@ class Leaving(HttpSide):
 
     def __init__(self, frontend: DeviceFrontend) -> None:
         self.frontend = frontend
+
+    def page_in(self, model: ModelKey) -> None:
+        self.frontend.page_in(model)
 
     def suspend(self, reason: str) -> None:
         self.frontend.suspend(reason)
@@ -48,7 +60,7 @@ class DeviceTenants:
         self.away = False
         """Whether the process has ended, and no other one has loaded the same models yet."""
         self._allows = allows
-        self._coming: dict[str, Coming] = {}
+        self._coming: dict[str, HttpSide] = {}
         self._leaving: dict[str, Leaving] = {}
 
     def __repr__(self) -> str:
@@ -85,14 +97,14 @@ class DeviceTenants:
         for frontend in self.frontends.values():
             frontend.allows = None
 
-    def come(self, tenant: str) -> Mapping[str, Publication]:
-        """The process makes this tenant ready; returns what it publishes until `join` or `release`."""
-        self._coming[tenant] = coming = Coming()
-        return coming.published
+    def come(self, tenant: str, http_side: HttpSide) -> None:
+        """The process makes this tenant ready, and calls this HTTP side until `join` or `release`."""
+        self._coming[tenant] = http_side
 
     def join(self, tenant: str, frontend: DeviceFrontend) -> None:
         """The process has this tenant now, and every replacement of it."""
-        self._coming.pop(tenant, None)
+        if isinstance(coming := self._coming.pop(tenant, None), Coming):
+            frontend.change_device(coming.paged, coming.suspended)
         self.frontends[tenant] = frontend
         frontend.allows = partial(self._allows, tenant) if self.away else None
 

@@ -9,10 +9,11 @@ from partitions.plan import Granules
 from ...config.tenant import TenantConfig
 from ...errors import RequestError, Unavailable
 from ...link.ring import Descriptors
+from ...tenants.frontend import HttpSide
 from ..channels.calls import proxy
 from ..channels.device_protocols import ToDeviceProcess
 from .device_calls import DeviceCalls
-from .device_frontend import DeviceFrontend, Publication
+from .device_frontend import DeviceFrontend
 from .device_tenants import DeviceTenants
 from .kept_state import Changes, KeptState
 
@@ -41,21 +42,27 @@ class TenantHandover:
         beyond: int,
         models: list[str] | None = None,
         config: TenantConfig | None = None,
-    ) -> list[Publication]:
+        *,
+        http_side: HttpSide,
+    ) -> None:
         """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
 
         `models` is its list of models if that was changed since the start, and `config` is set for one that the process does
-        not know. Returns its models, which are not published; their keys have numbers above `beyond`. Raises as `start` does,
+        not know. Until `join` it calls `http_side`, where its models' keys have numbers above `beyond`. Raises as `start` does,
         and Unavailable; nothing is left of it then.
         """
         if self._calls.sender is None:
             raise self._calls.gone()
-        sent, published = self._calls.sender.send_link(link), self._tenants.come(tenant)
+        sent = self._calls.sender.send_link(link)
+        self._tenants.come(tenant, http_side)
         try:
             await self._process.adopt(tenant, sent, granules, list(changes.values()), beyond, models, config)
-        except Unavailable as error:
-            raise Unavailable(f"{self._calls.label} ended while it prepared tenant {tenant}; nothing has changed") from error
-        return list(published.values())
+        except BaseException as error:
+            self._tenants.release(tenant)
+            if isinstance(error, Unavailable):
+                gone = f"{self._calls.label} ended while it prepared tenant {tenant}; nothing has changed"
+                raise Unavailable(gone) from error
+            raise
 
     def join(
         self,

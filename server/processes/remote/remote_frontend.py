@@ -171,6 +171,10 @@ class RemoteFrontend(DeviceFrontend):
         self.link = links.attach(new, self.link.arena.memory)
         return old
 
+    def change_device(self, paged: Collection[ModelKey], suspended: str) -> None:
+        super().change_device(paged, suspended)
+        self._paged.update(paged)
+
     def lost(self) -> Collection[str]:
         return self._lost
 
@@ -226,6 +230,8 @@ class RemoteFrontend(DeviceFrontend):
             self._models[name] = now
         self._lost.discard(name)
         answers = await self._processes.each(lambda process: self._publish(process, now))
+        for model in self._paged.intersection(each.key for each in served):  # It came so from another device.
+            await self.page_out(model)
         return bool(answers and answers[0])
 
     def _publish(self, process: ToHttpProcess, publication: Publication) -> Awaitable[bool]:

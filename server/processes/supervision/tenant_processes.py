@@ -161,10 +161,7 @@ class TenantProcesses:
         """Have the process of its device make the tenant ready, and start its HTTP process."""
         runtime = coming.runtime = await self._homes.find(coming.device, coming.config.tenants[name])
         coming.adopted_by = runtime.process()
-        config = coming.config.tenants[name]
-        models = await runtime.handover.adopt(name, coming.frontend.descriptors, coming.granules, {}, 0, config=config)
-        await self._http.begin(coming.config, name, coming.frontend, coming.listeners, count=count)
-        for each in models:
-            await coming.frontend.publish(*each)
-        coming.frontend.listed()
-        return Arrival(coming.frontend, runtime, {name: None})
+        config, frontend = coming.config.tenants[name], coming.frontend
+        await runtime.handover.adopt(name, frontend.descriptors, coming.granules, {}, 0, config=config, http_side=frontend)
+        await self._http.begin(coming.config, name, frontend, coming.listeners, count=count)
+        return Arrival(frontend, runtime, {name: None})

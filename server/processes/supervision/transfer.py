@@ -13,6 +13,7 @@ from ...link import ring as links
 from ...link.messages import load_of
 from ...tenants.catalog import ModelVersion
 from ..remote.device_frontend import Publication
+from ..remote.device_tenants import Coming
 from ..remote.remote_frontend import RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
 
@@ -69,22 +70,22 @@ class TenantTransfers:
 
     async def _transfer(self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules) -> None:
         frontend, process = self._frontends[tenant], target.process()
-        unused = links.renew(frontend.descriptors)
+        unused, coming = links.renew(frontend.descriptors), Coming()
         try:
             beyond = max((load_of(each.key) for each in frontend.served()), default=0)
             changes, lists = source.kept.changes(tenant), source.kept.lists.of(tenant)
-            models = await target.handover.adopt(tenant, unused, granules, changes, beyond, lists)
+            await target.handover.adopt(tenant, unused, granules, changes, beyond, lists, http_side=coming)
         finally:
             unused.close()
         async with self.locks[tenant]:
             try:
-                keys = _keys(tenant, frontend.served(), models)
+                keys = _keys(tenant, frontend.served(), coming.published.values())
                 await self._switch(tenant, source, target, granules, keys, process)
             except BaseException:
                 if self._runtimes[tenant] is source:
                     await asyncio.shield(target.handover.release(tenant))
                 raise
-        for each in models:
+        for each in coming.published.values():
             if target.process() is not process:  # It has ended, and the next one publishes its own.
                 return
             await frontend.publish(*each)

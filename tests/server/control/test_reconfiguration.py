@@ -9,8 +9,8 @@ import pytest
 
 from partitions import PartitionError
 from partitions.plan import Granules
-from server.config.changes import with_tables
-from server.config.schema import Config, ModelsConfig
+from server.config.changes import with_options, with_tables
+from server.config.schema import Config, ModelOptions, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.tenant_host import Arrival
@@ -306,29 +306,75 @@ async def test_a_tenant_that_cannot_be_admitted_leaves_nothing_else_undone() -> 
     assert not site.controller.moving, "the lock is free"
 
 
-async def test_models_of_a_tenant_that_moves_when_a_reload_begins_change_on_the_device_that_it_moves_to() -> None:
-    gate, begun = asyncio.Event(), asyncio.Event()
+class Moving(SeveralDevices):
+    """A move waits for `gate`."""
 
-    class Moving(SeveralDevices):
-        async def _transfer(self, *given: Any) -> Any:
-            begun.set()
-            await gate.wait()
-            return await super()._transfer(*given)
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
+        for runtime in self.runtimes.values():
+            runtime.models = Models(runtime)
 
-    async def everywhere(_: Config) -> None:
+    async def _transfer(self, *given: Any) -> Any:
+        self.begun.set()
+        await self.gate.wait()
+        return await super()._transfer(*given)
+
+    async def reload_while_acme_moves(self, config: Config) -> list[str]:
+        """The steps before and after the end of the move."""
+        moving = asyncio.ensure_future(self.controller.transfer("acme", "1"))
+        await self.begun.wait()
+        reloading = asyncio.ensure_future(self.controller.reconfigure(config, self._everywhere))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.steps.append("the move ends")
+        self.gate.set()
+        await moving
+        await reloading
+        return self.steps
+
+    async def _everywhere(self, _: Config) -> None:
         pass
 
+
+async def test_models_of_a_tenant_that_moves_when_a_reload_begins_change_on_the_device_that_it_moves_to() -> None:
     site = await Moving().start()
-    for runtime in site.runtimes.values():
-        runtime.models = Models(runtime)
-    moving = asyncio.ensure_future(site.controller.transfer("acme", "1"))
-    await begun.wait()
     before = site.controller.config
     config = with_tables(before, before.server, {**before.tenants, "acme": before.tenants["acme"].with_models(("m",))})
-    reloading = asyncio.ensure_future(site.controller.reconfigure(config, everywhere))
+    assert await site.reload_while_acme_moves(config) == ["the move ends", "prepare models 1", "use models 1"]
+
+
+async def test_other_options_of_models_are_not_used_before_a_move_has_ended() -> None:
+    """The tenant may move to a process of its own, which has been started with the options of before: it is asked as well."""
+    site = await Moving().start()
+    before = site.controller.config
+    tenants = {name: each.with_models((f"{name}'s",)) for name, each in before.tenants.items()}
+    site.controller.config = before = with_tables(before, before.server, tenants)
+    config = with_options(before, {"globex's": ModelOptions(max_batch=2)})
+    steps = ["the move ends", "prepare models 0", "prepare models 1", "use models 0", "use models 1"]
+    assert await site.reload_while_acme_moves(config) == steps
+
+
+async def test_a_load_whose_caller_has_gone_is_ended_before_its_tenant_moves() -> None:
+    """The device side completes it. What it published after the tenant had left would be lost."""
+    site = await Moving().start()
+    loading, loaded = asyncio.Event(), asyncio.Event()
+
+    class Loading(Models):
+        async def load(self, tenant: str, name: str, override: str | None) -> None:
+            loading.set()
+            await loaded.wait()
+
+    site.runtimes["0"].models = Loading(site.runtimes["0"])
+    asked = asyncio.ensure_future(site.controller.load("acme", "m"))
+    await loading.wait()
+    asked.cancel()
+    moving = asyncio.ensure_future(site.controller.transfer("acme", "1"))
     for _ in range(10):
         await asyncio.sleep(0)
-    gate.set()
+    assert asked.cancelled()
+    assert not site.begun.is_set()
+    loaded.set()
+    site.gate.set()
     await moving
-    await reloading
-    assert site.steps == ["prepare models 1", "use models 1"]
+    assert site.held["acme"] == ("1", (1, 2))

@@ -1,58 +1,153 @@
 """A tenant that moves to another device process, with the test at the other end of each channel."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+import pytest
 
 from server.config.schema import Config, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.descriptions import AS_CONFIGURED
+from server.errors import Conflict
 from server.processes.remote.remote_frontend import open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.processes.supervision.transfer import TenantTransfers
+from server.tenants.frontend import HttpSide
 
 from ..remote.test_remote_frontend import Process as HttpProcess
-from ..remote.test_remote_runtime import Process, served, until_resumed
+from ..remote.test_remote_runtime import Process, model, served, until_resumed
 
 ACME = TenantConfig(name="acme", granules=1, models=("*",), memory=1 << 20)
 
 
-async def test_a_device_whose_process_was_replaced_as_a_tenant_came_is_started_with_it() -> None:
+class Site:
+    """A tenant, of whose HTTP process the test has the other end, as of the processes of two devices.
+
+    The process `first` of `source` serves it, and `second` is that of `target`.
+    """
+
+    def __init__(self) -> None:
+        self.frontend, self.clients = open_remote(ACME), HttpProcess()
+        self.source = RemoteRuntime("the device process", {"acme": self.frontend}, lambda *_: None)
+        self.target = RemoteRuntime("the device process", {}, lambda *_: None)
+        self.second = Process()
+        self.relinking = self.clients.gates["relink"] = asyncio.Event()
+        self.clients.answers |= {"relink": True, "page_out": True}
+        self.runtimes = {"acme": self.source}
+        config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": ACME}, source="test")
+        self._transfers = TenantTransfers(self.runtimes, {"acme": self.frontend}, self._find, self._leave, config)
+
+    async def open(self) -> "Site":
+        self.first = await served(self.source)
+        await self.second.start(self.target)
+        await self.target.open()
+        await self.target.start({})
+        self._channel = await self.clients.meet(self.frontend)
+        return self
+
+    async def transfer(self) -> None:
+        assert await self._transfers.transfer("acme", self.source, "1", (3,)) is self.target
+        assert self.runtimes["acme"] is self.target
+
+    def close(self) -> None:
+        for each in (self.first, self.second, self.clients, self._channel, self.frontend):
+            each.close()
+
+    async def _find(self, device: str, tenant: str) -> RemoteRuntime:
+        return self.target
+
+    async def _leave(self, runtime: RemoteRuntime) -> None:
+        assert runtime is not self.runtimes["acme"]
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = await Site().open()
+    yield site
+    site.close()
+
+
+async def heard(process: HttpProcess, side: HttpSide) -> None:
+    """Wait until the HTTP process has heard what a device process has called before."""
+    await side.page_out("nothing/1#1")
+    await process.hears("page_out", "nothing/1#1")
+
+
+async def test_a_device_whose_process_was_replaced_as_a_tenant_came_is_started_with_it(site: Site) -> None:
     """The new process serves, and has never heard of the tenant: nothing would read its link."""
-    frontend, clients = open_remote(ACME), HttpProcess()
-    source = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
-    target = RemoteRuntime("the device process", {}, lambda *_: None)
-    first, second = await served(source), Process()
-    await second.start(target)
-    await target.open()
-    await target.start({})
-    channel = await clients.meet(frontend)
-    relinking = clients.gates["relink"] = asyncio.Event()
-    clients.answers["relink"] = True
-    runtimes = {"acme": source}
-
-    async def find(device: str, tenant: str) -> RemoteRuntime:
-        return target
-
-    async def leave(runtime: RemoteRuntime) -> None:
-        assert runtime is source
-
-    config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": ACME}, source="test")
-    transfers = TenantTransfers(runtimes, {"acme": frontend}, find, leave, config)
-    moving = asyncio.create_task(transfers.transfer("acme", source, "1", (3,)))
-    await clients.hears("relink")
-    await second.end(target)
+    moving = asyncio.create_task(site.transfer())
+    await site.clients.hears("relink")
+    await site.second.end(site.target)
     third = Process()
-    await third.start(target)
-    await until_resumed(target)
-    assert not target.away
-    relinking.set()
-    assert await asyncio.wait_for(moving, 10) is target
-    assert runtimes["acme"] is target
+    await third.start(site.target)
+    await until_resumed(site.target)
+    assert not site.target.away
+    site.relinking.set()
+    await asyncio.wait_for(moving, 10)
     await asyncio.wait_for(third.supervisors.closed.wait(), 10)
-    await third.end(target)
+    await third.end(site.target)
     fourth = Process()
-    await fourth.start(target)
+    await fourth.start(site.target)
     assert fourth.heard[1] == ("start", {"acme": (3,)}, {}, AS_CONFIGURED)
-    await until_resumed(target)
-    for each in (first, fourth, clients, channel, frontend):
+    await until_resumed(site.target)
+    fourth.close()
+
+
+async def test_what_a_device_says_of_a_tenant_before_it_has_it_holds_from_then_on(site: Site) -> None:
+    """It has loaded two models, one of which had to make room for the other. A third one comes while the link is changed."""
+    adopting = site.second.gates["adopt"] = asyncio.Event()
+    moving = asyncio.create_task(site.transfer())
+    await site.second.hears("adopt")
+    for name in ("paged", "back"):
+        await site.second.acme.publish(name, [model(name)], [])
+        await site.second.acme.page_out(f"{name}/1#1")
+    adopting.set()
+    await site.clients.hears("relink")
+    site.second.acme.page_in("back/1#1")
+    await site.second.acme.publish("late", [model("late")], [])
+    site.second.acme.suspend("its worker is being restarted")
+    await site.second.acme.page_out("late/1#1")
+    assert site.clients.of("publish") == []
+    site.relinking.set()
+    await asyncio.wait_for(moving, 10)
+    assert [name for name, *_ in site.clients.of("publish")] == ["paged", "back", "late"]
+    assert site.clients.of("page_out") == [("paged/1#1",), ("late/1#1",)]
+    assert site.clients.of("follow")[-1][0].suspended == "its worker is being restarted"
+    site.second.acme.page_in("late/1#1")
+    another = HttpProcess()
+    another.answers["page_out"] = True
+    site.frontend.renew()()
+    channel = await another.meet(site.frontend)
+    assert another.of("page_out") == [("paged/1#1",)]
+    for each in (another, channel):
         each.close()
+
+
+async def test_a_tenant_that_its_device_had_suspended_is_served_where_it_moves(site: Site) -> None:
+    """The device that it leaves says no more that its worker has been restarted."""
+    site.first.acme.suspend("its worker is being restarted")
+    await heard(site.clients, site.first.acme)
+    assert site.frontend.refusing
+    site.relinking.set()
+    await asyncio.wait_for(site.transfer(), 10)
+    assert site.frontend.refusing == site.clients.of("follow")[-1][0].suspended == ""
+
+
+async def test_what_is_brought_back_while_a_tenant_was_to_leave_is_not_paged_out_if_it_stays(site: Site) -> None:
+    await site.first.acme.publish("m", [model("m")], [])
+    await site.first.acme.page_out("m/1#1")
+    site.clients.answers["relink"] = False
+    adopting = site.second.gates["adopt"] = asyncio.Event()
+    moving = asyncio.create_task(site.transfer())
+    await site.second.hears("adopt")
+    await site.second.acme.publish("m", [model("m")], [])
+    adopting.set()
+    await site.clients.hears("relink")
+    site.first.acme.page_in("m/1#1")
+    assert await site.first.acme.last_uses() == {}
+    site.relinking.set()
+    with pytest.raises(Conflict, match="its link was not replaced"):
+        await asyncio.wait_for(moving, 10)
+    assert site.clients.of("page_in") == [("m/1#1",)]
+    assert site.runtimes["acme"] is site.source
