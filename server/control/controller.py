@@ -42,6 +42,9 @@ _HOLDS = 0.002, *(0.02,) * 20, *(0.1,) * 8, 0.5, 0.5
 together yet. On an H100 2 ms were enough for 15 processes on idle cores (2026-11-26). A process that loads a model begins when
 the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less. The longest
 are for a tenant with such long kernels."""
+_STANDSTILL = 600.0
+"""Seconds in which a start looks at partitions again while the same models are loaded. No load is known that has the driver's
+lock for so long, so what blocks the looks will not end."""
 _MOST_ASKED = 10
 """How often all processes are asked what is served, before the log says that the server is ready."""
 DeviceState = State | Literal["restarting"]
@@ -458,16 +461,21 @@ class Controller:
     async def _check_started(self, device: ControlledDevice) -> None:
         """As `_check_held`, as often as it takes: models are being loaded, and nothing but the start waits for the partitions.
 
-        Raises DeviceUnavailable if a process ends meanwhile.
+        Raises DeviceUnavailable if a process ends meanwhile, or if no load goes on for `_STANDSTILL`.
         """
+        why = f"device {device.name}: its partitions could not be seen to be apart"
+        progress, stood = "", 0.0
         while True:
             try:
                 return await self._check_held(device)
             except Conflict as error:
+                progress, stood = self.progress, stood * (self.progress == progress) + self.config.server.max_pause
+                if stood >= _STANDSTILL:
+                    what = f"in {stood:g} s, in which no load went on ({progress})"
+                    raise DeviceUnavailable(f'{why} {what}: {error}. Leave out such a model, or set mps = "off"') from error
                 log.warning("device %s, which is looked at again: %s", device.name, error)
             except Unavailable as error:
-                why = f"device {device.name}: its partitions could not be seen to be apart: {error}"
-                raise DeviceUnavailable(why) from error
+                raise DeviceUnavailable(f"{why}: {error}") from error
 
     async def _check_held(self, device: ControlledDevice) -> None:
         """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart.

@@ -1,6 +1,6 @@
 """Several processes have partitions of one device: it is seen that these are apart by holding all of them at the same time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from partitions.probe import Placement
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.control.descriptions import DeviceInfo, Pause
+from server.control.descriptions import DeviceInfo, Loading, Pause
 from server.control.device_runtime import DeviceRuntime
 from server.errors import Conflict, Unavailable
 
@@ -32,6 +32,8 @@ class Process:
         self.steps: list[str] = []
         self.raises: list[Exception] = []
         """What the next looks raise."""
+        self.loads: Callable[[int], None] = lambda _: None
+        """Called after one, two and three hundred looks."""
         self.moves: Any = self
 
     async def open(self) -> DeviceInfo:
@@ -43,6 +45,8 @@ class Process:
     async def probe(self, seconds: float) -> dict[str, Placement]:
         assert not self.away
         self.asked.append(seconds)
+        if len(self.asked) <= 300 and len(self.asked) % 100 == 0:
+            self.loads(len(self.asked) // 100)
         if self.raises:
             raise self.raises.pop(0)
         late = self.delays.pop(0) if self.delays else self.late
@@ -141,6 +145,22 @@ async def test_a_start_goes_on_once_a_model_that_is_loaded_lets_its_partition_be
     await site.controller.start()
     assert site.shares == [1, 1, 1]
     assert caplog.text.count("device 0, which is looked at again: tenant globex: an inference") == 2
+
+
+async def test_a_start_is_given_up_where_a_load_that_never_ends_keeps_a_partition_from_being_held() -> None:
+    """Each look takes 5 s then (`max_pause`). Ten minutes count from the last load that went on."""
+    site = Site()
+    blocked = Conflict("tenant globex: an inference keeps its partition from being looked at for more than 5 s")
+    site.processes["globex"].raises = [blocked] * 1000
+    site.processes["globex"].loads = lambda ready: site.controller.on_loading(
+        Loading("globex", "large", "compiling or loading the kernels of", ready, 0, 9)
+    )
+    where = r"^device 0: its partitions could not be seen to be apart in 600 s, in which no load went on"
+    with pytest.raises(DeviceUnavailable, match=where) as raised:
+        await site.controller.start()
+    assert "(3 of 9 models are ready, without the models of 2 tenants" in str(raised.value)
+    assert "compiling or loading the kernels of large (globex)): tenant globex: an inference" in str(raised.value)
+    assert len(site.processes["globex"].asked) == 299 + 120
 
 
 async def test_a_start_fails_with_the_device_where_a_process_ends_when_its_partition_is_to_be_held() -> None:
