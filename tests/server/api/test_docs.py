@@ -2,6 +2,8 @@
 
 import re
 import typing
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fastapi import APIRouter, Response
@@ -13,6 +15,8 @@ from server.admin.lifecycle import ROUTERS
 from server.api import docs, metadata, model_control, status_page
 from server.api.docs_page import render
 from server.api.openapi import Document, errors
+
+from .documents import WRITTEN, lines
 
 SERVED = (metadata.router, model_control.router, docs.router, status_page.router, *ROUTERS)
 DOCUMENTS = [docs.document(), admin_docs.document()]
@@ -39,6 +43,11 @@ def test_only_these_routes_are_not_described() -> None:
 @pytest.mark.parametrize("router", [model_control.router, partitions.router, metrics.router])
 def test_routes_of_a_router_share_its_tag(router: APIRouter) -> None:
     assert {tuple(route.tags) for route in routes(router)} == {tuple(router.tags)}
+
+
+@pytest.mark.parametrize(("path", "document"), WRITTEN.items(), ids=lambda each: getattr(each, "name", ""))
+def test_a_document_is_as_it_was(path: Path, document: Callable[[], Document]) -> None:
+    assert list(lines(document())) == path.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
