@@ -12,12 +12,13 @@ from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.stretch import WideState
 from ..errors import BadRequest, Unavailable
+from ..facts import milliseconds
 from ..observing import advice as advising
 from ..observing import lending_advice
 from ..observing.need import Counted, Need, counted, need
 from ..protocol.json_document import Object, show
 from . import schemas
-from .autopilot import milliseconds, shown_need
+from .autopilot import shown_need
 from .dependencies import ControllerDep, admin_router
 
 router = admin_router()

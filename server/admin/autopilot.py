@@ -7,8 +7,8 @@ from ..api.dependencies import ServiceDep
 from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controller import Controller
-from ..control.moves import MoveRecord
 from ..errors import BadRequest
+from ..facts import milliseconds
 from ..observing.need import Need
 from ..observing.pilot import MODES, Mode, Pilot
 from ..protocol.json_document import Object, show
@@ -21,7 +21,7 @@ router = admin_router("Autopilot")
 @router.get("/moves", response_model=schemas.Moves)
 async def moves(controller: ControllerDep) -> Response:
     """The last 256 moves of granules, the newest first: who wanted them, why, and how long they took."""
-    return json_response({"moves": [shown_move(each) for each in controller.moves]})
+    return json_response({"moves": list(controller.moves)})
 
 
 @router.get("/autopilot", response_model=schemas.Autopilot)
@@ -45,23 +45,6 @@ async def switch(service: ServiceDep, controller: ControllerDep, observers: Obse
         raise BadRequest(f"the request body is {show(given)}; expected {expected}")
     observers.pilot.set_mode(mode)
     return json_response(_state(controller, observers.pilot))
-
-
-def shown_move(record: MoveRecord) -> Object:
-    """A move as JSON."""
-    return {
-        "number": record.number,
-        "at": round(record.at, 3),
-        "by": record.by,
-        "outcome": record.outcome,
-        "reason": record.reason,
-        "before": record.before,
-        "after": record.after,
-        "error": record.error,
-        "prepared_ms": milliseconds(record.prepared),
-        "took_ms": milliseconds(record.took),
-        "paused": {name: {"ms": milliseconds(pause.seconds), "ladder": pause.ladder} for name, pause in record.pauses.items()},
-    }
 
 
 def _state(controller: Controller, pilot: Pilot) -> Object:
@@ -93,8 +76,3 @@ def shown_need(need: Need) -> Object:
         "p99_ms": None if need.p99 is None else milliseconds(need.p99),
         "turned_away": need.turned_away,
     }
-
-
-def milliseconds(seconds: float) -> float:
-    """The same time in milliseconds, to the microsecond."""
-    return round(1e3 * seconds, 3)

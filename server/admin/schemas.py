@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel
 
 from ..api.schemas import RepositoryEntry, Schema
+from ..control.moves import Move
 
 Unit = Annotated[str, Field(description="What a granule is made of: cores of a CPU, SMs of a GPU.", examples=["core"])]
 Granules = Annotated[list[int], Field(description="Indices of granules.")]
@@ -209,32 +210,6 @@ class Memory(Schema):
     """All tenants."""
 
     tenants: list[TenantMemory]
-
-
-class Paused(Schema):
-    """What a move cost one of the tenants that moved."""
-
-    ms: float = Field(description="Milliseconds for which it took no new inferences; its requests waited.")
-    ladder: bool = Field(description="Whether its models were ready on its ladder, so that it only had to switch.")
-
-
-class Move(Schema):
-    """A repartition, or a tenant's move to another device."""
-
-    number: int = Field(description="Moves are numbered from the server's start.")
-    at: float = Field(description="When it began, in seconds since 1970.")
-    by: Literal["operator", "autopilot"]
-    outcome: Literal["moving", "moved", "refused", "proposed"] = Field(
-        description="`moving`: under way. `refused`: nothing has changed. `proposed`: the autopilot would have done it, but it "
-        "only tries."
-    )
-    reason: str = Field(description="What was moved from whom to whom and why; empty for an operator's repartition.")
-    before: dict[str, int] = Field(description="Granules by tenant, of those whose share was to change.")
-    after: dict[str, int]
-    error: str = Field(description="Why it was refused.")
-    prepared_ms: float = Field(description="Until models and partitions were ready, while all tenants were served.")
-    took_ms: float = Field(description="Until everything that the move left behind was closed.")
-    paused: dict[str, Paused] = Field(description="By tenant that moved.")
 
 
 class Moves(Schema):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from fastapi import Response
 
@@ -12,14 +13,12 @@ from ..accounts.usage import TenantTotals
 from ..api.framework import json_response
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..observing.baseline import Comparison
+from ..facts import milliseconds
 from ..observing.health import HealthMonitor
 from ..observing.need import Need, quantile
 from ..observing.overview import LENT_WINDOW, Look, TenantLook
-from ..observing.problems import Problem
 from ..protocol.json_document import Object
 from . import status_schemas
-from .autopilot import milliseconds, shown_move
 from .dependencies import ControllerDep, ObserversDep, admin_router
 from .partitions import shown_wide
 
@@ -49,8 +48,8 @@ async def status(controller: ControllerDep, observers: ObserversDep) -> Response
             "devices": [_device(controller, device, look, observers.health) for device in controller.devices],
             "tenants": [_tenant(each, look) for each in look.tenants],
             "models": list(_models(look)),
-            "problems": [_problem(each) for each in observers.overview.problems.newest()],
-            "moves": [shown_move(each) for each, _ in zip(controller.moves, range(_MOVES), strict=False)],
+            "problems": observers.overview.problems.newest(),
+            "moves": list(islice(controller.moves, _MOVES)),
         }
     )
 
@@ -129,7 +128,7 @@ def _tenant(look: TenantLook, whole: Look) -> Object:
         "target_ms": None if config.target_p99 is None else milliseconds(config.target_p99),
         "lends": report.lending[0] if report.lending else None,
         "measured": _need(look.need) if look.need else None,
-        "isolation": _comparison(look.comparison),
+        "isolation": look.isolation,
     }
 
 
@@ -144,16 +143,6 @@ def _need(need: Need) -> Object:
         "queue_ms": milliseconds(need.queue),
         "p50_ms": _quantile(need.buckets, 0.5),
         "p99_ms": _quantile(need.buckets, 0.99),
-    }
-
-
-def _comparison(found: Comparison) -> Object:
-    return {
-        "ratio": None if found.ratio is None else round(found.ratio, 2),
-        "slower": found.slower,
-        "quiet_p99_ms": None if found.p99 is None else milliseconds(found.p99),
-        "quiet_requests": found.requests,
-        "why": found.why,
     }
 
 
@@ -177,16 +166,6 @@ def _models(look: Look) -> Iterable[Object]:
                 "p50_ms": _quantile(need.buckets, 0.5) if need else None,
                 "p99_ms": _quantile(need.buckets, 0.99) if need else None,
             }
-
-
-def _problem(problem: Problem) -> Object:
-    return {
-        "tenant": problem.tenant,
-        "text": problem.text,
-        "first": round(problem.first, 3),
-        "last": round(problem.last, 3),
-        "count": problem.count,
-    }
 
 
 def _quantile(buckets: Sequence[int], share: float) -> float | None:

@@ -5,7 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ..api.schemas import Schema
-from .schemas import Granules, Move, Unit, WidePartition
+from ..control.moves import Move
+from ..observing.baseline import Isolation
+from ..observing.problems import Problem
+from .schemas import Granules, Unit, WidePartition
 
 _STATES = Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"]
 
@@ -79,16 +82,6 @@ class MeasuredNow(Schema):
     p99_ms: float | None
 
 
-class Isolation(Schema):
-    """The p99 of now, compared with that of requests at about the same rate that were answered while its neighbours rested."""
-
-    ratio: float | None = Field(description="How many times as high; null where that is not known, see `why`.")
-    slower: bool = Field(description="More requests are slower than the quiet p99 than chance explains.")
-    quiet_p99_ms: float | None
-    quiet_requests: int = Field(description="Requests that it is made of.")
-    why: str = Field(description="Why it is not known; empty if it is.")
-
-
 class TenantNow(Schema):
     """A tenant."""
 
@@ -121,16 +114,6 @@ class ModelNow(Schema):
     requests_per_second: float | None
     p50_ms: float | None
     p99_ms: float | None
-
-
-class Problem(Schema):
-    """A warning or an error of the log, or requests that were refused or failed."""
-
-    tenant: str = Field(description="Empty for one that concerns the server.")
-    text: str
-    first: float = Field(description="Seconds since 1970.")
-    last: float
-    count: int
 
 
 class Status(Schema):

@@ -13,6 +13,7 @@ import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from msgspec import to_builtins
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Lifespan
@@ -54,12 +55,12 @@ def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = Non
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """This content as JSON.
+    """This content, which may have facts in it, as JSON.
 
     Routes return it rather than an instance of their response model, which therefore only documents: FastAPI neither
     validates nor copies a Response. Tests compare every answer with its model (tests/end_to_end/test_openapi.py).
     """
-    return Response(orjson.dumps(content), status, media_type="application/json")
+    return Response(orjson.dumps(content, default=to_builtins), status, media_type="application/json")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -15,13 +15,15 @@ from partitions.probe import Overlap, Placement, explained, overlaps
 from ..config.schema import Config, ModelsConfig
 from ..config.tenant import TenantConfig
 from ..errors import Conflict, NotFound, Unavailable
+from ..facts import milliseconds
 from ..tenants.frontend import Lifecycle, ManagedFrontend, Report, State
 from .controlled_device import ControlledDevice, Observer, executions_on, memory_of_all, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, Models, halt_all
 from .draining import drain, refuse_and_drain
 from .move_requests import check_counts, plan_transfer
-from .moves import By, MoveLog, MoveRecord
+from .moves import By, MoveLog
+from .moves import Move as MoveRecord
 from .placement_plans import PlacementPlans
 from .reconfiguration import Everywhere, Reconfiguration
 from .start_progress import StartProgress
@@ -252,7 +254,7 @@ class Controller:
             record.outcome, record.error = "refused", str(error)
             raise
         finally:
-            record.took = time.monotonic() - began
+            record.took_ms = milliseconds(time.monotonic() - began)
             if by == "operator" and record.outcome == "moved":
                 self.moves.by_operator = time.monotonic()
 
@@ -271,7 +273,7 @@ class Controller:
             if shared := [each for placements in placed.values() for each in overlaps(placements)]:
                 raise Misplaced("; ".join(map(explained, shared)))
             await together(self._check_held(device) for device, _ in moves)
-            record.prepared = time.monotonic() - began
+            record.prepared_ms = milliseconds(time.monotonic() - began)
             await self.placements.narrow(moves)
             alone = len(moving) == 1
             if not alone:
@@ -279,7 +281,7 @@ class Controller:
             for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
                 self._divided(device, after[device.name])
             for pauses in await together(runtime.moves.switch() if alone else runtime.moves.commit() for _, runtime in moving):
-                record.pauses |= pauses
+                record.paused |= pauses
             for device, _ in moves:
                 device.hold(after[device.name])
         except BaseException:

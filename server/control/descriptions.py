@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from partitions.plan import Granules
 
 from ..accounts.usage import Count
+from ..facts import Fact
 
 
 class DeviceInfo(NamedTuple):
@@ -52,11 +53,11 @@ def on_both(one: Execution, other: Execution) -> Execution:
     return one._replace(description={**one.description, "counts": together})
 
 
-class Pause(NamedTuple):
-    """How long a tenant that moved took no new inferences, and whether its models were ready on its ladder."""
+class Paused(Fact):
+    """What a move cost one of the tenants that moved."""
 
-    seconds: float
-    ladder: bool = False
+    ms: Annotated[float, "Milliseconds for which it took no new inferences; its requests waited."]
+    ladder: Annotated[bool, "Whether its models were ready on its ladder, so that it only had to switch."]
 
 
 class ModelMemory(NamedTuple):

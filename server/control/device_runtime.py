@@ -14,7 +14,7 @@ from partitions.probe import Placement
 
 from ..accounts.usage import Report
 from ..config.schema import ModelOptions
-from .descriptions import DeviceInfo, Execution, Pause, ReadyState, TenantMemory
+from .descriptions import DeviceInfo, Execution, Paused, ReadyState, TenantMemory
 from .stretch import Wide, WideState
 from .together import together
 
@@ -45,13 +45,13 @@ class Moves(Protocol):
         False if one of them has a long inference all the same: then `settle` and `halt` again.
         """
 
-    async def commit(self) -> dict[str, Pause]:
+    async def commit(self) -> dict[str, Paused]:
         """Serve the tenants that are paused from their new partitions, and close the old ones.
 
         Returns how long each was paused, where that is known.
         """
 
-    async def switch(self) -> dict[str, Pause]:
+    async def switch(self) -> dict[str, Paused]:
         """`settle`, `halt` and `commit` at once, for a move that no other runtime takes part in: two messages fewer.
 
         Raises Conflict as `settle` does; after any other error the tenants have their old partitions too, if only in a process

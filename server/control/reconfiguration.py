@@ -23,7 +23,8 @@ from ..tenants.frontend import ManagedFrontend
 from .controlled_device import ControlledDevice
 from .device_runtime import DeviceRuntime
 from .model_lists import ModelChange, changed, concerned
-from .moves import By, MoveRecord
+from .moves import By
+from .moves import Move as MoveRecord
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import UNCHANGED, TenantPlan, concerns_shares, plan
 from .together import together

@@ -9,8 +9,9 @@ from partitions import Move, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
 
-from ..control.descriptions import Pause
+from ..control.descriptions import Paused
 from ..control.device_runtime import halt_all
+from ..facts import milliseconds
 from ..workers.halting import Halting, hold
 from ..workers.placement import Placement, close_all
 from ..workers.worker import Worker
@@ -100,7 +101,7 @@ class PartitionMoves:
         """Pause these tenants, and return True; False where one of them has a long inference now: then `settle` again."""
         return self._halting is not None and await self._halting.halt()
 
-    async def commit(self) -> dict[str, Pause]:
+    async def commit(self) -> dict[str, Paused]:
         """Serve them from their new partitions, and close the old ones, or keep them ready; how long each was paused."""
         prepared, taken = self._prepared, self._taken
         self._manager.commit(self._move, {name: worker.partition for name, worker in prepared.items()})
@@ -109,7 +110,7 @@ class PartitionMoves:
         self._prepared, self._taken = {}, frozenset()
         try:
             self._resume()
-            pauses = {name: Pause(self._worker_control.paused(name), name in taken) for name in before}
+            pauses = {name: Paused(milliseconds(self._worker_control.paused(name)), name in taken) for name in before}
             for name in prepared.keys() - before.keys():
                 self._worker_control.serve(name)
             for name in taken:
@@ -120,7 +121,7 @@ class PartitionMoves:
             await self._end(before.values())
         return pauses
 
-    async def switch(self) -> dict[str, Pause]:
+    async def switch(self) -> dict[str, Paused]:
         """`settle`, `halt` and `commit` at once."""
         await halt_all([self])
         return await self.commit()

@@ -3,8 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
+from ..facts import Fact, milliseconds
 from ..tenants.statistics import BOUNDS
 from .need import Need, quantile
 
@@ -20,19 +21,14 @@ _STEPS = 2
 """Ranges of rates for each doubling. Ranges at most so many away from each other are compared: from half to twice the rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How a tenant's p99 is to that while its neighbours rested: `ratio` times as high, None where that is not known (`why`).
+class Isolation(Fact):
+    """The p99 of now, compared with that of requests at about the same rate that were answered while its neighbours rested."""
 
-    `slower`: so many requests take longer than the baseline that it is not chance. `p99` is the baseline's, in seconds, and
-    `requests` are those that it is made of.
-    """
-
-    ratio: float | None = None
-    slower: bool = False
-    p99: float | None = None
-    requests: int = 0
-    why: str = ""
+    ratio: Annotated[float | None, "How many times as high; null where that is not known, see `why`."]
+    slower: Annotated[bool, "More requests are slower than the quiet p99 than chance explains."]
+    quiet_p99_ms: float | None
+    quiet_requests: Annotated[int, "Requests that it is made of."]
+    why: Annotated[str, "Why it is not known; empty if it is."]
 
 
 class Baseline:
@@ -61,21 +57,20 @@ class Baseline:
         """What was learned is of another share, or of other models."""
         self._buckets.clear()
 
-    def compare(self, need: Need) -> Comparison:
+    def compare(self, need: Need) -> Isolation:
         """The requests of now, compared with those at about the same rate."""
         if need.requests < ENOUGH_NOW:
-            return Comparison(
-                why=f"{need.requests} of the {ENOUGH_NOW} requests that this needs, in the last {need.seconds:.0f} s"
-            )
+            why = f"{need.requests} of the {ENOUGH_NOW} requests that this needs, in the last {need.seconds:.0f} s"
+            return Isolation(None, False, None, 0, why)
         quiet = self._at(need.rate)
         p99, requests = quantile(quiet, 0.99), sum(quiet)
         if p99 is None or requests < ENOUGH:
-            text = (
+            why = (
                 f"not known yet: {requests} of {ENOUGH} requests at about this rate or a higher one while its neighbours rested"
             )
-            return Comparison(requests=requests, why=text)
+            return Isolation(None, False, None, requests, why)
         ratio = (need.p99 or 0.0) / p99
-        return Comparison(ratio, ratio > SLOWER and need.misses(p99), p99, requests)
+        return Isolation(round(ratio, 2), ratio > SLOWER and need.misses(p99), milliseconds(p99), requests, "")
 
     def _at(self, rate: float) -> Sequence[int]:
         """The requests at about this rate; if they are too few, also those at the next higher ones."""

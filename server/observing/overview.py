@@ -16,7 +16,7 @@ from ..control.stretch import WideState
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
 from .accountant import Accountant
-from .baseline import Baseline, Comparison
+from .baseline import Baseline, Isolation
 from .need import Counted, History, Need, by_model, counted, need
 from .problems import Problems
 
@@ -76,7 +76,7 @@ class TenantLook:
     report: Report
     need: Need | None
     models: Mapping[tuple[str, str], Need]
-    comparison: Comparison
+    isolation: Isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,11 @@ class Overview:
     def _tenant(self, config: TenantConfig, report: Report) -> TenantLook:
         name, ends = config.name, None if report.age else self._history.ends(config.name)
         if ends is None:
-            return TenantLook(config, report, None, {}, Comparison(why="not measured yet"))
+            return TenantLook(config, report, None, {}, Isolation(None, False, None, 0, "not measured yet"))
         found = need(*ends)
         alone = not self._neighbours(name)
-        comparison = Comparison(why="it is alone on its device") if alone else self._baseline(name).compare(found)
-        return TenantLook(config, report, found, by_model(*ends), comparison)
+        apart = Isolation(None, False, None, 0, "it is alone on its device") if alone else self._baseline(name).compare(found)
+        return TenantLook(config, report, found, by_model(*ends), apart)
 
     def _used(self) -> Mapping[str, DeviceTotals]:
         totals = self._accountant.totals()

@@ -5,7 +5,9 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated
+
+from ..facts import Fact
 
 MOST = 64
 """Problems that are kept."""
@@ -15,13 +17,12 @@ _TOGETHER = 60.0
 """Seconds: one that comes again within that is the same one, once more."""
 
 
-@dataclass(slots=True)
-class Problem:
-    """What went wrong `count` times, from `first` to `last`, in seconds since 1970. Without a tenant it concerns the server."""
+class Problem(Fact):
+    """A warning or an error of the log, or requests that were refused or failed."""
 
-    tenant: str
+    tenant: Annotated[str, "Empty for one that concerns the server."]
     text: str
-    first: float
+    first: Annotated[float, "Seconds since 1970."]
     last: float
     count: int
 
@@ -48,7 +49,7 @@ class Problems(logging.Handler):
 
     def add(self, text: str, tenant: str = "", count: int = 1) -> None:
         """Something went wrong so many times."""
-        now, text = self._wall(), text[:_MOST_TEXT]
+        now, text = round(self._wall(), 3), text[:_MOST_TEXT]
         with self._changing:
             found = self._kept.pop((tenant, text), None)
             if found is None or now - found.last > _TOGETHER:

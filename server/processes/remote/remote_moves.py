@@ -6,7 +6,7 @@ from contextlib import suppress
 from partitions import PartitionError
 from partitions.plan import Granules
 
-from ...control.descriptions import Pause, ReadyState
+from ...control.descriptions import Paused, ReadyState
 from ...control.device_runtime import Moves, Placements
 from ...control.stretch import Wide, WideState
 from ...errors import Conflict, RequestError, Unavailable
@@ -41,7 +41,7 @@ class RemoteMoves:
     async def halt(self) -> bool:
         return await self._movers().halt()
 
-    async def commit(self) -> dict[str, Pause]:
+    async def commit(self) -> dict[str, Paused]:
         self._kept.on_moved(self._granules)
         try:
             return await self._movers().commit()
@@ -49,7 +49,7 @@ class RemoteMoves:
             self._calls.restart(f"its tenants have other granules now: {error}")  # Or it is being started with other ones.
             return {}
 
-    async def switch(self) -> dict[str, Pause]:
+    async def switch(self) -> dict[str, Paused]:
         try:
             pauses = await self._movers().switch()
         except Conflict:

@@ -13,7 +13,7 @@ from partitions.probe import Placement
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.control.descriptions import DeviceInfo, Loading, Pause
+from server.control.descriptions import DeviceInfo, Loading, Paused
 from server.control.device_runtime import DeviceRuntime
 from server.errors import Conflict, Unavailable
 
@@ -55,7 +55,7 @@ class Process:
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         return dict.fromkeys(granules, frozenset())
 
-    async def switch(self) -> dict[str, Pause]:
+    async def switch(self) -> dict[str, Paused]:
         self.steps.append("switch")
         return {}
 

@@ -12,7 +12,7 @@ from partitions.plan import Granules
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.control.descriptions import DeviceInfo, Pause
+from server.control.descriptions import DeviceInfo, Paused
 from server.control.device_runtime import DeviceRuntime
 from server.errors import BadRequest, Conflict, NotFound, Unavailable
 
@@ -57,11 +57,11 @@ class FakeRuntime:
         self.late -= 1
         return self.late < 0
 
-    async def commit(self) -> dict[str, Pause]:
+    async def commit(self) -> dict[str, Paused]:
         self._do("commit")
         return {}
 
-    async def switch(self) -> dict[str, Pause]:
+    async def switch(self) -> dict[str, Paused]:
         self._do("switch")
         return {}
 

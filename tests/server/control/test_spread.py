@@ -11,7 +11,7 @@ from partitions.plan import Granules
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.control.descriptions import Execution, ModelMemory, Pause, TenantMemory
+from server.control.descriptions import Execution, ModelMemory, Paused, TenantMemory
 from server.errors import BadRequest, Unavailable
 
 from .test_several_devices import FakeRuntime
@@ -30,7 +30,7 @@ class SpreadRuntime(FakeRuntime):
         self.prepared.append(granules)
         return await super().prepare(granules)
 
-    async def commit(self) -> dict[str, Pause]:
+    async def commit(self) -> dict[str, Paused]:
         return {}
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:

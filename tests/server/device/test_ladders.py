@@ -14,7 +14,7 @@ from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import PartitionError
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
-from server.control.moves import MoveRecord
+from server.control.moves import Move
 from server.workers.placement import Placement
 from tests.server.device.test_runtime import Site, add_model, serving
 
@@ -47,7 +47,7 @@ def rungs(site: Site) -> dict[str, dict[Granules, int]]:
     return {name: {granules: len(rung.executors) for granules, rung in held.items()} for name, held in ready(site).items()}
 
 
-async def move(site: Site, **counts: int) -> MoveRecord:
+async def move(site: Site, **counts: int) -> Move:
     await site.controller.repartition(counts)
     return next(iter(site.controller.moves))
 
@@ -74,13 +74,13 @@ async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_ba
     before = dict(site.script.reached)
     partitions = list(site.device.partitions)
     moved = await move(site, acme=4, globex=4)
-    assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": True, "globex": True}
+    assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": True, "globex": True}
     assert site.granules == {"acme": WIDE, "globex": (2, 3, 4, 5)}
     await settled(site)
     assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
     await answered(site)
     moved = await move(site, acme=2, globex=6)
-    assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
+    assert [pause.ladder for pause in moved.paused.values()] == [True, True]
     await settled(site)
     await answered(site)
     for point in ("carve", "locate", "bind"):
@@ -104,11 +104,11 @@ async def test_work_in_flight_ends_before_a_switch(site: Site) -> None:
 
 async def test_another_share_moves_as_without_a_ladder_and_the_rungs_follow(site: Site) -> None:
     moved = await move(site, acme=3, globex=5)
-    assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": False, "globex": False}
+    assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": False, "globex": False}
     await settled(site)
     assert rungs(site) == {"acme": {NARROW: 2, WIDE: 2}, "globex": {(2, 3, 4, 5): 1, (2, 3, 4, 5, 6, 7): 1}}
     moved = await move(site, acme=4, globex=4)
-    assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": True, "globex": True}
+    assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": True, "globex": True}
     await answered(site)
 
 
@@ -118,7 +118,7 @@ async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(roo
         await settled(site)
         (rung,) = rungs(site)["acme"]
         assert len(rung) == 4
-        assert (await move(site, acme=4)).pauses["acme"].ladder
+        assert (await move(site, acme=4)).paused["acme"].ladder
         await settled(site)
         assert rungs(site)["acme"] == {}
         assert site.controller.placements.ready == {}
@@ -153,7 +153,7 @@ async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path
     await site.runtime.placements.settled()
     assert rungs(site)["acme"] == {WIDE: 2}
     moved = await move(site, acme=4, globex=4)
-    assert moved.pauses["acme"].ladder
+    assert moved.paused["acme"].ladder
     await asyncio.gather(site.infer("acme", "c"), site.infer("acme"))
 
 
@@ -163,7 +163,7 @@ async def test_a_move_before_the_rung_is_ready_is_as_without_a_ladder(root: Path
         rung = ready(site)["acme"][WIDE]
         rung.executors.popitem()[1].close()
         moved = await move(site, acme=4, globex=4)
-        assert {name: pause.ladder for name, pause in moved.pauses.items()} == {"acme": False, "globex": True}
+        assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": False, "globex": True}
         await settled(site)
         await answered(site)
         assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
@@ -178,7 +178,7 @@ async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> Non
     assert site.granules == before
     await settled(site)
     assert rungs(site) == {"acme": {WIDE: 2}, "globex": {(2, 3, 4, 5): 1}}
-    assert (await move(site, acme=4, globex=4)).pauses["acme"].ladder
+    assert (await move(site, acme=4, globex=4)).paused["acme"].ladder
     await answered(site)
 
 
@@ -257,7 +257,7 @@ async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
         )
         assert "acme has 23 bytes of 25 bytes in use" in caplog.text
         moved = await move(site, acme=4, globex=4)
-        assert [pause.ladder for pause in moved.pauses.values()] == [False, True], "not all models were ready there"
+        assert [pause.ladder for pause in moved.paused.values()] == [False, True], "not all models were ready there"
         await answered(site)
         await site.controller.unload("acme", "a")
         await site.runtime.placements.settled()
@@ -274,7 +274,7 @@ async def test_rungs_give_way_to_a_model_that_is_loaded(root: Path) -> None:
         assert rungs(site)["acme"] == {WIDE: 0}
         assert await used(site) == 30
         moved = await move(site, acme=4, globex=4)
-        assert [pause.ladder for pause in moved.pauses.values()] == [False, True]
+        assert [pause.ladder for pause in moved.paused.values()] == [False, True]
         await answered(site)
 
 
@@ -287,7 +287,7 @@ async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(roo
         assert await used(site) == 13
         for count, granules in ((4, NARROW), (2, WIDE)):
             moved = await move(site, acme=count, globex=8 - count)
-            assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
+            assert [pause.ladder for pause in moved.paused.values()] == [True, True]
             await settled(site)
             assert ready(site)["acme"][granules].executors.keys() == {other}
             await site.infer("acme")
@@ -296,5 +296,5 @@ async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(roo
         assert rungs(site)["acme"] == {WIDE: 2}
         assert await used(site) == 26
         moved = await move(site, acme=4, globex=4)
-        assert [pause.ladder for pause in moved.pauses.values()] == [True, True]
+        assert [pause.ladder for pause in moved.paused.values()] == [True, True]
         await answered(site)

@@ -238,7 +238,7 @@ async def test_a_model_is_on_a_wide_and_a_ready_placement_until_it_is_paged_out_
         (state,) = await site.controller.placements.wide_states()
         assert state.launches + sum(state.home_launches.values()) >= 20
         await site.controller.repartition({"acme": 3, "globex": 1})
-        assert next(iter(site.controller.moves)).pauses["acme"].ladder
+        assert next(iter(site.controller.moves)).paused["acme"].ladder
         await site.infer(1)
         await settled(site)
         assert by_kind(await site.memory())["m1"]["graphs"] == 3 * GRAPHS

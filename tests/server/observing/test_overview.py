@@ -111,15 +111,15 @@ async def test_the_baseline_is_of_requests_whose_neighbours_rested(bench: Bench)
     for _ in range(4):  # The first interval has none before it, and does not count.
         bench.controller.answer("acme", 300, 1)
         acme, globex = await bench.after(PERIOD)
-    assert (acme.comparison.ratio, acme.comparison.requests) == (pytest.approx(1.0), 900)
-    assert globex.comparison.ratio is None
+    assert (acme.isolation.ratio, acme.isolation.quiet_requests) == (pytest.approx(1.0), 900)
+    assert globex.isolation.ratio is None
     for _ in range(3):
         bench.controller.answer("acme", 300, 5)
         bench.controller.answer("globex", 2000, 2)
         acme, _ = await bench.after(PERIOD)
-    assert acme.comparison.requests == 900
-    assert acme.comparison.slower
-    assert acme.comparison.ratio == pytest.approx(5, rel=0.1)
+    assert acme.isolation.quiet_requests == 900
+    assert acme.isolation.slower
+    assert acme.isolation.ratio == pytest.approx(5, rel=0.1)
 
 
 async def test_a_neighbour_whose_request_runs_for_long_does_not_rest(bench: Bench) -> None:
@@ -127,14 +127,14 @@ async def test_a_neighbour_whose_request_runs_for_long_does_not_rest(bench: Benc
     for _ in range(5):
         bench.controller.answer("acme", 300, 1)
         acme, _ = await bench.after(PERIOD)
-    assert acme.comparison.why.startswith("not known yet: 0 of 500")
+    assert acme.isolation.why.startswith("not known yet: 0 of 500")
 
 
 async def test_a_tenant_alone_has_no_neighbour_to_compare_with(bench: Bench) -> None:
     del bench.controller.device.held["globex"]
     await bench.after(PERIOD)
     acme, _ = await bench.after(PERIOD)
-    assert acme.comparison.why == "it is alone on its device"
+    assert acme.isolation.why == "it is alone on its device"
 
 
 async def test_a_new_share_gets_a_new_baseline(bench: Bench) -> None:
@@ -144,7 +144,7 @@ async def test_a_new_share_gets_a_new_baseline(bench: Bench) -> None:
         await bench.after(PERIOD)
     bench.controller.device.held["acme"] = PartitionInfo((0, 1), 2)
     acme, _ = await bench.after(PERIOD)
-    assert (acme.need, acme.comparison.requests) == (None, 0)
+    assert (acme.need, acme.isolation.quiet_requests) == (None, 0)
 
 
 async def test_a_process_that_does_not_answer_is_not_measured(bench: Bench) -> None:
@@ -152,7 +152,7 @@ async def test_a_process_that_does_not_answer_is_not_measured(bench: Bench) -> N
     await bench.after(PERIOD)
     bench.controller.silent = {"acme"}
     acme, globex = await bench.after(PERIOD)
-    assert (acme.need, acme.comparison.why) == (None, "not measured yet")
+    assert (acme.need, acme.isolation.why) == (None, "not measured yet")
     assert globex.need
 
 

@@ -10,7 +10,7 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceUnavailable
 from server.config.tenant import TenantConfig
-from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Pause
+from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Paused
 from server.control.device_runtime import Models, Moves
 from server.errors import Conflict, Failed, RequestError, Unavailable
 from server.processes.channels import descriptors
@@ -235,9 +235,9 @@ async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRu
 
 async def test_the_next_process_starts_as_a_switch_left_the_tenants(runtime: RemoteRuntime) -> None:
     process = await served(runtime)
-    process.answers["switch"] = {"acme": Pause(0.001, True)}
+    process.answers["switch"] = {"acme": Paused(0.001, True)}
     await runtime.moves.prepare({"acme": (1,)})
-    assert await runtime.moves.switch() == {"acme": Pause(0.001, True)}
+    assert await runtime.moves.switch() == {"acme": Paused(0.001, True)}
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
