@@ -10,7 +10,6 @@ from fastapi import Query, Response
 from ..api.framework import json_response
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..control.stretch import WideState
 from ..errors import BadRequest, Unavailable
 from ..facts import milliseconds
 from ..observing import advice as advising
@@ -47,13 +46,13 @@ async def advice(
     """
     length = _length(seconds)
     held = _held(controller)
-    before, wide_before = await _counted(controller), await _wide(controller)
+    before, wide_before = await _counted(controller), await controller.placements.wide()
     ends = time.monotonic() + length
     while (left := ends - time.monotonic()) > 0:
         await asyncio.sleep(min(_STEP, left))
         if controller.state not in ("serving", "incomplete", "starting"):
             raise Unavailable(f"the server is {controller.state}")
-    after, wide = await _counted(controller), await _wide(controller)
+    after, wide = await _counted(controller), await controller.placements.wide()
     lends = {tenant.name: report.lending[0] for tenant, report in await controller.reports() if report.lending}
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
@@ -70,10 +69,6 @@ async def advice(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
     return json_response({"seconds": length, "tenants": tenants})
-
-
-async def _wide(controller: Controller) -> dict[str, WideState]:
-    return {each.tenant: each for each in await controller.placements.wide_states()}
 
 
 def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:

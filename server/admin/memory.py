@@ -7,7 +7,6 @@ from prometheus_client.core import Metric
 
 from ..api.framework import json_response
 from ..control.descriptions import TenantMemory
-from ..protocol.json_document import Object
 from . import schemas
 from .dependencies import ControllerDep, admin_router
 from .exposition import counter, gauge
@@ -25,7 +24,7 @@ _COUNTERS = {
 @router.get("/memory", response_model=schemas.Memory)
 async def memory(controller: ControllerDep) -> Response:
     """What each tenant's models take of the device's memory, and which of them are paged out."""
-    return json_response({"tenants": [_tenant(each) for each in await controller.memory()]})
+    return json_response({"tenants": await controller.memory()})
 
 
 def families(memory: Sequence[TenantMemory]) -> Iterator[Metric]:
@@ -46,19 +45,3 @@ def families(memory: Sequence[TenantMemory]) -> Iterator[Metric]:
     for name, about in _COUNTERS.items():
         rows = (([each.tenant], getattr(each, name.removeprefix("greenlane_"))) for each in memory)
         yield counter(name, about, ["tenant"], rows)
-
-
-def _tenant(tenant: TenantMemory) -> Object:
-    return {
-        "name": tenant.tenant,
-        "device_memory": tenant.limit,
-        "used": tenant.used,
-        "page_ins": tenant.page_ins,
-        "page_outs": tenant.page_outs,
-        "page_in_seconds": round(tenant.page_in_seconds, 3),
-        "page_out_seconds": round(tenant.page_out_seconds, 3),
-        "models": [
-            {"name": each.name, "version": each.version, "paged": each.paged, "bytes": dict(each.memory)}
-            for each in tenant.models
-        ],
-    }

@@ -6,10 +6,11 @@ counter's name. So they are of its unknown type here, and counters in the text (
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from operator import index
+from types import MappingProxyType
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,7 +22,7 @@ from ..api.openapi import Responses, errors, operation_id
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
-from ..control.stretch import WideState
+from ..control.stretch import WidePartition
 from ..http.compression import choose, compress
 from ..observing.observers import Observers
 from ..tenants.catalog import UNLOADED
@@ -99,7 +100,7 @@ async def metrics(request: Request, controller: ControllerDep, observers: Observ
         controller.reports(),
         controller.executions(),
         controller.memory(),
-        controller.placements.wide_states(),
+        controller.placements.wide(),
         observers.accountant.collect(),
     )
     found = list(ServerCollector(controller, observers, reports, executions, memory, wide).collect())
@@ -126,7 +127,7 @@ class ServerCollector(Collector):
         reports: Sequence[tuple[TenantConfig, Report]],
         executions: Sequence[Execution],
         memory: Sequence[TenantMemory] = (),
-        wide: Sequence[WideState] = (),
+        wide: Mapping[str, WidePartition] = MappingProxyType({}),
     ) -> None:
         self._controller = controller
         self._observers = observers

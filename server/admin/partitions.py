@@ -12,8 +12,6 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
-from ..control.descriptions import ReadyState
-from ..control.stretch import WideState
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
 from . import schemas
@@ -158,7 +156,7 @@ def _device(controller: Controller, device: ControlledDevice) -> Object:
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
     ladders = controller.placements.ready
-    wide = {each.tenant: shown_wide(each) for each in await controller.placements.wide_states()}
+    wide = await controller.placements.wide()
     devices = [
         {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
         for each in controller.devices
@@ -173,21 +171,9 @@ async def _partitions(controller: Controller) -> Object:
             **on[0],
             **({"devices": on} if len(on) > 1 else {}),
             **({"wide": wide[name]} if name in wide else {}),
-            **({"ladder": [_ready(each) for each in ladders[name]]} if name in ladders else {}),
+            **({"ladder": ladders[name]} if name in ladders else {}),
         }
         for name, on in shares.items()
     }
     only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.tenants if name in held}}
-
-
-def _ready(state: ReadyState) -> Object:
-    return {"granules": list(state.granules), "models": state.models, "bytes": state.nbytes}
-
-
-def shown_wide(state: WideState) -> Object:
-    """A wide partition as JSON."""
-    borrowed = [{"owner": lender, "granules": list(granules)} for lender, granules in state.lent.items()]
-    counts = {"launches": state.launches, "returns": state.returns, "home_launches": dict(state.home_launches)}
-    named = {"too_long": list(state.too_long), "problems": list(state.problems)}
-    return {"granules": list(state.granules), "borrowed": borrowed, **counts, **named}

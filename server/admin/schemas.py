@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel
 
 from ..api.schemas import RepositoryEntry, Schema
+from ..control.descriptions import ReadyShare, TenantMemory
 from ..control.moves import Move
+from ..control.stretch import WidePartition
 
 Unit = Annotated[str, Field(description="What a granule is made of: cores of a CPU, SMs of a GPU.", examples=["core"])]
 Granules = Annotated[list[int], Field(description="Indices of granules.")]
@@ -40,38 +42,6 @@ class Device(Schema):
     unit: Unit = ""
     granules: list[Granule] = Field(default_factory=list)
     devices: list[NamedDevice]
-
-
-class LentGranules(Schema):
-    """Granules of one tenant, the lender, in the wide partition of another; the lender is `owner` here."""
-
-    owner: str
-    granules: Granules
-
-
-class WidePartition(Schema):
-    """A tenant's partition for while others are idle: its own granules, and those that they lend."""
-
-    granules: Annotated[list[int], Field(description="Indices of all its granules; empty if it could not be made.")]
-    borrowed: list[LentGranules]
-    launches: int = Field(description="Inferences that ran there so far.")
-    returns: int = Field(description="Those of them during which a lender had a request again.")
-    home_launches: dict[str, int] = Field(
-        description="Inferences that stayed on the tenant's own granules, by why: it could have run there, but another one of "
-        "its own was running (`in_flight`), a lender had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), "
-        "what it takes is not known yet (`not_measured`), it takes longer than the lenders' `lend` (`too_long`), or no less "
-        "than at home (`no_faster`)."
-    )
-    too_long: list[str] = Field(description="Models that never run there as they take too long, with the figures.")
-    problems: list[str] = Field(description="What could not be made, so that it runs on the tenant's share only.")
-
-
-class ReadyShare(Schema):
-    """A share on which the tenant's models were ready when granules last changed hands, beside its own."""
-
-    granules: Granules
-    models: int = Field(description="How many were ready there.")
-    bytes: int = Field(description="Memory that they add: of the device, on cores of the host.")
 
 
 class DeviceShare(Schema):
@@ -178,32 +148,6 @@ class Tenants(Schema):
     """All tenants."""
 
     tenants: list[Tenant]
-
-
-class ModelMemory(Schema):
-    """A version of a model and what it takes of the device's memory."""
-
-    name: str
-    version: str
-    paged: bool = Field(description="Paged out: it takes nothing now; `bytes` is what it took before.")
-    bytes: dict[str, int] = Field(
-        description="By kind. On a GPU: weights, contexts (activations), buffers (inputs and outputs), kernels and graphs; "
-        "on a CPU: the copy of the file, and the session with its arena.",
-        examples=[{"weights": 102400, "contexts": 4096, "buffers": 1204}],
-    )
-
-
-class TenantMemory(Schema):
-    """A tenant's budget of the device's memory and what it has. A model that other tenants use too counts in full."""
-
-    name: str
-    device_memory: int | None = Field(description="The budget in bytes; null without one.")
-    used: int = Field(description="Bytes.")
-    page_ins: int = Field(description="How often models were brought back.")
-    page_outs: int = Field(description="How often models were paged out.")
-    page_in_seconds: float = Field(description="The time that took in all.")
-    page_out_seconds: float = Field(description="The time that took in all.")
-    models: list[ModelMemory]
 
 
 class Memory(Schema):

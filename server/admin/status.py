@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from fastapi import Response
+from msgspec.structs import asdict
 
 from partitions.health import Health, cores_of, on_bus
 
@@ -20,7 +21,6 @@ from ..observing.overview import LENT_WINDOW, Look, TenantLook
 from ..protocol.json_document import Object
 from . import status_schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router
-from .partitions import shown_wide
 
 router = admin_router()
 
@@ -74,7 +74,7 @@ def _device(controller: Controller, device: ControlledDevice, look: Look, monito
             }
             for name, partition in device.held.items()
         ],
-        "wide": [{"tenant": each.tenant, **shown_wide(each)} for each in look.details.wide if each.tenant in device.held],
+        "wide": [{"tenant": name, **asdict(each)} for name, each in look.details.wide.items() if name in device.held],
         "lent_window_seconds": LENT_WINDOW,
     }
 

@@ -6,9 +6,10 @@ from pydantic import Field
 
 from ..api.schemas import Schema
 from ..control.moves import Move
+from ..control.stretch import WidePartition
 from ..observing.baseline import Isolation
 from ..observing.problems import Problem
-from .schemas import Granules, Unit, WidePartition
+from .schemas import Granules, Unit
 
 _STATES = Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from ..config.tenant import TenantConfig
-from ..control.stretch import WideState
+from ..control.stretch import WidePartition
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
 from .exposition import Rows, counter, gauge
@@ -15,8 +15,8 @@ Weights = Mapping[str, Mapping[str, float]]
 """Of versions, by model; see `Config.version_weights`."""
 
 
-def wide(reports: Reports, states: Sequence[WideState]) -> Iterator[Metric]:
-    """Of tenants that lend and borrow, where there are any. `states` are their wide partitions."""
+def wide(reports: Reports, states: Mapping[str, WidePartition]) -> Iterator[Metric]:
+    """Of tenants that lend and borrow, where there are any. `states` are their wide partitions, by tenant."""
     lenders = [(tenant.name, *report.lending) for tenant, report in reports if report.lending]
     if lenders:
         now = (([name], lends) for name, lends, _ in lenders)
@@ -24,11 +24,11 @@ def wide(reports: Reports, states: Sequence[WideState]) -> Iterator[Metric]:
         stops = (([name], count) for name, _, count in lenders)
         yield counter("greenlane_lending_stops", "Times it stopped lending as that cost it too much latency", ["tenant"], stops)
     if states:
-        launches = (([each.tenant], each.launches) for each in states)
+        launches = (([name], each.launches) for name, each in states.items())
         yield counter("greenlane_wide_launches", "Inferences on granules of others too", ["tenant"], launches)
-        returns = (([each.tenant], each.returns) for each in states)
+        returns = (([name], each.returns) for name, each in states.items())
         yield counter("greenlane_wide_returns", "Those of them during which a lender had a request again", ["tenant"], returns)
-        home = (([each.tenant, reason], count) for each in states for reason, count in each.home_launches.items())
+        home = (([name, why], count) for name, each in states.items() for why, count in each.home_launches.items())
         about = "Inferences of a tenant with a wide partition that stayed on its own granules, by why"
         yield counter("greenlane_home_launches", about, ["tenant", "reason"], home)
 

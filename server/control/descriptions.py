@@ -1,9 +1,11 @@
 """Devices, partitions and models as the control plane knows them: plain values, which may come from another process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from partitions.plan import Granules
 
@@ -60,16 +62,18 @@ class Paused(Fact):
     ladder: Annotated[bool, "Whether its models were ready on its ladder, so that it only had to switch."]
 
 
-class ModelMemory(NamedTuple):
-    """A version of a tenant's model, and the bytes of the device's memory that it takes, by kinds of `engines.base.MEMORY`.
-
-    If it is `paged` out it takes none, and `memory` is what it took before.
-    """
+class ModelMemory(Fact, rename={"memory": "bytes"}):
+    """A version of a model and what it takes of the device's memory."""
 
     name: str
     version: str
-    memory: Mapping[str, int]
-    paged: bool = False
+    paged: Annotated[bool, "Paged out: it takes nothing now; `bytes` is what it took before."]
+    memory: Annotated[
+        dict[str, int],
+        "By kind. On a GPU: weights, contexts (activations), buffers (inputs and outputs), kernels and graphs; "
+        "on a CPU: the copy of the file, and the session with its arena.",
+        Meta(examples=[{"weights": 102400, "contexts": 4096, "buffers": 1204}]),
+    ]
 
     @property
     def nbytes(self) -> int:
@@ -77,23 +81,17 @@ class ModelMemory(NamedTuple):
         return 0 if self.paged else sum(self.memory.values())
 
 
-class TenantMemory(NamedTuple):
-    """A tenant's budget of the device's memory, None for no limit, and what it has; and since the start of its device side, how
-    often models were paged in and out, and the seconds that each took together.
-    """
+class TenantMemory(Fact, rename={"tenant": "name", "limit": "device_memory"}):
+    """A tenant's budget of the device's memory and what it has. A model that other tenants use too counts in full."""
 
     tenant: str
-    limit: int | None
-    models: Sequence[ModelMemory]
-    page_ins: int = 0
-    page_outs: int = 0
-    page_in_seconds: float = 0.0
-    page_out_seconds: float = 0.0
-
-    @property
-    def used(self) -> int:
-        """The bytes that its models take now. A model that other tenants use too counts in full."""
-        return sum(model.nbytes for model in self.models)
+    limit: Annotated[int | None, "The budget in bytes; null without one."]
+    used: Annotated[int, "Bytes."]
+    page_ins: Annotated[int, "How often models were brought back."]
+    page_outs: Annotated[int, "How often models were paged out."]
+    page_in_seconds: Annotated[float, "The time that took in all."]
+    page_out_seconds: Annotated[float, "The time that took in all."]
+    models: list[ModelMemory]
 
     def plus(self, other: "TenantMemory") -> "TenantMemory":
         """What the tenant has on this device and another one together."""
@@ -102,26 +100,25 @@ class TenantMemory(NamedTuple):
             here = models.get((each.name, each.version))
             kinds = {*(here.memory if here else ()), *each.memory}
             memory = {kind: (here.memory.get(kind, 0) if here else 0) + each.memory.get(kind, 0) for kind in kinds}
-            models[each.name, each.version] = each._replace(memory=memory)
-        limit = None if self.limit is None or other.limit is None else self.limit + other.limit
+            models[each.name, each.version] = ModelMemory(each.name, each.version, each.paged, memory)
         return TenantMemory(
             self.tenant,
-            limit,
-            list(models.values()),
+            None if self.limit is None or other.limit is None else self.limit + other.limit,
+            sum(model.nbytes for model in models.values()),
             self.page_ins + other.page_ins,
             self.page_outs + other.page_outs,
             self.page_in_seconds + other.page_in_seconds,
             self.page_out_seconds + other.page_out_seconds,
+            list(models.values()),
         )
 
 
-class ReadyState(NamedTuple):
-    """Granules on which a tenant's models are ready beside its own: how many models, and the memory that they add."""
+class ReadyShare(Fact):
+    """A share on which the tenant's models were ready when granules last changed hands, beside its own."""
 
-    tenant: str
-    granules: Granules
-    models: int
-    nbytes: int
+    granules: Annotated[Granules, "Indices of granules."]
+    models: Annotated[int, "How many were ready there."]
+    bytes: Annotated[int, "Memory that they add: of the device, on cores of the host."]
 
 
 def shares(info: DeviceInfo, held: Mapping[str, PartitionInfo]) -> str:

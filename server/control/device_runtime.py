@@ -14,8 +14,8 @@ from partitions.probe import Placement
 
 from ..accounts.usage import Report
 from ..config.schema import ModelOptions
-from .descriptions import DeviceInfo, Execution, Paused, ReadyState, TenantMemory
-from .stretch import Wide, WideState
+from .descriptions import DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
+from .stretch import Wide, WidePartition
 from .together import together
 
 
@@ -77,13 +77,13 @@ class Placements(Protocol):
         The rest is made in the background. One that cannot be made is left out, and logged.
         """
 
-    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         """Have models of its tenants ready on these granules too; all others have none. Returns when they are: what there is.
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
         """
 
-    async def stretches(self) -> list[WideState]:
+    async def stretches(self) -> dict[str, WidePartition]:
         """Its wide partitions, planned or made."""
 
 

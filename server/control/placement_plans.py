@@ -13,9 +13,9 @@ from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
-from .descriptions import ReadyState
+from .descriptions import ReadyShare
 from .device_runtime import DeviceRuntime
-from .stretch import Wide, WideState, plan_wide
+from .stretch import Wide, WidePartition, plan_wide
 
 lending_log = logging.getLogger("greenlane.lending")
 ladder_log = logging.getLogger("greenlane.ladder")
@@ -36,7 +36,7 @@ class PlacementPlans:
         self._tenants = tenants
         self._devices = devices
         self._changing = changing
-        self.ready: dict[str, list[ReadyState]] = {}
+        self.ready: dict[str, list[ReadyShare]] = {}
         """What was ready for a move when the last plan was carried out, by tenant."""
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
@@ -95,13 +95,13 @@ class PlacementPlans:
         while (work := self._work) and not work.done():
             await asyncio.wait({work})
 
-    async def wide_states(self) -> list[WideState]:
-        """Every tenant's wide partition, planned or made, as its device side reports it."""
-        found: list[WideState] = []
+    async def wide(self) -> dict[str, WidePartition]:
+        """Every wide partition, planned or made, by tenant, as its device side reports it."""
+        found: dict[str, WidePartition] = {}
         for device in self._devices if any(tenant.burst for tenant in self._tenants.values()) else ():
             for runtime in device.distinct():
                 try:
-                    found += await runtime.placements.stretches()
+                    found |= await runtime.placements.stretches()
                 except RequestError:  # It is being started again, and has none.
                     continue
         return found
@@ -169,21 +169,21 @@ class PlacementPlans:
             ladder_log.warning("no ladders for now: %s", error)
             return
         for name in plans:
-            before, now = self.ready.pop(name, []), [state for state in found if state.tenant == name]
+            before, now = self.ready.pop(name, []), found.get(name)
             if now:
                 self.ready[name] = now
-            for state in now if now != before else ():
-                _log_ready(state)
+            for state in now if now and now != before else ():
+                _log_ready(name, state)
 
 
-def _log_ready(state: ReadyState) -> None:
-    tenant, granules, count = state.tenant, list(state.granules), state.models
+def _log_ready(tenant: str, state: ReadyShare) -> None:
+    granules, count = list(state.granules), state.models
     if not count:
         text = "%s has no model ready on granules %s: a move there takes as long as without a ladder"
         ladder_log.info(text, tenant, granules)
         return
     models = f"{count} model{'s' * (count != 1)}"
-    ladder_log.info("%s can switch to granules %s: %s ready, %.1f MB more", tenant, granules, models, state.nbytes / 1e6)
+    ladder_log.info("%s can switch to granules %s: %s ready, %.1f MB more", tenant, granules, models, state.bytes / 1e6)
 
 
 def _log_failure(work: "asyncio.Task[None]") -> None:

@@ -1,9 +1,11 @@
 """Which granules each tenant with a burst may borrow, and from whom. Pure arithmetic."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from partitions.plan import Granules
+
+from ..facts import Fact
 
 MOST_LENDERS = 16
 """Tenants that one may borrow from at a time: its launch loop looks at 256 of their HTTP processes."""
@@ -17,22 +19,29 @@ class Wide(NamedTuple):
     limit: float
 
 
-class WideState(NamedTuple):
-    """A tenant's wide partition as its device side has it.
+class LentGranules(Fact):
+    """Granules of one tenant, the lender, in the wide partition of another; the lender is `owner` here."""
 
-    `launches` are works that ran there so far, and `returns` those of them during which a lender came back; `home_launches` are
-    works that could not, by why. `too_long` names models that never run there as their works are longer than lenders allow.
-    `problems` say what could not be made: the partition, or a model's executor there.
-    """
+    owner: str
+    granules: Annotated[Granules, "Indices of granules."]
 
-    tenant: str
-    granules: Granules
-    lent: Mapping[str, Granules]
-    launches: int
-    returns: int
-    home_launches: Mapping[str, int]
-    too_long: tuple[str, ...]
-    problems: tuple[str, ...]
+
+class WidePartition(Fact):
+    """A tenant's partition for while others are idle: its own granules, and those that they lend."""
+
+    granules: Annotated[Granules, "Indices of all its granules; empty if it could not be made."]
+    borrowed: list[LentGranules]
+    launches: Annotated[int, "Inferences that ran there so far."]
+    returns: Annotated[int, "Those of them during which a lender had a request again."]
+    home_launches: Annotated[
+        dict[str, int],
+        "Inferences that stayed on the tenant's own granules, by why: it could have run there, but another one of "
+        "its own was running (`in_flight`), a lender had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), "
+        "what it takes is not known yet (`not_measured`), it takes longer than the lenders' `lend` (`too_long`), or no less "
+        "than at home (`no_faster`).",
+    ]
+    too_long: Annotated[list[str], "Models that never run there as they take too long, with the figures."]
+    problems: Annotated[list[str], "What could not be made, so that it runs on the tenant's share only."]
 
 
 def plan_wide(homes: Mapping[str, Granules], most: Mapping[str, int], lend: Mapping[str, float]) -> dict[str, Wide]:

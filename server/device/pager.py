@@ -141,15 +141,10 @@ class Pager:
         found = []
         for name, worker in self._workers.items():
             if (pages := self._pages.get(name)) is not None:
-                counts = pages.ins, pages.outs, pages.in_seconds, pages.out_seconds
-                found.append(
-                    TenantMemory(
-                        name,
-                        self._tenants[name].device_memory,
-                        model_memory(worker, self._placements.of(name).adds),
-                        *counts,
-                    )
-                )
+                models = model_memory(worker, self._placements.of(name).adds)
+                used, seconds = sum(each.nbytes for each in models), (round(pages.in_seconds, 3), round(pages.out_seconds, 3))
+                limit = self._tenants[name].device_memory
+                found.append(TenantMemory(name, limit, used, pages.ins, pages.outs, *seconds, models))
         return found
 
     @contextmanager

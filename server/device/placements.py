@@ -13,8 +13,8 @@ from engines.thread_priority import lower_priority
 from partitions import Device
 from partitions.plan import Granules
 
-from ..control.descriptions import ReadyState
-from ..control.stretch import Wide, WideState
+from ..control.descriptions import ReadyShare
+from ..control.stretch import Wide, WidePartition
 from ..errors import Conflict
 from ..workers.worker import Worker
 from .tenant_locks import TenantLocks
@@ -69,19 +69,19 @@ class Placements:
         if plans and self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
 
-    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         for name in dict.fromkeys((*self._tenants, *ready)):
             self.of(name).hold(ready.get(name, ()))
         await self.settled()
-        return [state for each in self._tenants.values() for state in each.states()]
+        return {name: states for name, each in self._tenants.items() if (states := each.states())}
 
     async def settled(self) -> None:
         """Wait until all is made, or cannot be."""
         for each in list(self._tenants.values()):
             await each.settled()
 
-    async def stretches(self) -> list[WideState]:
-        return [state for each in self._tenants.values() if (state := each.wide_state())]
+    async def stretches(self) -> dict[str, WidePartition]:
+        return {name: state for name, each in self._tenants.items() if (state := each.wide_state())}
 
     def look(self) -> None:
         """Find the models that take too long to go wide, for `stretches`."""

@@ -28,10 +28,10 @@ def model_memory(worker: Worker, elsewhere: Callable[[ModelKey], Mapping[str, in
     for model, executor in {id(executor): (model, executor) for model, executor in list(worker.executors.items())}.values():
         name, _, version = label(model).rpartition(" ")
         if isinstance(executor, PagedExecutor):
-            found.append(ModelMemory(name, version, executor.taken, paged=True))
+            found.append(ModelMemory(name, version, True, dict(executor.taken)))
         else:
             own = taken(executor, id(executor.engine) in engines, shared)
-            found.append(ModelMemory(name, version, added([own, elsewhere(model)])))
+            found.append(ModelMemory(name, version, False, added([own, elsewhere(model)])))
             engines.add(id(executor.engine))
             shared.update(shared_memory(executor))
     return found

@@ -12,8 +12,8 @@ from engines.memory import added
 from partitions import Device, PartitionError
 from partitions.plan import Granules
 
-from ..control.descriptions import ReadyState
-from ..control.stretch import Wide, WideState
+from ..control.descriptions import ReadyShare
+from ..control.stretch import LentGranules, Wide, WidePartition
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
 from ..workers.placement import Placement, Refusal, close_all
@@ -171,11 +171,11 @@ class TenantPlacements:
         ready, self.ready = list(self.ready.values()), {}
         await asyncio.to_thread(close_all, ready)
 
-    def states(self) -> list[ReadyState]:
+    def states(self) -> list[ReadyShare]:
         """What is ready now."""
-        return [ReadyState(self._name, key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
+        return [ReadyShare(key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
 
-    def wide_state(self) -> WideState | None:
+    def wide_state(self) -> WidePartition | None:
         """The wide placement, made or planned; None for none."""
         worker = self.worker
         if worker is None or self._tried is None:
@@ -183,14 +183,13 @@ class TenantPlacements:
         is_made = self._wide and self._told is not None and worker.wide is self._wide
         made = self._wide if is_made else None
         refused = [f"{_label(key)}: {each.why}" for key, each in made.refused.items()] if made else []
-        return WideState(
-            self._name,
+        return WidePartition(
             tuple(made.partition.granules) if made else (),
-            self._tried.lent if made else {},
+            [LentGranules(*each) for each in self._tried.lent.items()] if made else [],
             *self._statistics.totals(),
             self._statistics.why_home(),
-            tuple(self._too_long.values()),
-            (self._problem,) if self._problem else tuple(refused),
+            list(self._too_long.values()),
+            [self._problem] if self._problem else refused,
         )
 
     def look(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..control.stretch import WideState
+from ..control.stretch import WidePartition
 from .need import Need
 
 IDLE = 0.2
@@ -20,17 +20,18 @@ class Neighbour(NamedTuple):
     lends: bool
 
 
-def advise_borrower(before: WideState, after: WideState, needs: Mapping[str, Need]) -> list[str]:
+def advise_borrower(before: WidePartition, after: WidePartition, needs: Mapping[str, Need]) -> list[str]:
     """Sentences about a tenant's wide partition; none where nothing ran and all is well."""
     ran = max(0, after.launches - before.launches)
     home = {why: max(0, number - before.home_launches.get(why, 0)) for why, number in after.home_launches.items()}
-    whole, lenders = ran + sum(home.values()), " and ".join(after.lent)
+    whole, lenders = ran + sum(home.values()), [each.owner for each in after.borrowed]
     sentences = []
-    if whole and after.lent:  # Otherwise the wide partition has gone meanwhile.
-        fact = f"{ran} of {whole} inferences ran on granules that {lenders} {'lends' if len(after.lent) == 1 else 'lend'}"
+    if whole and lenders:  # Otherwise the wide partition has gone meanwhile.
+        lend = f"{' and '.join(lenders)} {'lends' if len(lenders) == 1 else 'lend'}"
+        fact = f"{ran} of {whole} inferences ran on granules that {lend}"
         why, number = max(home.items(), key=lambda item: item[1], default=("", 0))
         named = number >= MOSTLY * whole and number
-        sentences.append(f"{fact}; {_why(why, number, after, needs)}" if named else fact)
+        sentences.append(f"{fact}; {_why(why, number, lenders, needs)}" if named else fact)
     return [*sentences, *after.too_long, *after.problems]
 
 
@@ -54,9 +55,9 @@ def advise_neighbours(tenant: str, burst: int | None, neighbours: list[Neighbour
     return [f"little used: {names}. {how}, {tenant} could use those granules while they are idle"]
 
 
-def _why(why: str, number: int, state: WideState, needs: Mapping[str, Need]) -> str:
+def _why(why: str, number: int, lenders: list[str], needs: Mapping[str, Need]) -> str:
     """Why most inferences stayed at home, and what to do."""
-    busy = ", ".join(f"{name} is busy {100 * needs[name].busy:.0f} % of the time" for name in state.lent if name in needs)
+    busy = ", ".join(f"{name} is busy {100 * needs[name].busy:.0f} % of the time" for name in lenders if name in needs)
     texts = {
         "in_flight": "another one of its own was running",
         "owner_busy": f"a lender had a request{f': {busy}' if busy else ''}",

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..accounts.usage import NS, DeviceTotals
@@ -12,7 +12,7 @@ from ..config.tenant import TenantConfig
 from ..control.controlled_device import ControlledDevice
 from ..control.descriptions import Execution, TenantMemory
 from ..control.placement_plans import PlacementPlans
-from ..control.stretch import WideState
+from ..control.stretch import WidePartition
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
 from .accountant import Accountant
@@ -65,7 +65,7 @@ class Details:
 
     executions: Sequence[Execution] = ()
     memory: Sequence[TenantMemory] = ()
-    wide: Sequence[WideState] = ()
+    wide: Mapping[str, WidePartition] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Overview:
     async def _ask_details(self) -> Details:
         controller = self._controller
         return Details(
-            *await asyncio.gather(controller.executions(), controller.memory(), controller.placements.wide_states()),
+            *await asyncio.gather(controller.executions(), controller.memory(), controller.placements.wide()),
         )
 
     def _tenant(self, config: TenantConfig, report: Report) -> TenantLook:

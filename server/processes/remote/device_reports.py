@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from ...accounts.usage import Report
 from ...control.descriptions import Execution, TenantMemory
 from ...control.device_runtime import Models, Placements
-from ...control.stretch import WideState
+from ...control.stretch import WidePartition
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
 from ..channels.report_source import in_time
@@ -34,7 +34,7 @@ class DeviceReports:
         self._runtime = proxy(ToRuntime, caller)
         self._executions: list[Execution] = []
         self._memory: list[TenantMemory] = []
-        self._stretches: list[WideState] = []
+        self._stretches: dict[str, WidePartition] = {}
 
     def __repr__(self) -> str:
         return f"<DeviceReports, {len(self._executions)} executions>"
@@ -49,9 +49,10 @@ class DeviceReports:
             self._memory = self._own(found)
         return self._memory
 
-    async def stretches(self) -> list[WideState]:
+    async def stretches(self) -> dict[str, WidePartition]:
         if (found := await in_time(self._placements.stretches())) is not None:
-            self._stretches = self._own(found)
+            self._had.update(self._tenants)
+            self._stretches = {name: each for name, each in found.items() if name in self._had}
         return self._stretches
 
     async def usage(self) -> Report | None:

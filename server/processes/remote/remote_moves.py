@@ -6,9 +6,9 @@ from contextlib import suppress
 from partitions import PartitionError
 from partitions.plan import Granules
 
-from ...control.descriptions import Paused, ReadyState
+from ...control.descriptions import Paused, ReadyShare
 from ...control.device_runtime import Moves, Placements
-from ...control.stretch import Wide, WideState
+from ...control.stretch import Wide, WidePartition
 from ...errors import Conflict, RequestError, Unavailable
 from ..channels.calls import proxy
 from ..channels.rpc import Channel
@@ -92,9 +92,9 @@ class RemotePlacements:
         self._kept.plans = dict(plans)
         await self._process.stretch(plans)
 
-    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self._kept.ready = {name: list(each) for name, each in ready.items()}
         return await self._process.hold(ready)
 
-    async def stretches(self) -> list[WideState]:
+    async def stretches(self) -> dict[str, WidePartition]:
         return await self._reports.stretches()

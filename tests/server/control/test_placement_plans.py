@@ -7,7 +7,7 @@ from typing import Any
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
-from server.control.descriptions import DeviceInfo, ReadyState
+from server.control.descriptions import DeviceInfo, ReadyShare
 from server.control.placement_plans import PlacementPlans
 
 from .test_several_devices import FakeRuntime
@@ -23,11 +23,11 @@ class Runtime(FakeRuntime):
         self.asked = asyncio.Event()
         self.held: Mapping[str, Sequence[Granules]] = {}
 
-    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> list[ReadyState]:
+    async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self.asked.set()
         await self.free.wait()
         self.held = ready
-        return []
+        return {}
 
 
 async def loaded() -> None:

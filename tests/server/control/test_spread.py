@@ -41,8 +41,8 @@ class SpreadRuntime(FakeRuntime):
         return self.reason
 
     async def memory(self) -> list[TenantMemory]:
-        models = [ModelMemory("m", "1", {"weights": 3, "contexts": 1})]
-        return [TenantMemory("acme", 10, models, 1, 2, 0.5, 0.25)]
+        models = [ModelMemory("m", "1", False, {"weights": 3, "contexts": 1})]
+        return [TenantMemory("acme", 10, 4, 1, 2, 0.5, 0.25, models)]
 
     async def executions(self) -> list[Execution]:
         return [Execution("acme", "m", "1", {"graphs": "own", "counts": {"replays": 4}})]
@@ -123,7 +123,7 @@ async def test_a_changed_model_is_refreshed_on_both_and_the_reasons_are_joined(s
 
 async def test_what_both_say_of_a_model_is_added_up(site: Site) -> None:
     [memory] = await site.controller.memory()
-    assert memory == TenantMemory("acme", 20, [ModelMemory("m", "1", {"weights": 6, "contexts": 2})], 2, 4, 1.0, 0.5)
+    assert memory == TenantMemory("acme", 20, 8, 2, 4, 1.0, 0.5, [ModelMemory("m", "1", False, {"weights": 6, "contexts": 2})])
     assert {name: each["acme"].used for name, each in (await site.controller.memory_on()).items()} == {"0": 4, "1": 4}
     assert await site.controller.executions() == [
         Execution("acme", "m", "1", {"graphs": "own", "counts": {"replays": 8}}),

@@ -14,6 +14,7 @@ from engines import Engine, ModelRefused, RuntimeSettings
 from partitions import PartitionError
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
+from server.control.descriptions import ReadyShare
 from server.control.moves import Move
 from server.workers.placement import Placement
 from tests.server.device.test_runtime import Site, add_model, serving
@@ -66,7 +67,7 @@ async def test_what_is_ready_is_logged_and_kept_for_the_admin_api(root: Path, ca
     async with serving(root, tenants=LADDERS) as site:
         await settled(site)
         (state,) = site.controller.placements.ready["acme"]
-        assert state == ("acme", WIDE, 2, 0)
+        assert state == ReadyShare(WIDE, 2, 0)
     assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
 
 

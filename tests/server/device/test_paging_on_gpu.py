@@ -231,11 +231,11 @@ async def test_a_model_is_on_a_wide_and_a_ready_placement_until_it_is_paged_out_
         await site.infer(1)
         await settled(site)
         assert by_kind(await site.memory())["m1"] == {"kernels": KERNELS, "graphs": 3 * GRAPHS}
-        (state,) = await site.controller.placements.wide_states()
-        assert (state.granules, state.problems) == ((0, 1, 2, 3), ())
+        (state,) = (await site.controller.placements.wide()).values()
+        assert (state.granules, state.problems) == ((0, 1, 2, 3), [])
         for _ in range(20):
             await site.infer(1)
-        (state,) = await site.controller.placements.wide_states()
+        (state,) = (await site.controller.placements.wide()).values()
         assert state.launches + sum(state.home_launches.values()) >= 20
         await site.controller.repartition({"acme": 3, "globex": 1})
         assert next(iter(site.controller.moves)).paused["acme"].ladder

@@ -75,8 +75,8 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
     assert site.granules == {"acme": (0, 1), "globex": (2, 3), "initech": (4, 5)}
     await go_wide(site, "a")
     await go_wide(site)
-    (state,) = await site.controller.placements.wide_states()
-    assert (state.tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, ())
+    ((tenant, state),) = (await site.controller.placements.wide()).items()
+    assert (tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, [])
     assert site.runtime._workers["globex"].wide is None
 
 
@@ -213,8 +213,8 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         await asyncio.wait_for(settled(site), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
-        (state,) = await site.runtime.placements.stretches()
-        assert state.problems == (why,)
+        (state,) = (await site.runtime.placements.stretches()).values()
+        assert state.problems == [why]
         before = wide(site)
         gate.open()
         await asking
@@ -253,7 +253,7 @@ async def test_what_is_to_be_ready_is_made_though_a_change_of_the_wide_partition
     holding = asyncio.ensure_future(site.runtime.placements.hold({"acme": [(0, 1, 6)]}))
     await asyncio.sleep(0)
     await site.runtime.placements.stretch(site.controller.devices[0].wide)
-    assert [(state.granules, state.models) for state in await holding] == [((0, 1, 6), 2)]
+    assert [(state.granules, state.models) for state in (await holding)["acme"]] == [((0, 1, 6), 2)]
     gate.open()
     await asking
     await go_wide(site)
@@ -280,8 +280,8 @@ async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: 
         await settled(site)
     why = "granules [0, 1, 2, 3, 4]: no more contexts"
     assert f"tenant acme has no wide partition, and keeps its share as it is: {why}" in caplog.text
-    (state,) = await site.controller.placements.wide_states()
-    assert (state.granules, state.problems) == ((), (why,))
+    (state,) = (await site.controller.placements.wide()).values()
+    assert (state.granules, state.problems) == ((), [why])
     await site.infer("acme")
     await site.controller.close()
 
@@ -294,8 +294,8 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     await site.runtime.loaded()
     site.script.fail("bind", error=ModelRefused("too wide"))
     await settled(site)
-    (state,) = await site.controller.placements.wide_states()
-    assert state.problems == ("a/1: too wide",)
+    (state,) = (await site.controller.placements.wide()).values()
+    assert state.problems == ["a/1: too wide"]
     assert "tenant acme: model a/1 runs on its share only: too wide" in caplog.text
     await site.infer("acme", "a")
     await go_wide(site)
@@ -316,7 +316,7 @@ async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenant
     await settled(site)
     memory = (await site.controller.memory())[0]
     assert [each.nbytes for each in memory.models] == [13, 10]
-    (state,) = await site.controller.placements.wide_states()
+    (state,) = (await site.controller.placements.wide()).values()
     (problem,) = state.problems
     assert problem.startswith(
         "b/1: on its wide partition it needs 3 bytes of device memory (contexts 3 bytes), but acme has 23"
@@ -331,7 +331,7 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
     await site.runtime.release("acme")
     site.frontends.pop("acme")
     assert before.closed
-    assert await site.runtime.placements.stretches() == []
+    assert await site.runtime.placements.stretches() == {}
 
 
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -347,17 +347,17 @@ async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, 
     for looks in range(1, 4):
         site.runtime.placements.look()
         assert caplog.text.count(f"tenant acme: model {why}") == (looks > 1), "once, and only if it still is when looked again"
-        (state,) = await site.controller.placements.wide_states()
-        assert state.too_long == (why,)
+        (state,) = (await site.controller.placements.wide()).values()
+        assert state.too_long == [why]
     times.wide = 10**9
     site.runtime.placements.look()
-    (state,) = await site.controller.placements.wide_states()
+    (state,) = (await site.controller.placements.wide()).values()
     assert "the shortest inference seen takes 1000 ms there, and they are lent for 500 ms" in state.too_long[0]
     assert "lend for more than 1000 ms" in state.too_long[0]
     times.wide = 10**8
     site.runtime.placements.look()
-    (state,) = await site.controller.placements.wide_states()
-    assert state.too_long == ()
+    (state,) = (await site.controller.placements.wide()).values()
+    assert state.too_long == []
 
 
 async def test_closing_waits_for_a_wide_work(site: Site) -> None:
@@ -382,7 +382,7 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
         await site.controller.reports(),
         [],
         (),
-        await site.controller.placements.wide_states(),
+        await site.controller.placements.wide(),
     )
     found = {
         (sample.name, *sample.labels.values()): sample.value

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from server.control.stretch import WideState
+from server.control.stretch import LentGranules, WidePartition
 from server.observing.lending_advice import IDLE, Neighbour, advise_borrower, advise_lender, advise_neighbours
 from server.observing.need import Need
 from server.workers.stretching import WHY_HOME
@@ -14,8 +15,8 @@ USE = "acme could use those granules while they are idle"
 NEEDS = {"globex": Need(10.0, 0.64, 0.0)}
 
 
-def state(launches: int = 0, **home: int) -> WideState:
-    return WideState("acme", (0, 1), {"globex": (1,)}, launches, 0, home, (), ())
+def state(launches: int = 0, **home: int) -> WidePartition:
+    return WidePartition((0, 1), [LentGranules("globex", (1,))], launches, 0, home, [], [])
 
 
 @pytest.mark.parametrize(
@@ -37,17 +38,19 @@ def state(launches: int = 0, **home: int) -> WideState:
         (state(9, in_flight=9), state(3, in_flight=1), []),  # The process was replaced meanwhile.
     ],
 )
-def test_a_borrower_reads_how_often_it_borrowed_and_why_not_more(before: WideState, after: WideState, said: list[str]) -> None:
+def test_a_borrower_reads_how_often_it_borrowed_and_why_not_more(
+    before: WidePartition, after: WidePartition, said: list[str]
+) -> None:
     assert advise_borrower(before, after, NEEDS) == said
 
 
 def test_a_borrower_reads_what_is_too_long_and_what_could_not_be_made() -> None:
-    after = state()._replace(too_long=("spin does not run there",), problems=("mlp: no memory",))
+    after = replace(state(), too_long=["spin does not run there"], problems=["mlp: no memory"])
     assert advise_borrower(state(), after, {}) == ["spin does not run there", "mlp: no memory"]
 
 
 def test_without_a_wide_partition_at_the_end_no_lender_is_made_up() -> None:
-    after = state(3, owner_busy=4)._replace(lent={}, problems=("granules [0, 1]: no memory",))
+    after = replace(state(3, owner_busy=4), borrowed=[], problems=["granules [0, 1]: no memory"])
     assert advise_borrower(state(), after, NEEDS) == ["granules [0, 1]: no memory"]
 
 
@@ -59,7 +62,7 @@ def test_every_reason_to_stay_at_home_is_said_in_words(why: str) -> None:
 
 
 def test_two_lenders_lend() -> None:
-    after = WideState("acme", (0, 1, 2), {"globex": (1,), "initech": (2,)}, 3, 0, {}, (), ())
+    after = WidePartition((0, 1, 2), [LentGranules("globex", (1,)), LentGranules("initech", (2,))], 3, 0, {}, [], [])
     assert advise_borrower(state(), after, {}) == ["3 of 3 inferences ran on granules that globex and initech lend"]
 
 

@@ -72,7 +72,7 @@ async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out(
     process.answers |= {
         "usage": Report(1, [TenantUsages(name, []) for name in names], 7),
         "executions": [Execution(name, "mob", "1", {}) for name in names],
-        "memory": [TenantMemory(name, None, []) for name in names],
+        "memory": [TenantMemory(name, None, 0, 0, 0, 0.0, 0.0, []) for name in names],
     }
     await process.connect(runtime)
     report = await runtime.usage()
