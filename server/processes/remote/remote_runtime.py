@@ -5,8 +5,10 @@ A process that ends is replaced: `KeptState` has what its replacement is sent, s
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
+from time import monotonic
 
 from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
@@ -65,6 +67,8 @@ class RemoteRuntime:
         self._on_loading = on_loading
         self._started = False
         self._resuming: asyncio.Task[None] | None = None
+        self._ended = 0.0
+        """When the last process had, in seconds of the monotonic clock."""
 
     def __repr__(self) -> str:
         return f"<RemoteRuntime {self.label} of {', '.join(self.frontends)}, {self._calls.channel!r}>"
@@ -101,13 +105,16 @@ class RemoteRuntime:
         self.tenants.away = self._started
         if self.away:
             process = proxy(ToRuntime, channel)
+            steps = [self._ended, monotonic()]
             await process.open()
+            steps.append(monotonic())
             if self.kept.affinity:
                 cores, builds = self.kept.affinity
                 proxy(ToDeviceProcess, channel).set_affinity(cores, builds, cores)
             await process.start(*self.kept.start(self.frontends))
+            steps.append(monotonic())
             self.tenants.serve()
-            self._resuming = asyncio.create_task(self._resume(channel))
+            self._resuming = asyncio.create_task(self._resume(channel, steps))
         self._calls.sender = sender  # Before its start the process has no worker that could change links.
 
     async def resumed(self, limit: float) -> None:
@@ -118,6 +125,7 @@ class RemoteRuntime:
     def disconnect(self, reason: str) -> None:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
         self._calls.disconnect()
+        self._ended = monotonic()
         if self._resuming:
             self._resuming.cancel()
         self.kept.crashes.on_end(self.label)
@@ -180,8 +188,11 @@ class RemoteRuntime:
         """End the process, if there is one: the next one starts with the tenants of now."""
         self._calls.restart(why)
 
-    async def _resume(self, channel: Channel) -> None:
-        """Follow a process that replaces another, and serves its tenants, until the same models are loaded."""
+    async def _resume(self, channel: Channel, steps: Sequence[float]) -> None:
+        """Follow a process that replaces another, and serves its tenants, until the same models are loaded.
+
+        `steps` are when the last one ended, and when this one was there, had the device, and had its partitions.
+        """
         try:
             await proxy(ToRuntime, channel).loaded()
         except (RequestError, EngineError, PartitionError) as error:
@@ -196,7 +207,10 @@ class RemoteRuntime:
                 if channel.closed.is_set():
                     return
                 log.warning("not all models may be as configured in %s: %s", self.label, error)
-        log.info("%s serves again: %s", self.label, ", ".join(self.frontends) or "no tenant")
+        took = [later - earlier for earlier, later in pairwise((*steps, monotonic()))]
+        parts = "%.2f to start, %.2f for the device, %.2f for partitions, %.2f for models"
+        text = f"%s serves again: %s; %.2f s after the last one ended ({parts})"
+        log.info(text, self.label, ", ".join(self.frontends) or "no tenant", sum(took), *took)
         self.tenants.resume()
         if self.kept.plans:
             with suppress(RequestError):

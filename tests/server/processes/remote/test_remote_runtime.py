@@ -1,6 +1,7 @@
 """A device side in another process, with the test at the other end of its channel: what happens when the process ends."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,6 +18,7 @@ from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
 from server.processes.channels.device_protocols import ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
+from server.processes.remote import remote_runtime
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.tenants.catalog import UNLOADED, ModelVersion
@@ -317,6 +319,22 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     await until_resumed(runtime)
     assert frontend.refusing == ""
     third.close()
+
+
+async def test_the_log_says_how_long_a_tenant_was_away_and_what_took_the_time(
+    runtime: RemoteRuntime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = iter((100.0, 100.25, 101.25, 101.5, 103.5))
+    process = await served(runtime)
+    monkeypatch.setattr(remote_runtime, "monotonic", lambda: next(now))
+    await process.end(runtime)
+    second = Process()
+    await second.start(runtime)
+    await until_resumed(runtime)
+    again = "the device process serves again: acme; 3.50 s after the last one ended"
+    assert f"{again} (0.25 to start, 1.00 for the device, 0.25 for partitions, 2.00 for models)" in caplog.messages
+    second.close()
 
 
 @pytest.mark.parametrize("error", [Conflict("no"), Failed("KeyError: 'acme'")])
