@@ -18,6 +18,7 @@ piece of a tensor, and the stream keeps the order.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -307,14 +308,15 @@ class CopyKernels(NamedTuple):
     turns: Buffer
 
 
-def copy_kernels(device: CudaDevice) -> CopyKernels:
+def copy_kernels(device: CudaDevice, kept: Path | None = None) -> CopyKernels:
     """Those for the copies of all models on a device. It becomes current in this thread.
 
-    The first call compiles them, which blocks for some 0.1 s. Raises PartitionError.
+    The first call compiles them, or takes them from the folder where they are `kept`: see `Kernels.compiled`. Raises
+    PartitionError.
     """
     current = device.make_current()
     with device.driver_memory.changing(in_turn=True):
-        copy_in, copy_out = device.kernels.compiled(current, SOURCE, ("copy_in", "copy_out"), "the copy kernels")
+        copy_in, copy_out = device.kernels.compiled(current, SOURCE, ("copy_in", "copy_out"), "the copy kernels", kept)
         return CopyKernels(copy_in, copy_out, device.kernels.memory(SOURCE, TURNS_BYTES))
 
 
@@ -323,12 +325,12 @@ def uses_sms(setting: str, nbytes: int) -> bool:
     return setting == "sm" or (setting == "auto" and nbytes <= SM_COPY_LIMIT)
 
 
-def open_sm_copies(device: CudaDevice, stream: Stream, inputs: int, rows: int) -> SmCopies:
+def open_sm_copies(device: CudaDevice, stream: Stream, inputs: int, rows: int, kept: Path | None = None) -> SmCopies:
     """Copies for `rows` tensors, the first `inputs` of which are inputs; `stream` may go before them.
 
-    The device becomes current in this thread. Blocks. Raises PartitionError.
+    The device becomes current in this thread; `kept` is as for `copy_kernels`. Blocks. Raises PartitionError.
     """
-    kernels, current = copy_kernels(device), device.make_current()
+    kernels, current = copy_kernels(device, kept), device.make_current()
     with translated("allocating the ring of copy tables"):
         ring = LegacyPinnedMemoryResource().allocate(RING_LENGTH * rows * 24)
         state = current.allocate(16 + rows * 24, stream=stream)

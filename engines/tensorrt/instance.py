@@ -413,7 +413,8 @@ def open_copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[boo
     inputs, rows = len(loaded.signature.inputs), len(loaded.specs)
     copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
     if loaded.settings.copies != "engine":
-        copies[True] = open_sm_copies(loaded.device, stream, inputs, rows)
+        file = loaded.settings.cache_file(loaded.path)
+        copies[True] = open_sm_copies(loaded.device, stream, inputs, rows, file and file.parent / "copies")
         made.callback(copies[True].close)
     return copies
 

@@ -12,6 +12,7 @@ from . import streams
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
 from .kernels import KERNELS
+from .program_cache import FileStreamProgramCache
 from .streams import Operation
 
 
@@ -344,7 +345,19 @@ class Program:
             raise CUDAError("NVRTC_ERROR_INVALID_OPTION: not for this GPU")
         self._code = code
 
-    def compile(self, target_type: str) -> "ObjectCode":
+    def compile(
+        self,
+        target_type: str,
+        name_expressions: Sequence[str] = (),
+        logs: object = None,
+        *,
+        cache: FileStreamProgramCache | None = None,
+    ) -> "ObjectCode":
+        if cache and (found := cache._read(self._code)) is not None:
+            return ObjectCode(found, target_type)
+        self._gpu.enter("Program.compile")
+        if cache:
+            cache._write(self._code)
         return ObjectCode(self._code, target_type)
 
 

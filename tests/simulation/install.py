@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from . import core, driver
+from . import core, driver, program_cache
 from .errors import CUDAError
 from .gpu import Gpu
 
@@ -88,6 +88,7 @@ def _modules(gpu: Gpu) -> dict[str, ModuleType]:
         bindings,
         make_module("cuda.core", {**bound(core, gpu), "launch": core.Launch(gpu)}),
         make_module("cuda.core._utils", {"cuda_utils": errors}),
+        make_module("cuda.core.utils", public(program_cache)),
         errors,
     ]
     return {module.__name__: module for module in found}

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import closing
 from ctypes import c_uint32
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,31 @@ def test_copy_kernels_that_cannot_be_compiled_raise_partition_error(bench: Bench
     bench.gpu.fail("Program", error="NVRTC_ERROR_COMPILATION")
     with pytest.raises(PartitionError, match="compiling the copy kernels: NVRTC_ERROR_COMPILATION"):
         bench.copies.copy_kernels(bench.device)
+
+
+def test_copy_kernels_are_compiled_once_for_all_processes_that_keep_them_in_one_folder(bench: Bench, tmp_path: Path) -> None:
+    for _ in range(2):  # A device forgets what it has when it is closed, as a process does when it ends.
+        bench.copies.copy_kernels(bench.device, tmp_path / "copies")
+        with bench.device.current():
+            bench.device.kernels.close()
+    assert bench.gpu.log.count("Program.compile") == 1
+
+
+@pytest.mark.parametrize("wrong", ["a file in place of the folder", "a damaged file"])
+def test_copy_kernels_that_cannot_be_kept_are_compiled_by_each_process(
+    bench: Bench, tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "copies"
+    if wrong == "a damaged file":
+        bench.copies.copy_kernels(bench.device, kept)
+        with bench.device.current():
+            bench.device.kernels.close()
+        (file,) = kept.iterdir()
+        file.write_text("")
+    else:
+        kept.write_text("")
+    assert bench.copies.copy_kernels(bench.device, kept).copy_in
+    assert f"{kept}: compiled kernels cannot be kept there, so each process compiles them" in caplog.text
 
 
 def test_without_nvrtc_the_package_to_install_is_named(bench: Bench) -> None:

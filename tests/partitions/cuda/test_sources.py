@@ -3,8 +3,12 @@
 NVRTC needs no GPU.
 """
 
+from pathlib import Path
+
 import pytest
 from cuda.bindings import nvrtc
+from cuda.core import Program, ProgramOptions
+from cuda.core.utils import FileStreamProgramCache
 
 from engines.cuda.copies import SOURCE as COPIES
 from partitions.cuda.sm_probe import SOURCE as PROBE
@@ -25,3 +29,17 @@ def test_a_source_compiles_to_the_kernels_that_are_looked_up(name: str, architec
     cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
     nvrtc.nvrtcGetCUBIN(program, cubin)
     assert all(b".text." + kernel + b"\0" in cubin for kernel in kernels)
+
+
+def test_what_was_compiled_into_a_folder_is_taken_from_there_by_the_next_process(tmp_path: Path) -> None:
+    """By cuda.core itself, which `partitions.cuda.kernels` relies on: the file's bytes are the code."""
+
+    def compiled() -> bytes:
+        program = Program(PROBE, "c++", ProgramOptions(arch="sm_90"))
+        return bytes(program.compile("cubin", cache=FileStreamProgramCache(tmp_path)).code)
+
+    code = compiled()
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert file.read_bytes() == code
+    file.write_bytes(b"as it is there")
+    assert compiled() == b"as it is there"
