@@ -1,6 +1,7 @@
 """Models: engines that are loaded once, and executors that are bound to partitions. Knows neither tenants nor HTTP."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ __all__ = [
     "makes_ahead",
     "on_stream",
     "parts",
+    "preload",
     "unsupported",
     "wire",
 ]
@@ -116,6 +118,18 @@ def unsupported(path: Path, device: Device | None, asked: Mapping[str, object]) 
 def has_tensorrt() -> bool:
     """Whether TensorRT or TensorRT-RTX is installed. Imports nothing."""
     return any(find_spec(name) for names in LIBRARIES.values() for name in names)
+
+
+def preload() -> None:
+    """Import what serves from a GPU, if it is installed, so that processes that are forked from this one have it.
+
+    Blocks for a fraction of a second, or for seconds where it comes from a disk. Starts no thread and uses no GPU: CUDA does
+    not work in a process that is forked from one that has used it.
+    """
+    with suppress(ImportError, ModelRefused):  # What is missing is said where a model is loaded.
+        from .tensorrt import load  # noqa: F401
+
+        find_tensorrt()
 
 
 def _looped(path: Path, engine: Engine, loop: Loop) -> Engine:

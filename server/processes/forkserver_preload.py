@@ -9,6 +9,9 @@ import os
 import signal
 import warnings
 
+from engines import preload
+from partitions import has_driver
+
 from ..api import docs
 from ..host import orphans
 from .dispatching import dispatcher
@@ -16,6 +19,8 @@ from .http_side import http_process
 
 TARGETS = (dispatcher.main, http_process.main)
 
+if has_driver():
+    preload()
 docs.document()  # So that no process computes it while it serves.
 
 # SIGTERM to the whole process group is for the supervisor, which then ends this one.

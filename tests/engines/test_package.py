@@ -1,4 +1,6 @@
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,19 @@ def test_without_onnx_runtime_a_model_for_it_is_refused_with_what_to_install(mon
     monkeypatch.delitem(sys.modules, "engines.onnxruntime.engine", raising=False)
     with pytest.raises(ModelRefused, match=r"model\.onnx: ONNX Runtime is not installed; run scripts/install cpu"):
         load_engine("model.onnx")
+
+
+@pytest.mark.skipif(find_spec("tensorrt_rtx_bindings") is None, reason="needs the rtx extra")
+def test_what_serves_from_a_gpu_is_imported_before_processes_are_forked_without_a_thread_that_they_would_lack() -> None:
+    """In another process, as it stays imported."""
+    code = """
+import os, sys
+import numpy  # Which has threads of its own, and forks with them.
+import engines
+before = len(os.listdir("/proc/self/task"))
+engines.preload()
+print("tensorrt_rtx_bindings" in sys.modules, "partitions.cuda.device" in sys.modules)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == ["True True", "0"]
