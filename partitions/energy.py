@@ -2,13 +2,9 @@
 estimated.
 """
 
-import ctypes
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-log = logging.getLogger("greenlane.partitions")
 
 Meter = Callable[[], int | None]
 
@@ -35,24 +31,3 @@ def _read_rapl(files: list[Path]) -> int | None:
         return sum(int(file.read_text()) for file in files) if files else None
     except (OSError, ValueError):
         return None
-
-
-def open_nvml(bus: str) -> Meter:
-    """The GPU at this PCI address, by NVML, which comes with the driver. It has such a meter from Volta on."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        handle = ctypes.c_void_p()
-        found = library.nvmlInit_v2() or library.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), ctypes.byref(handle))
-    except (OSError, AttributeError) as error:
-        log.info("no energy of GPU %s: %s", bus, error)
-        return lambda: None
-    if found:
-        log.info("no energy of GPU %s: NVML answers %d", bus, found)
-        return lambda: None
-    return partial(_read_nvml, library, handle)
-
-
-def _read_nvml(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
-    millijoules = ctypes.c_ulonglong()
-    failed = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
-    return None if failed else millijoules.value * 1000

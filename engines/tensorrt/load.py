@@ -150,7 +150,7 @@ def _built(
     measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
     asked = path, _options(settings, max_batch), api.library, api.version, measured, device.index
     # A child that builds on this GPU takes memory of it. One that builds what is portable has no GPU.
-    building = nullcontext if api.library in PORTABLE else device.driver_memory.changing
+    building = nullcontext if api.library in PORTABLE else device.driver_memory.changing_in_child
     with building():
         plan = builds.plan(*asked)
     try:

@@ -196,7 +196,7 @@ class LoadedPlan:
             return
         settings = self.settings.merge(cache_path=file.absolute(), verify="off")
         request = KernelsRequest(self.path.absolute(), settings, len(partition.granules), self.device.granules[0], self._key)
-        with self.device.driver_memory.changing():
+        with self.device.driver_memory.changing_in_child():
             self._builds.compile_kernels(request, self.device.index)
 
     def warn_once(self, text: str) -> None:

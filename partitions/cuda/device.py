@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
@@ -22,17 +23,18 @@ from cuda.bindings import driver
 from cuda.core import Device, Stream
 
 from ..base import Held
-from ..energy import Meter, open_nvml
 from ..errors import DeviceUnavailable, Misplaced, PartitionError
 from ..mps import is_mps_client
 from ..plan import choose, choose_lent
 from ..streams import stream_handle
 from .current_context import restored
-from .driver import CUDAError, free_or_pooled, handle_return, translated
+from .driver import CUDAError, handle_return, translated
 from .driver_memory import DriverMemory
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .kernel_loads import KERNEL_LOADS
 from .kernels import Kernels
+from .memory_level import Bytes, find_own, level
+from .nvml import Nvml, open_nvml
 from .pages import PIN_PIECE, pieces, populate
 from .sm_probe import SmProbe, open_probe
 
@@ -227,6 +229,8 @@ class CudaDevice:
         free_stream: Stream,
         clusters: bool = True,
         shared: bool = False,
+        nvml: Nvml | None = None,
+        own: Bytes | None = None,
     ) -> None:
         self.free_stream = free_stream
         """To free memory on that may outlive the stream it was allocated on; what uses it must have ended. It exists as long as
@@ -242,10 +246,10 @@ class CudaDevice:
         self.shared = shared
         self.loads = KERNEL_LOADS
         self.kernels = Kernels()
-        self.driver_memory = DriverMemory(lambda: free_or_pooled(index), self.loads.hurrying)
+        self.driver_memory = DriverMemory(partial(level, index, own), self.loads.hurrying, own is not None)
         """Measures what the driver takes of its memory."""
         self._probe: SmProbe | None = None
-        self._meter: Meter | None = None
+        self._nvml = nvml
         self._lock = Lock()
         self._idle: dict[tuple[tuple[int, ...], int], list[Green]] = {}
         self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # The start addresses, ascending, and the ends.
@@ -257,6 +261,7 @@ class CudaDevice:
 
     def describe(self) -> str:
         note = "" if self._clusters else "; no thread-block clusters"
+        note += "" if self.driver_memory.own else "; what models take is measured as what the whole GPU has less"
         total, count = sum(self.granules), len(self.granules)
         queues = "balanced" if self._groups.balanced else "shared"
         under = " under MPS" if self.shared else ""
@@ -382,10 +387,7 @@ class CudaDevice:
 
     def energy(self) -> int | None:
         """See `Device.energy`."""
-        if self._meter is None:
-            with self.current() as device:
-                self._meter = open_nvml(device.pci_bus_id)
-        return self._meter()
+        return self._nvml.energy() if self._nvml else None
 
     def pin(self, address: int, nbytes: int) -> Pinned:
         """Page-lock host memory and map it for the device, for all contexts.
@@ -483,7 +485,9 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             groups, free_stream = split(device, granule_sms), device.create_stream()
             if shared := is_mps_client(index):
                 handle_return(driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE, STACK))
-            return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters, shared)
+            nvml = open_nvml(device.pci_bus_id)
+            own = find_own(nvml)
+            return CudaDevice(index, device.name, device.uuid, groups, priorities, free_stream, clusters, shared, nvml, own)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         why = NO_CLIENT if "CUDA_ERROR_MPS_" in str(error) else NEEDED
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({why})") from error

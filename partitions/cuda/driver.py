@@ -1,12 +1,10 @@
-"""The driver's errors and their translation: which call failed, and whether the device is lost. And what memory is free.
+"""The driver's errors and their translation: which call failed, and whether the device is lost.
 
 The only use of cuda.core's private names.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from cuda.bindings import driver
 
 # cuda.core raises CUDAError but exports neither name. No other module of this repository imports private names of cuda.core.
 from cuda.core._utils.cuda_utils import CUDAError as CUDAError
@@ -59,26 +57,3 @@ def translation(error: CUDAError, what: str) -> PartitionError:
     """
     code = str(error).partition(":")[0]
     return (DeviceLost if code in LOST else PartitionError)(f"{what}: {error}")
-
-
-POOL_HAS = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
-LOOKS = 5
-"""How often free memory is asked for at most until the pool was the same before and after."""
-
-
-def free_or_pooled(device: int) -> int | None:
-    """Bytes of a device's memory that are free, and those that its memory pool has taken, together.
-
-    None if the driver does not say, or other threads make the pool grow all the time. A context must be current.
-    """
-    try:
-        pool = handle_return(driver.cuDeviceGetMemPool(device))
-        has = int(handle_return(driver.cuMemPoolGetAttribute(pool, POOL_HAS)))
-        for _ in range(LOOKS):
-            free, _total = handle_return(driver.cuMemGetInfo())
-            before, has = has, int(handle_return(driver.cuMemPoolGetAttribute(pool, POOL_HAS)))
-            if has == before:
-                return int(free) + has
-    except CUDAError:
-        pass
-    return None

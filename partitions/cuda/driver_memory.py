@@ -1,16 +1,17 @@
 """What a GPU's driver takes of its memory by itself: for kernels that it loads, and for graphs that it instantiates.
 
-No call of CUDA has the size of either. cuMemGetInfo says what is free of the whole device, and less is free after the driver
-has taken something: whole steps of 2 MiB or more, which it keeps when what is in them is freed. The difference counts for what
-was loaded or instantiated in between, and other changes of the memory are kept out of it:
+No call of CUDA has the size of either. But this process has more of the device's memory after the driver has taken something:
+whole steps of 2 MiB or more, which it keeps when what is in them is freed. The difference counts for what was loaded or
+instantiated in between, and other changes of the memory are kept out of it:
 
-1. What is allocated in the order of streams comes from a memory pool, and the driver says what the pool has taken. Free memory
-   and the pool's together do not change by it, on whatever thread.
+1. What is allocated in the order of streams comes from a memory pool, and the driver says what the pool has taken. That is
+   left out, on whatever thread.
 2. Everything else that this process does to the memory is within `DriverMemory.changing`: engines that are loaded and freed,
-   contexts, green contexts, pinned memory, children that use the GPU. A measurement beside it counts for nothing.
-3. If more is free than before, another process has freed memory, so this counts for nothing either.
-4. What other programs take of the same GPU at such a moment counts as ours, as it looks the same. Programs that share a GPU
-   with this one make these numbers wrong.
+   contexts, green contexts, pinned memory. A measurement beside it counts for nothing.
+3. NVML says what this process has, so what other processes take does not matter, this one's children included. Where it does
+   not say that (`memory_level`), there is only cuMemGetInfo: what the whole device has less. Then a child that uses the GPU is
+   a change as well, and what other programs take of the same GPU at such a moment counts as ours, as it looks the same. If
+   less was taken than before, one has freed memory, and this counts for nothing.
 
 What counts for nothing is reported as `Taken.unmeasured`, unless the same was measured before. What is freed stays with the
 driver, so it shows no difference when the same is loaded again: see `DriverMemory.charge`.
@@ -34,14 +35,19 @@ class DriverMemory:
 
     `hurrying` is that of `partitions.base.Loads`, as a load that is measured may be paced, and changes wait for it.
 
-    `level` returns the bytes that are free or the pool's, or None if the driver does not say. It is called twice for each
-    measurement, and never for an inference: cuMemGetInfo asks the operating system's part of the driver. It may wait for the
+    `level` returns bytes that fall by what the driver takes, or None if it does not say; see `memory_level`. It is called twice
+    for each measurement, and never for an inference, as it asks the operating system's part of the driver. It may wait for the
     driver's lock, which a kernel that is being loaded in another thread holds, and which launches take, too.
     """
 
     def __init__(
-        self, level: Callable[[], int | None], hurrying: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        level: Callable[[], int | None],
+        hurrying: Callable[[], AbstractContextManager[None]] = nullcontext,
+        own: bool = True,
     ) -> None:
+        self.own = own
+        """Whether other processes do not change the level."""
         self._level = level
         self._hurrying = hurrying
         self._condition = Condition()
@@ -78,6 +84,10 @@ class DriverMemory:
                 self._changing -= 1
                 self._in_turn -= in_turn
                 self._condition.notify_all()
+
+    def changing_in_child(self) -> AbstractContextManager[None]:
+        """A child of this process takes or frees memory of the device within the block."""
+        return nullcontext() if self.own else self.changing()
 
     @contextmanager
     def measuring(self, taken: "Taken", key: Hashable, patient: bool = False) -> Iterator[None]:
@@ -174,5 +184,5 @@ class Taken:
 
 
 def _difference(before: int | None, after: int | None) -> int | None:
-    """How much less there is; None for not known, or if another process has freed memory meanwhile."""
+    """How much less there is; None for not known, or if there is more: then something else was freed meanwhile."""
     return None if before is None or after is None or after > before else before - after

@@ -6,7 +6,7 @@
 #   felt     pytest on change, isolation and confinement                    felt.log, felt.xml, felt/partitions.json
 #   memcheck tests/gpu/sanitize.sh                                          memcheck.log, memcheck.tests.log
 #   two      pytest tests/gpu/test_two_devices.py: skipped where fewer are seen   two.log, two.xml, two_devices.json
-#   mps      pytest tests/gpu/test_mps*.py, apart from the rest as their faults end all of MPS   mps.log, mps.xml, mps_server.json
+#   mps      pytest tests/gpu/test_mps*.py and test_loading.py, apart from the rest as their faults end all of MPS   mps.log, mps.xml, mps_server.json
 #   change   python -m benchmarks.change                                    change.log, change.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
@@ -24,7 +24,7 @@ mkdir -p "$out/felt"
 python=${PYTHON:-python3}
 apart="tests/gpu/test_change.py tests/gpu/test_isolation.py tests/gpu/test_confinement.py"
 ignored=()
-mps="tests/gpu/test_mps.py tests/gpu/test_mps_server.py"
+mps="tests/gpu/test_mps.py tests/gpu/test_loading.py tests/gpu/test_mps_server.py"
 for file in $apart $mps tests/gpu/test_two_devices.py; do ignored+=("--ignore=$file"); done
 others="not alone and not load and not ray"
 side="--numprocesses=${SIDE:-4}"

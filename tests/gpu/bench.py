@@ -1,5 +1,6 @@
 """Shared by the tests on a GPU: inputs in pinned memory, ONNX Runtime's outputs for them, and the tolerance."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,17 @@ def assert_right(network: Network, executor: Executor, partition: Partition, tur
             inputs = tensors(executor.engine, network, arrays)
             outputs = partition.run(lambda given=inputs: executor.enqueue(given).wait())  # type: ignore[misc]
             assert_close(results(executor.engine, outputs), wanted(arrays), network.datatype)
+
+
+def own_memory(device: Any) -> int:
+    """Bytes of the GPU's memory that this process has, by NVML."""
+    from partitions.cuda.nvml import open_nvml
+
+    nvml = open_nvml(device.address)
+    assert nvml
+    has = nvml.memory(os.getpid())
+    assert has
+    return has
 
 
 def free_memory(device: Any) -> int:

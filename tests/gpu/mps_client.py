@@ -2,7 +2,7 @@
 
 A line of JSON says whether it is a client of an MPS server, or the error. Then it does what lines on its standard input ask
 for, and answers each with a line. What "hold" took it has until the next line: a client that is killed in work is a fault of
-all.
+all. "measured" says what it took since "measure".
 """
 
 import json
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from partitions import open_device
+from partitions.cuda.driver_memory import Taken
 from partitions.mps import is_mps_client
 
 from .holding import Kernels
@@ -27,6 +28,8 @@ extern "C" __global__ void spin(long long nanoseconds) {
 """
 NOWHERE, LONG = 16, 10_000_000_000
 MINUTE = 60_000_000_000
+TAKES = 64 << 20
+"""Bytes, of the device's memory."""
 
 
 def say(**what: object) -> None:
@@ -44,12 +47,36 @@ def main() -> None:
         "busy": lambda: launch(device, partition, "spin", LONG),
         "wait": partition.stream.sync,
         "hold": lambda: held.enter_context(Kernels(device).held(partition, MINUTE)),
+        "take": lambda: memory.append(allocated(TAKES)),
+        "give": lambda: free(memory.pop()),
+        "measure": lambda: measuring.enter_context(taken.measuring(0)),
     }
-    held = ExitStack()
+    held, measuring, taken = ExitStack(), ExitStack(), Taken(device.driver_memory, "memory")
+    memory: list[int] = []
     for line in sys.stdin:
         held.close()
-        work[line.strip()]()
-        say(done=line.strip())
+        if line.strip() == "measured":
+            measuring.close()
+            say(taken=taken.nbytes, unmeasured=taken.unmeasured)
+        else:
+            work[line.strip()]()
+            say(done=line.strip())
+
+
+def allocated(nbytes: int) -> int:
+    from cuda.bindings import driver
+
+    from partitions.cuda.driver import handle_return
+
+    return int(handle_return(driver.cuMemAlloc(nbytes)))
+
+
+def free(address: int) -> None:
+    from cuda.bindings import driver
+
+    from partitions.cuda.driver import handle_return
+
+    handle_return(driver.cuMemFree(address))
 
 
 def launch(device: Any, partition: Any, name: str, argument: int) -> None:

@@ -21,7 +21,7 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from tests.end_to_end.harness import Served, serving
 
-from .bench import expected
+from .bench import expected, own_memory
 from .conftest import Figures
 from .networks import Network, add, encoder, mlp, plan, resnet
 from .test_partitions import MIB, free_memory
@@ -54,9 +54,9 @@ def test_the_arithmetic_is_what_the_driver_gave(device: Any, tmp_path: Path, fig
             return engine, made.enter_context(closing(engine.bind(partition)))
 
         load()  # Libraries and kernels take memory the first time, and the driver keeps what is freed: this one stays open.
-        before, pool, kept = free_memory(device), pooled(device), device.driver_memory.kept
+        before, own, pool, kept = free_memory(device), own_memory(device), pooled(device), device.driver_memory.kept
         copies = [load() for _ in range(COPIES)]
-        took, from_pool = before - free_memory(device), pooled(device) - pool
+        took, from_pool, own = before - free_memory(device), pooled(device) - pool, own_memory(device) - own
         again = kept - device.driver_memory.kept
         parts = [taken(engine, executor) for engine, executor in copies]
         said, estimate = added(parts), dict(copies[0][0].executor_memory)
@@ -67,6 +67,7 @@ def test_the_arithmetic_is_what_the_driver_gave(device: Any, tmp_path: Path, fig
         "each": parts,
         "estimate": estimate,
         "driver": took // COPIES,
+        "of this process, by NVML": own // COPIES,
         "of that from the pool": from_pool // COPIES,
         "in what the driver had kept": again // COPIES,
         "unmeasured": unmeasured,
@@ -85,13 +86,19 @@ def test_graphs_of_alternates_are_what_the_driver_gave(device: Any, tmp_path: Pa
         places = [made.enter_context(closing(device.carve([granule]))) for granule in range(COPIES + 1)]
         engine = made.enter_context(closing(load_engine(path, device)))
         home = made.enter_context(closing(engine.bind(places[0])))
-        before, kept = free_memory(device), device.driver_memory.kept
+        before, own, kept = free_memory(device), own_memory(device), device.driver_memory.kept
         others = [made.enter_context(closing(home.alternate(place))) for place in places[1:]]
-        took, again = before - free_memory(device), kept - device.driver_memory.kept
+        took, own, again = before - free_memory(device), own_memory(device) - own, kept - device.driver_memory.kept
         adds = [dict(other.describe()["adds"]) for other in others]
         unmeasured = sum(driver_memory(other).get("unmeasured", 0) for other in others)
     name = path.parent.name + str(len(network.onnx))
-    figures.setdefault("graphs", {})[name] = {"adds": adds, "driver": took, "kept": again, "unmeasured": unmeasured}
+    figures.setdefault("graphs", {})[name] = {
+        "adds": adds,
+        "driver": took,
+        "of this process, by NVML": own,
+        "kept": again,
+        "unmeasured": unmeasured,
+    }
     assert unmeasured == 0
     assert set().union(*adds) <= {"graphs"}
     assert abs(took - (sum(added(adds).values()) - again)) <= STEP * COPIES
@@ -120,9 +127,23 @@ def test_a_model_that_moves_or_is_loaded_again_takes_what_it_took(device: Any, t
     assert max(kernels) - min(kernels) <= STEP
 
 
-def test_how_long_the_driver_takes_to_say_what_is_free(device: Any, tmp_path: Path, figures: Figures) -> None:
+@pytest.mark.parametrize("whose", ["own", "all"])
+def test_how_long_the_driver_takes_to_say_what_is_free(device: Any, tmp_path: Path, figures: Figures, whose: str) -> None:
     """In a quiet process, and beside a thread that loads kernels, which holds a lock of the driver."""
+    from partitions.cuda.memory_level import find_own, level
+    from partitions.cuda.nvml import open_nvml
+
     loaded, looks = threading.Event(), list[float]()
+    device.make_current()
+    own = find_own(open_nvml(device.address)) if whose == "own" else None
+    assert (own is not None) == (whose == "own")
+
+    def look() -> float:
+        """Milliseconds."""
+        began = time.perf_counter()
+        assert level(device.index, own) is not None
+        return 1e3 * (time.perf_counter() - began)
+
     path = plan(add(tmp_path, "model"), resnet())
 
     def load() -> None:
@@ -136,27 +157,17 @@ def test_how_long_the_driver_takes_to_say_what_is_free(device: Any, tmp_path: Pa
         finally:
             loaded.set()
 
-    quiet = [look(device) for _ in range(LOOKS)]
+    quiet = [look() for _ in range(LOOKS)]
     with ThreadPoolExecutor(1) as thread:
         loading = thread.submit(load)
         while not loaded.is_set():
-            looks.append(look(device))
+            looks.append(look())
         loading.result()
-    figures["cuMemGetInfo, ms"] = {
+    figures[f"asking for the level of memory, {whose}, ms"] = {
         name: {"count": len(each), "median": float(np.median(each)), "p99": float(np.quantile(each, 0.99)), "max": max(each)}
         for name, each in {"quiet": quiet, "loading": looks}.items()
     }
     assert float(np.median(quiet)) < 1.0
-
-
-def look(device: Any) -> float:
-    """The milliseconds that the driver took to say what is free."""
-    from cuda.bindings import driver
-
-    device.make_current()
-    began = time.perf_counter()
-    handle_return(driver.cuMemGetInfo())
-    return 1e3 * (time.perf_counter() - began)
 
 
 def taken(engine: Any, executor: Any) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from partitions import open_cpu
-from partitions.energy import open_nvml, open_rapl
+from partitions.energy import open_rapl
 
 
 def show(root: Path, **microjoules: str) -> None:
@@ -25,7 +25,6 @@ def test_nothing_is_made_up(tmp_path: Path) -> None:
     assert open_rapl(tmp_path)() is None
     show(tmp_path, rapl_0="not a number")
     assert open_rapl(tmp_path)() is None
-    assert open_nvml("0000:ff:1f.7")() is None
 
 
 def test_a_cpu_has_a_meter_that_may_say_nothing() -> None:

@@ -24,6 +24,7 @@ from partitions import probe
 from partitions.cuda.driver_memory import Taken
 from partitions.errors import MpsError, PartitionError
 from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client
+from tests.gpu.mps_client import TAKES
 from tests.simulation import Gpu, installed
 from tests.simulation.mps import FakeMps
 
@@ -41,9 +42,9 @@ class Subject(NamedTuple):
 class Client:
     """A process of the module."""
 
-    def __init__(self, module: str, environment: dict[str, str]) -> None:
+    def __init__(self, module: str, environment: dict[str, str], *arguments: str) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-        self._process = started([sys.executable, "-m", module], env=inherited | environment)
+        self._process = started([sys.executable, "-m", module, *arguments], env=inherited | environment)
         self.pid = self._process.pid
         self._threads: list[int] = []
 
@@ -191,6 +192,20 @@ class TestMps:
         assert await daemon.clients() == [client.pid]
         client.kill()
         await until(partial(has_clients, daemon))
+
+    async def test_processes_that_take_memory_at_the_same_time_each_measure_their_own(
+        self, daemon: MpsDaemon, clients: Any
+    ) -> None:
+        """Clients, and others on the same GPU."""
+        found = [*await clients(daemon.environment, 2), *await clients({}, 2)]
+
+        async def do_all(what: str) -> list[dict[str, Any]]:
+            return list(await asyncio.gather(*(client.do(what) for client in found)))
+
+        for what in ("take", "measure", "take", "take"):
+            assert await do_all(what) == [{"done": what}] * 4
+        assert await found[0].do("give") == {"done": "give"}
+        assert await do_all("measured") == [{"taken": each * TAKES, "unmeasured": 0} for each in (1, 2, 2, 2)]
 
     async def test_clients_are_terminated_without_harm_to_others(self, daemon: MpsDaemon, clients: Any) -> None:
         idle, busy, stopped = await clients(daemon.environment, 3)

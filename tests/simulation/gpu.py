@@ -118,8 +118,17 @@ class Gpu:
         """What was allocated in the order of streams, and what the pool has taken for that, which it keeps."""
         self.library_has = 0
         """What TensorRT has allocated without the pool: weights, and the memory of contexts."""
+        self.allocations_use = 0
+        """What was allocated otherwise; the driver takes whole steps for it, and gives them back."""
         self.others_have = 0
         """What other processes have."""
+        self.millijoules: int | None = None
+        """What the GPU has taken of energy; None where it has no meter."""
+        self.has_nvml = True
+        """Whether there is the driver's library for managing GPUs."""
+        self.listed: Callable[[dict[int, int]], dict[int, int]] | None = None
+        """What NVML lists instead of the memory of each process by its number: in a container with numbers of its own other
+        numbers, nothing of other containers, or 0 bytes (driver 560: NVIDIA/open-gpu-kernel-modules#614)."""
         self.has_pool = True
         self.contexts: list[Context] = []
         """Green ones that were not destroyed."""
@@ -284,10 +293,16 @@ class Gpu:
         return context
 
     @property
+    def has(self) -> int:
+        """What this process has of the device's memory."""
+        contexts = 5 * MIB * len(self.contexts)
+        allocations = -(-self.allocations_use // DRIVER_STEP) * DRIVER_STEP
+        return contexts + self.driver_has + self.pool_has + self.library_has + allocations
+
+    @property
     def reported_free(self) -> int:
         """What cuMemGetInfo reports: of all that is free, whoever took the rest."""
-        contexts = 5 * MIB * len(self.contexts)
-        return TOTAL - contexts - self.driver_has - self.pool_has - self.library_has - self.others_have
+        return TOTAL - self.has - self.others_have
 
     def use_for_driver(self, nbytes: int) -> None:
         """Kernels or graphs use so much more, or less."""
@@ -362,12 +377,16 @@ class Gpu:
         region.device, region.context = device, context
         self.allocated[region.address] = region
         self.free -= nbytes
-        self._use_pool(region, nbytes)
+        self._use_memory(region, nbytes)
         return region.address
 
-    def _use_pool(self, region: Region, nbytes: int) -> None:
-        if region.device == self.index and not region.context:
-            with self._memory_lock:
+    def _use_memory(self, region: Region, nbytes: int) -> None:
+        if region.device != self.index:
+            return
+        with self._memory_lock:
+            if region.context:
+                self.allocations_use += nbytes
+            else:
                 self.pool_uses += nbytes
                 self.pool_has = max(self.pool_has, -(-self.pool_uses // POOL_STEP) * POOL_STEP)
 
@@ -376,7 +395,7 @@ class Gpu:
         region.poison(FREED)
         self.freed.append(region)
         self.free += region.nbytes
-        self._use_pool(region, -region.nbytes)
+        self._use_memory(region, -region.nbytes)
 
     def release_on(self, stream: Stream | None, address: int) -> None:
         """Free it once the work on the stream has run; at once without a stream, or when nothing runs any more."""

@@ -1,5 +1,6 @@
 """Installs the simulation for imports, and imports the real partitions.cuda, engines.cuda and engines.tensorrt on top of it."""
 
+import ctypes
 import importlib
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from . import core, driver, program_cache
+from . import core, driver, nvml, program_cache
 from .errors import CUDAError
 from .gpu import Gpu
 
-OURS = tuple(f"partitions.cuda.{name}" for name in ("device", "driver", "green_contexts", "kernels", "sm_probe"))
+OURS = tuple(
+    f"partitions.cuda.{name}" for name in ("device", "driver", "green_contexts", "kernels", "memory_level", "sm_probe")
+)
 OURS += tuple(
     f"engines.cuda.{module}"
     for module in (
@@ -53,6 +56,7 @@ def installed(gpu: Gpu, library: ModuleType | None = None) -> Iterator[Any]:
     `library`, if given, is its only TensorRT: the result of `tensorrt.library`.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", nvml.loader(gpu))
         for name, module in _modules(gpu).items():
             patch.setitem(sys.modules, name, module)
         for name in TENSORRT if library else ():

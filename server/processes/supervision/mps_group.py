@@ -20,8 +20,7 @@ that the driver keeps."""
 def memory_limit(budget: int | None) -> dict[str, str]:
     """The variable by which the driver refuses a client memory that a tenant with so many bytes of `device_memory` needs not.
 
-    None without a budget. A move binds every model a second time, so twice the budget is allowed. With a limit the driver says
-    what is free for the client, so what others take of the GPU is not measured as a model's, as long as the GPU has that much.
+    None without a budget. A move binds every model a second time, so twice the budget is allowed.
     """
     return {} if budget is None else {f"{PREFIX}PINNED_DEVICE_MEM_LIMIT": f"0={(2 * budget + _OWN) >> 20}M"}
 

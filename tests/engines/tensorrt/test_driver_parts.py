@@ -22,7 +22,7 @@ from tests.simulation.tensorrt_config import COMPILING
 KERNEL = 4 * MIB
 GRAPH = 2 * MIB
 AGAIN = AFFINE.replace("{3}", "{5}")
-LOOK = "cuMemGetInfo"
+LOOK = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
 @pytest.fixture
@@ -270,15 +270,16 @@ def test_a_partition_that_is_carved_meanwhile_makes_it_unknown(bench: Bench) -> 
         assert parts(executor) == (0, GRAPH, 1)
 
 
-def test_memory_that_another_process_frees_meanwhile_makes_it_unknown(bench: Bench) -> None:
+@pytest.mark.parametrize("then", [0, 200 * MIB], ids=["frees", "takes"])
+def test_memory_that_another_process_frees_or_takes_meanwhile_does_not_count(bench: Bench, then: int) -> None:
+    """Such as a child that compiles kernels."""
     bench.gpu.others_have = 100 * MIB
-    bench.gpu.meanwhile(COMPILING, lambda: setattr(bench.gpu, "others_have", 0))
+    bench.gpu.meanwhile(COMPILING, lambda: setattr(bench.gpu, "others_have", then))
     with closing(bound(bench)) as executor:
-        assert parts(executor) == (0, GRAPH, 1)
+        assert parts(executor) == (KERNEL, GRAPH, 0)
 
 
-def test_a_child_that_compiles_kernels_makes_it_unknown(bench: Bench) -> None:
-    """It has memory of the same GPU, and more and less of it."""
+def test_beside_another_change_it_is_unknown_and_all_answers_are_right(bench: Bench) -> None:
     with bench.device.driver_memory.changing(), closing(bound(bench)) as executor:
         assert parts(executor) == (0, 0, 2)
         data = rows(2)

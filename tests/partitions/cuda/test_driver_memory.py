@@ -253,9 +253,21 @@ def test_they_name_what_they_have(driver: Driver) -> None:
     assert repr(driver.memory) == "<DriverMemory, 30 bytes kept of what was freed>"
 
 
+def test_what_a_child_does_is_a_change_only_where_the_whole_device_is_measured(driver: Driver) -> None:
+    for own, unmeasured in ((True, 0), (False, 1)):
+        memory = DriverMemory(driver.level, own=own)
+        taken = Taken(memory, "kernels")
+        with memory.changing_in_child(), taken.measuring("a"):
+            pass
+        assert seen(taken) == (0, unmeasured)
+
+
 class Simulated:
+    """`look` is the call that the device asks."""
+
     def __init__(self, gpu: Gpu, cuda: Any) -> None:
         self.gpu = gpu
+        self.look = "nvmlDeviceGetComputeRunningProcesses_v3" if gpu.has_nvml else "cuMemGetInfo"
         self.device = cuda.open_cuda(Gpu.index)
         self.current = self.device.make_current()
 
@@ -263,9 +275,10 @@ class Simulated:
         return Taken(self.device.driver_memory, "kernels")
 
 
-@pytest.fixture
-def simulated() -> Iterator[Simulated]:
+@pytest.fixture(params=[True, False], ids=["of this process", "of the whole device"])
+def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
     gpu = Gpu()
+    gpu.has_nvml = request.param
     with installed(gpu) as cuda:
         yield Simulated(gpu, cuda)
 
@@ -288,7 +301,7 @@ def test_what_the_pool_gives_does_not_count_on_whatever_thread(simulated: Simula
 def test_a_pool_that_grows_between_the_looks_is_looked_at_again(simulated: Simulated) -> None:
     with closing(simulated.device.carve([0])) as partition:
         taken = simulated.taken()
-        simulated.gpu.meanwhile("cuMemGetInfo", lambda: simulated.current.allocate(MIB, stream=partition.stream))
+        simulated.gpu.meanwhile(simulated.look, lambda: simulated.current.allocate(MIB, stream=partition.stream))
         with taken.measuring("a"):
             simulated.gpu.use_for_driver(3 * MIB)
     assert seen(taken) == (2 * MIB, 0)
@@ -297,22 +310,33 @@ def test_a_pool_that_grows_between_the_looks_is_looked_at_again(simulated: Simul
 def test_a_pool_that_never_stops_growing_says_nothing(simulated: Simulated) -> None:
     def grow() -> None:
         simulated.gpu.pool_has += 1
-        simulated.gpu.meanwhile("cuMemGetInfo", grow)
+        simulated.gpu.meanwhile(simulated.look, grow)
 
     taken = simulated.taken()
-    simulated.gpu.meanwhile("cuMemGetInfo", grow)
+    simulated.gpu.meanwhile(simulated.look, grow)
     with taken.measuring("a"):
         pass
     assert seen(taken) == (0, 1)
 
 
-@pytest.mark.parametrize("call", ["cuMemGetInfo", "cuMemPoolGetAttribute", "cuDeviceGetMemPool"])
+@pytest.mark.parametrize("call", ["look", "cuMemPoolGetAttribute", "cuDeviceGetMemPool"])
 def test_a_driver_that_fails_or_has_no_pool_says_nothing(simulated: Simulated, call: str) -> None:
     taken = simulated.taken()
-    simulated.gpu.fail(call, error="CUDA_ERROR_NOT_SUPPORTED")
+    simulated.gpu.fail(simulated.look if call == "look" else call, error="CUDA_ERROR_NOT_SUPPORTED")
     with taken.measuring("a"):
         simulated.gpu.use_for_driver(3 * MIB)
     assert seen(taken) == (0, 1)
+
+
+@pytest.mark.parametrize(("change", "whole"), [(100, (102 * MIB, 0)), (-100, (0, 1))], ids=["takes", "frees"])
+def test_what_another_process_does_meanwhile_counts_only_where_the_whole_device_is_measured(
+    simulated: Simulated, change: int, whole: tuple[int, int]
+) -> None:
+    simulated.gpu.others_have, taken = 200 * MIB, simulated.taken()
+    with taken.measuring("a"):
+        simulated.gpu.use_for_driver(3 * MIB)
+        simulated.gpu.others_have += change * MIB
+    assert seen(taken) == ((2 * MIB, 0) if simulated.gpu.has_nvml else whole)
 
 
 def test_a_green_context_is_a_change(simulated: Simulated) -> None:

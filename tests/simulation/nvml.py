@@ -1,0 +1,69 @@
+"""`libnvidia-ml.so.1` for a simulated GPU, as far as `partitions.cuda.nvml` uses it, as ctypes loads it.
+
+As seen on an H200 with driver 580.159 (2026-11-27), a process is listed with the memory that it has, as soon as it has it. What
+other drivers list, and where: see `Gpu.listed`.
+"""
+
+import ctypes
+import os
+from typing import Any
+
+from .errors import CUDAError
+from .gpu import Gpu
+
+NAME = "libnvidia-ml.so.1"
+NOT_SUPPORTED, INSUFFICIENT_SIZE, UNKNOWN = 3, 7, 999
+OTHERS = 1
+"""The number of the process that has what `Gpu.others_have` says."""
+
+
+class Library:
+    """Functions return 0, or the number of an error."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def nvmlInit_v2(self) -> int:
+        return self._entered("nvmlInit_v2")
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, bus: bytes, handle: Any) -> int:
+        return self._entered("nvmlDeviceGetHandleByPciBusId_v2")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, millijoules: Any) -> int:
+        if self._gpu.millijoules is None:
+            return NOT_SUPPORTED
+        millijoules._obj.value = self._gpu.millijoules
+        return 0
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, infos: Any) -> int:
+        if failed := self._entered("nvmlDeviceGetComputeRunningProcesses_v3"):
+            return failed
+        listed = {os.getpid(): self._gpu.has, OTHERS: self._gpu.others_have}
+        listed = listed if self._gpu.listed is None else self._gpu.listed(listed)
+        room, count._obj.value = count._obj.value, len(listed)
+        if room < len(listed):
+            return INSUFFICIENT_SIZE
+        for info, (process, used) in zip(infos, listed.items(), strict=False):
+            info.process, info.used = process, used
+        return 0
+
+    def _entered(self, call: str) -> int:
+        try:
+            self._gpu.enter(call)
+        except CUDAError:
+            return UNKNOWN
+        return 0
+
+
+def loader(gpu: Gpu) -> type[ctypes.CDLL]:
+    """`ctypes.CDLL` that finds this library, if the GPU's host has one, and loads others as ever."""
+
+    class CDLL(ctypes.CDLL):
+        def __new__(cls, name: str | None, *arguments: Any, **options: Any) -> Any:
+            if name != NAME:
+                return super().__new__(cls)
+            if not gpu.has_nvml:
+                raise OSError(f"{NAME}: cannot open shared object file: No such file or directory")
+            return Library(gpu)
+
+    return CDLL
