@@ -91,10 +91,10 @@ class Models(Protocol):
     """The models of its tenants."""
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """Load or reload a model for one tenant; see `server.device.tenant_models`."""
+        """Load or reload a model for one tenant; see `server.device.models`."""
 
     async def unload(self, tenant: str, name: str) -> None:
-        """Stop serving a model to one tenant; see `server.device.tenant_models`."""
+        """Stop serving a model to one tenant; see `server.device.models`."""
 
     async def refresh(self, tenant: str, name: str) -> str:
         """Serve a model as the repository has it now: a new one, other versions, other settings, or not at all any more.

@@ -14,9 +14,9 @@ from partitions.plan import Granules
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
-from ..config.schema import Config, ModelOptions
+from ..config.schema import Config
 from ..config.tenant import TenantConfig
-from ..control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, TenantMemory
+from ..control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo
 from ..errors import Conflict
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, Lifecycle, State
@@ -26,51 +26,13 @@ from ..workers.supervision import Supervision
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .cache_paths import open_builds
-from .model_lists import ModelLists
-from .model_loader import NO_OPTIONS, Read, open_model_loader
+from .model_loader import Read, open_model_loader
+from .models import Models
 from .moves import PartitionMoves
 from .placements import Placements
 from .reclaim import free_engines
-from .refresh import ModelRefresh
 from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
-
-
-class Models:
-    """One model is loaded and unloaded by `tenant_models`, whole lists are changed by `lists`. Belongs to the event loop."""
-
-    def __init__(self, tenant_models: TenantModels, lists: ModelLists, refresh: ModelRefresh) -> None:
-        self._tenant_models = tenant_models
-        self._lists = lists
-        self._refresh = refresh
-
-    def __repr__(self) -> str:
-        return f"<Models {self._tenant_models!r}>"
-
-    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        await self._tenant_models.load(tenant, name, override)
-
-    async def unload(self, tenant: str, name: str) -> None:
-        await self._tenant_models.unload(tenant, name)
-
-    async def refresh(self, tenant: str, name: str) -> str:
-        return await self._refresh.refresh(tenant, name)
-
-    async def prepare(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS) -> list[str]:
-        return await self._lists.prepare(lists, options)
-
-    async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = NO_OPTIONS) -> None:
-        await self._lists.use(lists, options)
-
-    async def discard(self) -> None:
-        await self._lists.discard()
-
-    async def executions(self) -> list[Execution]:
-        return self._tenant_models.executions()
-
-    async def memory(self) -> list[TenantMemory]:
-        return self._tenant_models.pager.memory()
-
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -145,9 +107,7 @@ class Runtime:
             on_loading,
             self.placements,
         )
-        self._lists = ModelLists(self._tenant_models, self.model_loader)
-        refresh = ModelRefresh(self._tenant_models, frontends, self.model_loader)
-        self.models = Models(self._tenant_models, self._lists, refresh)
+        self.models = Models(self._tenant_models, frontends, self.model_loader)
         self._freeing: asyncio.Task[None] | None = None
         self._looking: asyncio.Future[probes.Placement] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,7 +130,7 @@ class Runtime:
         at_start: AtStart = AS_CONFIGURED,
     ) -> dict[str, frozenset[int] | None]:
         """As `DeviceRuntime.start`; `models` are lists of tenants that differ from those of the configuration."""
-        self._lists.set(models)
+        self.models.set(models)
         self._loop = asyncio.get_running_loop()
         if self._paces_loads and not self.device.shared:  # Under MPS other tenants feel nothing of them.
             await asyncio.to_thread(self._pace_loads)
@@ -208,7 +168,7 @@ class Runtime:
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})
         self.model_loader.number_beyond(beyond)
-        await self._tenant_models.load_tenant(name, self._lists.options)
+        await self._tenant_models.load_tenant(name, self.models.options)
 
     async def release(self, name: str) -> None:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""

@@ -1,4 +1,4 @@
-"""Loads the tenants' models at the start, and loads and unloads models on request."""
+"""Reads, binds, publishes and frees the models of tenants; loads all of them at the start."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,15 +14,15 @@ from engines.thread_priority import lower_priority
 from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig
 from ..control.descriptions import AS_CONFIGURED, AtStart, Execution, Loading
-from ..errors import BadRequest, NotFound, Unavailable
+from ..errors import Unavailable
 from ..link.messages import ModelKey
-from ..tenants.catalog import UNLOADED, IndexEntry
+from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import Frontend, Lifecycle
 from ..workers.placement import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead
-from .loaded_model import LoadedModel, LoadedModels, PreparedModel, close_oversized, expected, learnt_shapes, versions
+from .loaded_model import LoadedModel, LoadedModels, PreparedModel, close_oversized, expected, learnt_shapes
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .placements import Placements
@@ -114,26 +113,6 @@ class TenantModels:
         if self._loading:
             await self._loading
 
-    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """Load or reload a model for one tenant, all versions or none; other tenants are not affected.
-
-        An ensemble's missing steps are loaded before it, and ensembles that use the model are rebuilt. The old versions serve
-        until the new ones are ready, and stay if the load fails. Raises NotFound for a model that the tenant may not call,
-        BadRequest with the reason if a version cannot be served. If cancelled while it waits for earlier changes nothing is
-        loaded; later it is completed all the same.
-        """
-        self._check_may_call(tenant, name)
-        await self.in_turn(tenant, partial(self._load, tenant, name, override))
-
-    async def unload(self, tenant: str, name: str) -> None:
-        """Stop serving a model to one tenant: accepted requests are finished, new ones get 503.
-
-        The same holds for ensembles that use it, until it is loaded again. Raises NotFound for a model that the tenant may not
-        call. Cancelling is as for `load`.
-        """
-        self._check_may_call(tenant, name)
-        await self.in_turn(tenant, partial(self._unload, tenant, name))
-
     async def stage(
         self,
         tenant: str,
@@ -168,13 +147,6 @@ class TenantModels:
         async with self._locks.changing[tenant]:
             await self._free(tenant, [served.key for served in loaded.served])
 
-    async def try_to_load(self, tenant: str, name: str, override: str | None = None, kept: bool = False) -> LoadedModel:
-        """Load a model as at the start: what is wrong with it is in the index. Call it within `in_turn`.
-
-        `kept`: all versions or none, and if none, what is served stays, and the index as it is.
-        """
-        return await self._replace(tenant, name, override, whole=kept, kept=kept)
-
     async def forget(self, tenant: str, name: str) -> None:
         """Stop serving a model, once its requests have ended, and know nothing of it any more. Call it within `in_turn`."""
         async with self._locks.changing[tenant]:
@@ -203,24 +175,7 @@ class TenantModels:
         changing.add_done_callback(lambda _: ordering.release())
         await asyncio.shield(changing)
 
-    async def _load(self, tenant: str, name: str, override: str | None) -> None:
-        there = await asyncio.to_thread(self._model_loader.names)
-        if name not in there:
-            raise BadRequest(f"failed to load {name!r}: not in the repository")
-        steps = await asyncio.to_thread(self._model_loader.steps, name, override)
-        allowed = [step for step in steps if step in there and self.tenants[tenant].may_call(step)]
-        missing = [step for step in allowed if not self.served.serves(tenant, step)]
-        changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
-        loaded = await self._load_alone(tenant, name, override)
-        await self.renew_ensembles(tenant, {*changed, name} if loaded.served else changed, [name])
-        if not loaded.served:
-            raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
-        log.info("loaded for %s: %s", tenant, versions(loaded), extra={"caller": tenant})
-
-    async def _load_alone(self, tenant: str, name: str, override: str | None) -> LoadedModel:
-        return await self._replace(tenant, name, override, whole=True, kept=self.served.serves(tenant, name))
-
-    async def _replace(
+    async def load(
         self,
         tenant: str,
         name: str,
@@ -229,7 +184,10 @@ class TenantModels:
         kept: bool = False,
         options: Mapping[str, ModelOptions] = NO_OPTIONS,
     ) -> LoadedModel:
-        """Read and bind a model, and publish it; one that is to be `kept` stays if this fails. `whole` is as in `_bind`."""
+        """Read and bind a model, and publish it; one that is to be `kept` stays if this fails. `whole` is as in `_bind`.
+
+        Call it within `in_turn`.
+        """
         with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
             self._frontends[tenant].http_side.announce(name)
             prepared = await self._read_model(tenant, name, override, reservation, self.served.of(tenant), options)
@@ -250,17 +208,7 @@ class TenantModels:
         """
         for ensemble in self.served.ensembles(tenant, changed):
             if ensemble.name not in loaded:
-                await self._replace(tenant, ensemble.name, ensemble.override, whole=True)
-
-    async def _unload(self, tenant: str, name: str) -> None:
-        async with self._locks.changing[tenant]:
-            if name in self.served.of(tenant):
-                for ensemble in self.served.ensembles(tenant, [name]):
-                    await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
-                    text = "unavailable for %s: %s, as its step %s is unloaded"
-                    log.info(text, tenant, ensemble.name, name, extra={"caller": tenant})
-                await self._put(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", UNLOADED)], {}))
-                log.info("unloaded for %s: %s", tenant, name, extra={"caller": tenant})
+                await self.load(tenant, ensemble.name, ensemble.override, whole=True)
 
     async def _load_all(self, at_start: AtStart, tenants: Sequence[TenantConfig]) -> None:
         """Load all models of these tenants in parallel; the server is ready when the last model was tried.
@@ -324,7 +272,7 @@ class TenantModels:
                     await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
                     continue
                 override = overrides.get((tenant.name, name))
-                await self._replace(tenant.name, name, override, whole=override is not None, options=options)
+                await self.load(tenant.name, name, override, whole=override is not None, options=options)
             ahead.forget(tenant.name, name)
         if not any(self.served.serves(tenant.name, name) for name in self.served.of(tenant.name)):
             log.warning(
@@ -460,10 +408,6 @@ class TenantModels:
                 await asyncio.to_thread(close_all, closing)
         self._workers[tenant].metering.forget(keys)
         await self.pager.free(tenant, [executor.engine for executor in left])
-
-    def _check_may_call(self, tenant: str, name: str) -> None:
-        if not self.tenants[tenant].may_call(name):
-            raise NotFound(f"Request for unknown model: {name!r} is not found")
 
 
 def _problem(name: str, error: OverBudget) -> IndexEntry:
