@@ -42,7 +42,10 @@ class MpsGroup:
         return f"<MpsGroup of device {self.device}, {self._daemon!r}>"
 
     async def environment(self) -> Mapping[str, str]:
-        """As `supervised.Group.environment`: starts the daemon, and waits until a fault is over."""
+        """The variables that a process starts with, once the daemon runs and a fault is over. Raises PartitionError.
+
+        Calls of this and of `close` are served in turn.
+        """
         async with self._changing:
             if self._daemon is None or self._daemon.folder is None:
                 if other := await find_other():
@@ -55,7 +58,9 @@ class MpsGroup:
             return {**self._daemon.environment, "CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES}
 
     async def keep(self, end_all: Callable[[], None]) -> None:
-        """As `supervised.Group.keep`."""
+        """Call `end_all` whenever none of the processes can go on, and see to it that others can start. It is called once one
+        has started, and goes on until it is cancelled.
+        """
         while daemon := self._daemon:
             trouble, folder = await daemon.trouble(), daemon.folder
             async with self._changing:
@@ -76,12 +81,12 @@ class MpsGroup:
         return True
 
     async def terminate(self, process: int) -> None:
-        """As `supervised.Group.terminate`."""
+        """End what this process has on the GPU, so that the others do not feel that it is killed next."""
         if self._daemon and self._daemon.folder:
             await self._daemon.terminate(process)
 
     async def close(self) -> None:
-        """As `supervised.Group.close`."""
+        """End the daemon, after its processes. Another one may start afterwards. Does nothing if none was started."""
         async with self._changing:
             if self._daemon:
                 await self._daemon.close()

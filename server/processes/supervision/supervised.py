@@ -2,10 +2,11 @@
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from partitions import PartitionError
 
@@ -17,17 +18,19 @@ from ...host.backoff import Backoff
 from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
+from ..channels import descriptors
 from ..channels.calls import proxy
 from ..channels.descriptors import DescriptorSender
 from ..channels.handoff import Ends
 from ..channels.http_protocols import Logging
 from ..channels.routing import SHARED, UNAUTHENTICATED, process_name
-from ..channels.rpc import Channel
+from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.heartbeat import Heartbeat, StoppedTime, observe
 from ..children.process_arguments import ProcessArguments
 from ..remote.remote_frontend import RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
+from .mps_group import MpsGroup
 
 log = logging.getLogger("greenlane.processes")
 
@@ -82,6 +85,26 @@ class Supervised:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}, {self.process!r}>"
+
+    async def start(
+        self, target: Callable[[Any], None], make_argument: Callable[[socket.socket, socket.socket], Any], handlers: Handlers
+    ) -> None:
+        """Start the process, which runs `target`, with a new channel, and a new socket for descriptors; its ends of these are
+        given to `make_argument`. Raises OSError or EOFError.
+        """
+        ours, theirs = socket.socketpair()
+        self.descriptors, their_descriptors = descriptors.pair()
+        self.channel = Channel(self.label, handlers)
+        self.backoff.started(time.monotonic())
+        try:
+            self.process = await spawn.start(target, make_argument(theirs, their_descriptors))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            their_descriptors.close()
+            theirs.close()
+        await self.channel.open(ours)
 
     def kill(self) -> None:
         """Kill the process, if there is one. Its channel closes then, so another one is started."""
@@ -140,29 +163,6 @@ class SupervisedProcess(Supervised):
             self.handoff = None
 
 
-class Group(Protocol):
-    """The device processes of one device, which is `device` in the configuration."""
-
-    device: str
-
-    async def environment(self) -> Mapping[str, str]:
-        """The variables that a process of it starts with, as soon as one can start. Raises PartitionError.
-
-        Calls of this and of `close` are served in turn.
-        """
-
-    async def keep(self, end_all: Callable[[], None]) -> None:
-        """Call `end_all` whenever none of its processes can go on, and see to it that others can start. It is called once one
-        has started, and goes on until it is cancelled.
-        """
-
-    async def terminate(self, process: int) -> None:
-        """End what this process has on the device, so that the others do not feel that it is killed next."""
-
-    async def close(self) -> None:
-        """Free what they share; they have ended. Another one may start afterwards. Does nothing if nothing was started."""
-
-
 class SupervisedDevice(Supervised):
     """One device process, with its name, which is the device's if it has all of that, and the device side that it has.
 
@@ -180,7 +180,7 @@ class SupervisedDevice(Supervised):
         make_arguments: Callable[
             [Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int], Mapping[str, str]], Any
         ],
-        group: Group | None = None,
+        group: MpsGroup | None = None,
     ) -> None:
         super().__init__(name, runtime.label)
         self.runtime = runtime

@@ -3,21 +3,20 @@
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from partitions import PartitionError
 
 from ...control.together import all_or_none
 from ...errors import RequestError
-from ..channels import descriptors
-from ..channels.rpc import Channel
 from ..children import spawn
 from ..remote.device_frontend import DeviceFrontend
+from .mps_group import MpsGroup
 from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
-from .supervised import Current, Group, SupervisedDevice, connect, kill_if_outdated
+from .supervised import Current, SupervisedDevice, connect, kill_if_outdated
 
 log = logging.getLogger("greenlane.processes")
 
@@ -42,7 +41,7 @@ class SupervisedDevices:
         self._current = current
         self._restarts = restarts
         self._watching = WatchTasks()
-        self._kept: set[Group] = set()
+        self._kept: set[MpsGroup] = set()
         """Groups that are kept, with processes or without."""
         self._dying: set[BaseProcess] = set()
         """Processes that are about to be killed."""
@@ -76,7 +75,7 @@ class SupervisedDevices:
             self._dying.add(each.process)
             self._watching.start(self._terminate(each.process, each.group))
 
-    async def _terminate(self, process: BaseProcess, group: Group | None) -> None:
+    async def _terminate(self, process: BaseProcess, group: MpsGroup | None) -> None:
         try:
             if group and process.pid:
                 await group.terminate(process.pid)
@@ -130,28 +129,17 @@ class SupervisedDevices:
         if each.retired:
             return
         frontends = each.runtime.frontends
-        ours, theirs = socket.socketpair()
-        each.descriptors, their_descriptors = descriptors.pair()
-        each.runtime.end = partial(self._end_stuck, each)
-        each.channel = Channel(each.label, each.runtime.handlers())
-        each.backoff.started(time.monotonic())
         links, config = {name: frontend.descriptors for name, frontend in frontends.items()}, self._current.config
-        try:
+
+        def arguments(channel: socket.socket, descriptors: socket.socket) -> Any:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
-            pages = spawn.inherited_all(self._pages)
-            arguments = each.make_arguments(config, theirs, their_descriptors, inherited, pages, environment)
-            each.process = await spawn.start(each.target, arguments)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            their_descriptors.close()
-            theirs.close()
+            return each.make_arguments(config, channel, descriptors, inherited, spawn.inherited_all(self._pages), environment)
+
+        each.runtime.end = partial(self._end_stuck, each)
+        await each.start(each.target, arguments, each.runtime.handlers())
         if each.retired:
-            ours.close()
             each.kill()
             return
-        await each.channel.open(ours)
         self._current.send_log_level(each.channel)
         await connect(each.runtime, each)
         for name, link in links.items():
@@ -173,7 +161,7 @@ class SupervisedDevices:
             self._kept.add(group)
             self._watching.start(group.keep(partial(self._end_group, group)))
 
-    def _end_group(self, group: Group) -> None:
+    def _end_group(self, group: MpsGroup) -> None:
         """End every process of a device that has failed for all of them."""
         for each in self.all:
             if each.group is group:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -16,7 +15,7 @@ from ...link import activity
 from ...link.occupancy import LEAD
 from ...link.ring import Descriptors
 from ...tenants.frontend import State
-from ..channels import descriptors, handoff
+from ..channels import handoff
 from ..channels.calls import proxy, send, serve
 from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest, FromHttpProcess, Live, ToHttp, Wanted
 from ..channels.rpc import Channel, Handlers
@@ -288,24 +287,13 @@ class SupervisedHttp:
         if each.handoff:  # It could not be started before.
             each.handoff.close()
         each.handoff = handoff.pair()
-        ours, theirs = socket.socketpair()
-        each.descriptors, their_descriptors = descriptors.pair()
-        ends = each.handoff.theirs, theirs, their_descriptors
-        arguments = self._arguments(each, used, ends, link, to_lead, arriving=config is not None)
-        each.channel = Channel(each.label, self._handlers(each))
-        each.backoff.started(time.monotonic())
-        try:
-            if each.hosted:
-                each.process = await spawn.start(each.hosted.target, each.hosted.make_arguments(arguments))
-            else:
-                each.process = await spawn.start(http_process.main, arguments)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            their_descriptors.close()
-            theirs.close()
-        await each.channel.open(ours)
+
+        def arguments(*ends: socket.socket) -> Any:
+            found = self._arguments(each, used, ends, link, to_lead, arriving=config is not None)
+            return each.hosted.make_arguments(found) if each.hosted else found
+
+        await each.start(each.hosted.target if each.hosted else http_process.main, arguments, self._handlers(each))
+        assert each.process
         _close_with(each.process, each.channel)
         if used is not (config or self._current.config):  # It has changed meanwhile.
             send(proxy(ToHttp, each.channel).reconfigure(Live.of(self._current.config)))
@@ -315,13 +303,14 @@ class SupervisedHttp:
         self,
         each: SupervisedProcess,
         config: Config,
-        ends: tuple[socket.socket, socket.socket, socket.socket],
+        ends: Sequence[socket.socket],
         link: Descriptors | None,
         to_lead: socket.socket | None,
         arriving: bool,
     ) -> ProcessArguments:
-        """What a process is started with. `ends` are those for connections, for messages and for descriptors."""
-        for_connections, for_messages, for_descriptors = ends
+        """What a process is started with. `ends` are those for messages and for descriptors."""
+        assert each.handoff
+        for_messages, for_descriptors = ends
         has_all_pages = each.hosted and each.frontend  # Its device side looks at them.
         pages = {name: page for name, page in self._pages.items() if has_all_pages or name == each.tenant}
         occupancy = self._processes[each.tenant].occupancy
@@ -329,7 +318,7 @@ class SupervisedHttp:
         return ProcessArguments(
             name=each.tenant,
             config=config,
-            handoff=for_connections,
+            handoff=each.handoff.theirs,
             channel=for_messages,
             descriptors=for_descriptors,
             link=None if spread else link,
