@@ -154,9 +154,9 @@ class ManagedFrontend(Protocol):
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
         """Replace the link, which may be in use, by a new one to the same tensor memory; no request is lost or fails.
 
-        Returns when tickets go over the new link, whose device side `link` is from then on: they wait there until it is served.
-        Call what is returned when the device side has left the old link, to free it. Raises Conflict if what is in flight
-        does not end within `limit` seconds; the old link stays in use then. A caller that is cancelled does not stop it.
+        Returns when tickets go over the new link: they wait there until it is served. Call what is returned when the device
+        side has left the old link, to free it. Raises Conflict if what is in flight does not end within `limit` seconds; the
+        old link stays in use then. A caller that is cancelled does not stop it.
         """
 
     async def drained(self) -> None:

@@ -15,6 +15,7 @@ from partitions.cpu import open_cpu
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
+from server.link import ring as links
 from server.link.ring import Link
 from server.processes.children import spawn
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
@@ -37,10 +38,15 @@ class Linked:
     def __init__(self, http_side: RemoteFrontend) -> None:
         self.http_side = http_side
         self.open, self.close = http_side.open, http_side.close
+        self._descriptors = http_side.descriptors
+        self._link = links.attach(self._descriptors)
 
     @property
     def link(self) -> Link:
-        return self.http_side.link
+        if self._descriptors is not self.http_side.descriptors:
+            self._descriptors = self.http_side.descriptors
+            self._link = links.attach(self._descriptors, self._link.arena.memory)
+        return self._link
 
 
 class Site:

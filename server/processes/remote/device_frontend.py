@@ -48,6 +48,11 @@ class DeviceFrontend(HttpSide):
         """
         self.suspend(suspended)
 
+    def use(self, new: Descriptors) -> Descriptors:
+        """Change links; returns the old one."""
+        old, self.descriptors = self.descriptors, new
+        return old
+
     def serve(self) -> None:
         """Another process has the device side now: each model is served from the moment at which it is published."""
         self._ended = ""

@@ -15,7 +15,7 @@ from ...config.tenant import TenantConfig
 from ...errors import Conflict, Unavailable
 from ...link import ring as links
 from ...link.messages import ModelKey
-from ...link.ring import Descriptors, Link
+from ...link.ring import Descriptors
 from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import DeviceSide, Report, State, not_ended
 from ...tenants.service import slots
@@ -36,8 +36,7 @@ class RemoteFrontend(DeviceFrontend):
     If the tenant has several HTTP processes that one is the lead; `add_helper` gives it each of the others.
     """
 
-    def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
-        self.link = link
+    def __init__(self, config: TenantConfig, descriptors: Descriptors) -> None:
         self.descriptors = descriptors
         self._config = config
         self._device: DeviceSide | None = None
@@ -112,6 +111,11 @@ class RemoteFrontend(DeviceFrontend):
         return self._wanted._replace(state="starting", listed=False) if channel in self._catching_up else self._wanted
 
     @property
+    def parts(self) -> Collection[DeviceFrontend]:
+        """What has a link each: this, or its part for each device if the tenant is on several."""
+        return [self]
+
+    @property
     def spread(self) -> Mapping[str, Descriptors]:
         """The links to a tenant's devices, if it is on several."""
         return {}
@@ -123,7 +127,13 @@ class RemoteFrontend(DeviceFrontend):
         otherwise both would write to the same blocks.
         """
         self._processes.forget()
-        return self._use(links.renew(self.descriptors)).close
+        old = [part.use(links.renew(part.descriptors)) for part in self.parts]
+
+        def free() -> None:
+            for each in old:
+                each.close()
+
+        return free
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
         super().fail_in_flight(reason, queued)
@@ -139,16 +149,17 @@ class RemoteFrontend(DeviceFrontend):
 
         If the process ends meanwhile, the new link is as one by `renew`, and so is what is returned.
         """
-        return await asyncio.shield(self._relink(limit))
+        return await asyncio.shield(self.relink_part(self, limit))
 
-    async def _relink(self, limit: float) -> Callable[[], None]:
+    async def relink_part(self, part: DeviceFrontend, limit: float, device: str = "") -> Callable[[], None]:
+        """As `relink`, the link of this one of `parts`."""
         await self._processes.connected.wait()
-        channel, unused = self._processes.lead, links.renew(self.descriptors)
+        channel, unused = self._processes.lead, links.renew(part.descriptors)
         try:
-            if not await self._send_link(unused, limit):
+            if not await self._send_link(unused, limit, device):
                 raise Conflict(not_ended(self._config.name, limit))
             if channel is self._processes.lead:  # Else `renew` was called, and its link is the one in use.
-                unused = self._use(unused)
+                unused = part.use(unused)
             return unused.close
         except BaseException:
             unused.close()
@@ -164,12 +175,6 @@ class RemoteFrontend(DeviceFrontend):
         except Unavailable:
             await channel.closed.wait()  # One that takes no descriptors hangs, and is killed soon.
             return True
-
-    def _use(self, new: Descriptors) -> Descriptors:
-        """Change links; returns the old one."""
-        old, self.descriptors = self.descriptors, new
-        self.link = links.attach(new, self.link.arena.memory)
-        return old
 
     def change_device(self, paged: Collection[ModelKey], suspended: str) -> None:
         super().change_device(paged, suspended)
@@ -291,9 +296,9 @@ class RemoteFrontend(DeviceFrontend):
         await self._processes.each(lambda process: process.drained())
 
     def close(self) -> None:
-        """Free the link, and the tenant's memory once no process uses it."""
-        self.descriptors.close()
-        del self.link  # It maps that memory.
+        """Free the links, and the tenant's memory once no process uses it."""
+        for part in self.parts:
+            part.descriptors.close()
 
     def _want_cores(self) -> None:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""
@@ -312,5 +317,4 @@ def open_remote(config: TenantConfig, linked: bool = True) -> RemoteFrontend:
 
     Not `linked`: the tenant's own process has its device side and their link, so that this one is never used, and tiny.
     """
-    descriptors = links.create(slots(config), config.memory if linked else PAGESIZE)
-    return RemoteFrontend(config, descriptors, links.attach(descriptors))
+    return RemoteFrontend(config, links.create(slots(config), config.memory if linked else PAGESIZE))

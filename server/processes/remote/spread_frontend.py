@@ -7,7 +7,7 @@ started again and loads models as for a tenant that is on it alone.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,8 +33,7 @@ class SpreadFrontend(RemoteFrontend):
     """Belongs to the event loop. `members` has a frontend for each device, in the order of the configuration."""
 
     def __init__(self, config: TenantConfig, descriptors: Mapping[str, Descriptors]) -> None:
-        first = next(iter(descriptors.values()))
-        super().__init__(config, first, links.attach(first))
+        super().__init__(config, next(iter(descriptors.values())))
         self.members = {name: MemberFrontend(self, name, each) for name, each in descriptors.items()}
         self._merged = MergedModels(list(descriptors))
         self.agreements = Agreements(self._publish_together, self.agree)
@@ -49,19 +48,9 @@ class SpreadFrontend(RemoteFrontend):
     def spread(self) -> Mapping[str, Descriptors]:
         return {name: member.descriptors for name, member in self.members.items()}
 
-    def renew(self) -> Callable[[], None]:
-        self._processes.forget()
-        old = [member.use(links.renew(member.descriptors)) for member in self.members.values()]
-
-        def free() -> None:
-            for each in old:
-                each.close()
-
-        return free
-
-    def close(self) -> None:
-        for member in self.members.values():
-            member.descriptors.close()
+    @property
+    def parts(self) -> Collection[DeviceFrontend]:
+        return self.members.values()
 
     def served_by(self, device: str) -> list[ModelVersion]:
         """What this device has published last."""
@@ -125,19 +114,6 @@ class SpreadFrontend(RemoteFrontend):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def relink_of(self, member: "MemberFrontend", limit: float) -> Callable[[], None]:
-        """As `RemoteFrontend.relink`, of the link to one device, whose process has ended."""
-        await self._processes.connected.wait()
-        channel, unused = self._processes.lead, links.renew(member.descriptors)
-        try:
-            await self._send_link(unused, limit, member.device)
-            if channel is self._processes.lead:  # Else `renew` was called, and its links are those in use.
-                unused = member.use(unused)
-            return unused.close
-        except BaseException:
-            unused.close()
-            raise
-
 
 class MemberFrontend(DeviceFrontend):
     """One device's part of it. Paging needs when models were used, which no tenant on several devices has."""
@@ -151,14 +127,13 @@ class MemberFrontend(DeviceFrontend):
         return f"<MemberFrontend {self.device} of {self._whole!r}>"
 
     def use(self, new: Descriptors) -> Descriptors:
-        """Change links; returns the old one."""
-        old, self.descriptors = self.descriptors, new
+        old = super().use(new)
         if self._whole.descriptors is old:  # Helpers' links are made like it.
             self._whole.descriptors = new
         return old
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
-        return await asyncio.shield(self._whole.relink_of(self, limit))
+        return await asyncio.shield(self._whole.relink_part(self, limit, self.device))
 
     def served(self) -> list[ModelVersion]:
         return self._whole.served_by(self.device)

@@ -205,9 +205,8 @@ async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
 
 
 async def test_renew_keeps_the_old_link_open(frontend: RemoteFrontend) -> None:
-    before, link = frontend.descriptors, frontend.link
+    before = frontend.descriptors
     free = frontend.renew()
-    assert frontend.link is not link
     assert set(frontend.descriptors[:4]).isdisjoint(before[:4])
     assert os.fstat(before.memory).st_size > 0
     free()
@@ -216,31 +215,29 @@ async def test_renew_keeps_the_old_link_open(frontend: RemoteFrontend) -> None:
 
 
 async def test_a_new_link_leads_to_the_same_memory(frontend: RemoteFrontend) -> None:
-    memory = frontend.link.arena.memory
-    memory.view[:4] = b"mine"
+    links.attach(frontend.descriptors).arena.memory.view[:4] = b"mine"
     frontend.renew()()
-    assert frontend.link.arena.memory is memory, "the device reaches it where it is"
-    assert bytes(links.attach(frontend.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
+    assert bytes(links.attach(frontend.descriptors).arena.memory.view[:4]) == b"mine"
 
 
 async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: RemoteFrontend) -> None:
     process = Process()
     channel = await process.meet(frontend)
-    before, memory = frontend.descriptors, frontend.link.arena.memory
-    memory.view[:4] = b"mine"
+    before = frontend.descriptors
+    links.attach(before).arena.memory.view[:4] = b"mine"
     process.answers["relink"] = True
     free = await frontend.relink(5)
     ((link, limit, _),) = process.of("relink")
     assert (link.slots, link.nbytes, limit) == (before.slots, before.nbytes, 5)
     assert frontend.descriptors != before
-    assert frontend.link.arena.memory is memory
     (received,) = process.links
     there = links.attach(received)
     assert bytes(there.arena.memory.view[:4]) == b"mine"
-    frontend.link.tickets.open()
+    device_side = links.attach(frontend.descriptors)
+    device_side.tickets.open()
     there.tickets.write(ticket := Ticket(0, 1, "m", (), 1.0, 0))
     there.tickets.put([ticket])
-    assert frontend.link.tickets.poll() == ticket
+    assert device_side.tickets.poll() == ticket
     assert os.fstat(before.arena), "the old link is open until its device side has left it"
     free()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -255,13 +252,13 @@ async def test_the_old_link_stays_when_the_process_cannot_change_it(
 ) -> None:
     process = Process()
     channel = await process.meet(frontend)
-    before, link, opened = frontend.descriptors, frontend.link, len(os.listdir("/proc/self/fd"))
+    before, opened = frontend.descriptors, len(os.listdir("/proc/self/fd"))
     process.answers["relink"] = answer
     with pytest.raises(error) as raised:
         await asyncio.wait_for(frontend.relink(5), 30)
     if error is Conflict:
         assert str(raised.value).startswith("tenant acme: an inference has been running for 5 s; its link was not replaced")
-    assert (frontend.descriptors, frontend.link) == (before, link)
+    assert frontend.descriptors == before
     channel.close()
     process.close()
     assert len(os.listdir("/proc/self/fd")) <= opened, "the new link is closed at both ends"
