@@ -12,6 +12,7 @@ from ...link.ring import Descriptors
 from ...tenants.frontend import HttpSide
 from ..channels.calls import proxy
 from ..channels.device_protocols import ToDeviceProcess
+from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
 from .device_frontend import DeviceFrontend
 from .device_tenants import DeviceTenants
@@ -29,6 +30,8 @@ class TenantHandover:
         self._process = proxy(ToDeviceProcess, calls)
         self._tenants = tenants
         self._kept = kept
+        self._adopted: dict[str, Channel | None] = {}
+        """The process that has made each tenant ready."""
 
     def __repr__(self) -> str:
         return f"<TenantHandover of {self._calls.label}>"
@@ -55,6 +58,7 @@ class TenantHandover:
             raise self._calls.gone()
         sent = self._calls.sender.send_link(link)
         self._tenants.come(tenant, http_side)
+        self._adopted[tenant] = self._calls.channel
         try:
             await self._process.adopt(tenant, sent, granules, list(changes.values()), beyond, models, config)
         except BaseException as error:
@@ -79,8 +83,18 @@ class TenantHandover:
             frontend.fail_in_flight(str(self._calls.gone()))
             self._calls.restart(f"tenant {tenant} has come while it was started")
 
+    def has_adopted(self, tenant: str) -> bool:
+        """Whether the process that has made this tenant ready has not ended."""
+        return self._adopted.get(tenant) is self._calls.channel
+
     async def serve_adopted(self, tenant: str, keys: Mapping[str, str]) -> None:
-        """Serve its link; `keys` are those by which its queued requests name models, and those of the models here."""
+        """Serve its link; `keys` are those by which its queued requests name models, and those of the models here.
+
+        A process that was started meanwhile is replaced, as it may know nothing of the tenant.
+        """
+        if not self.has_adopted(tenant):
+            self._calls.restart(f"tenant {tenant} has come while it was started")
+            return
         with suppress(Unavailable):  # The process has ended; its replacement starts with the tenant.
             await self._process.name_models(tenant, keys)
             await self.replace_link(tenant)
@@ -103,6 +117,7 @@ class TenantHandover:
         """Free everything that the process has of a tenant that it does not serve any more."""
         self._tenants.release(tenant)
         self._kept.release(tenant)
+        self._adopted.pop(tenant, None)
         with suppress(Unavailable):
             await self._process.release(tenant)
 

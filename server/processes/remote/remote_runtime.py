@@ -180,14 +180,6 @@ class RemoteRuntime:
         with suppress(Unavailable):
             await self._process.close()
 
-    def process(self) -> object:
-        """The current process: the same object as long as it is the same one. None if there is none."""
-        return self._calls.channel
-
-    def restart(self, why: str) -> None:
-        """End the process, if there is one: the next one starts with the tenants of now."""
-        self._calls.restart(why)
-
     async def _resume(self, channel: Channel, steps: Sequence[float]) -> None:
         """Follow a process that replaces another, and serves its tenants, until the same models are loaded.
 

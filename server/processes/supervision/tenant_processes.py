@@ -31,7 +31,7 @@ log = logging.getLogger("greenlane.processes")
 
 @dataclass(slots=True)
 class _Coming:
-    """A tenant that is being prepared. `adopted_by` is its device's process then, if that has one of its own."""
+    """A tenant that is being prepared."""
 
     config: Config
     device: str
@@ -39,7 +39,6 @@ class _Coming:
     frontend: RemoteFrontend
     listeners: list[socket.socket] = field(default_factory=list)
     runtime: RemoteRuntime | None = None
-    adopted_by: object | None = None
 
 
 class TenantProcesses:
@@ -120,10 +119,7 @@ class TenantProcesses:
         frontend.open(runtime)
         if coming.device not in self._hosted:
             runtime.handover.join(name, frontend, coming.granules, {})
-            if runtime.process() is coming.adopted_by:
-                await runtime.handover.serve_adopted(name, {})
-            else:
-                runtime.restart(f"tenant {name} has come while it was started")
+            await runtime.handover.serve_adopted(name, {})
         await self._http.admit(name)
 
     def leave(self, name: str) -> None:
@@ -160,7 +156,6 @@ class TenantProcesses:
     async def _adopt(self, name: str, coming: _Coming, count: int) -> Arrival:
         """Have the process of its device make the tenant ready, and start its HTTP process."""
         runtime = coming.runtime = await self._homes.find(coming.device, coming.config.tenants[name])
-        coming.adopted_by = runtime.process()
         config, frontend = coming.config.tenants[name], coming.frontend
         await runtime.handover.adopt(name, frontend.descriptors, coming.granules, {}, 0, config=config, http_side=frontend)
         await self._http.begin(coming.config, name, frontend, coming.listeners, count=count)

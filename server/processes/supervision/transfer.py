@@ -69,7 +69,7 @@ class TenantTransfers:
         return target
 
     async def _transfer(self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules) -> None:
-        frontend, process = self._frontends[tenant], target.process()
+        frontend = self._frontends[tenant]
         unused, coming = links.renew(frontend.descriptors), Coming()
         try:
             beyond = max((load_of(each.key) for each in frontend.served()), default=0)
@@ -80,13 +80,13 @@ class TenantTransfers:
         async with self.locks[tenant]:
             try:
                 keys = _keys(tenant, frontend.served(), coming.published.values())
-                await self._switch(tenant, source, target, granules, keys, process)
+                await self._switch(tenant, source, target, granules, keys)
             except BaseException:
                 if self._runtimes[tenant] is source:
                     await asyncio.shield(target.handover.release(tenant))
                 raise
         for each in coming.published.values():
-            if target.process() is not process:  # It has ended, and the next one publishes its own.
+            if not target.handover.has_adopted(tenant):  # It has ended, and the next one publishes its own.
                 return
             await frontend.publish(*each)
         await target.handover.forget_keys(tenant, keys)
@@ -98,7 +98,6 @@ class TenantTransfers:
         target: RemoteRuntime,
         granules: Granules,
         keys: Mapping[str, str],
-        adopted_by: object,
     ) -> None:
         if source.away:
             raise Unavailable(f"tenant {tenant}: {source.label} has ended and is being started again; move it then")
@@ -114,10 +113,7 @@ class TenantTransfers:
         target.handover.join(tenant, frontend, granules, changes, source.kept.lists.of(tenant))
         await source.handover.release(tenant)
         free()
-        if target.process() is adopted_by:
-            await target.handover.serve_adopted(tenant, keys)
-        else:
-            target.restart(f"tenant {tenant} has come while it was started")
+        await target.handover.serve_adopted(tenant, keys)
 
 
 def _keys(tenant: str, served: Iterable[ModelVersion], models: Iterable[Publication]) -> dict[str, str]:
