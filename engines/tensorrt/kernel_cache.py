@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -76,39 +75,37 @@ class CacheStatistics:
     refused: bool
 
 
-class Store(Protocol):
-    """Stores one blob. Both methods block and raise OSError."""
-
-    def read(self) -> bytes:
-        """The blob, empty if there is none."""
-
-    def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
-        """Store `blob`. If the stored blob is no longer `known`, the two are combined."""
-
-
 class RuntimeCache:
     """A cache of the library and its store; several engines may share it. Methods may be called from any thread.
 
     The library's object must not be used by two threads at once, though: if two first inferences compile into one cache,
     TensorRT-RTX 1.6.1 crashes the process. So a thread holds `lock` while it calls the library for a context that uses it.
 
-    It is saved once: when it is closed, or else when it is collected or the interpreter exits. `warn` is called with errors;
-    by default it logs them. `maker` is the library's engine to make it of; None for the first one that uses it. `taken` counts
-    what its kernels take of the device's memory; without it that is not known.
+    It is stored by `save` and `close`; without a `store` nowhere. `warn` is called with errors; by default it logs them.
+    `maker` is the library's engine to make it of; None for the first one that uses it. `taken` counts what its kernels take of
+    the device's memory; without it that is not known.
     """
 
     def __init__(
-        self,
-        store: Store,
-        found: bytes = b"",
-        warn: Warn = log.warning,
-        maker: Any = None,
-        taken: Taken | None = None,
+        self, store: "FileStore | None" = None, warn: Warn = log.warning, maker: Any = None, taken: Taken | None = None
     ) -> None:
         self.maker = maker
         self.taken = taken
-        self._state = _CacheState(store, found, warn, taken)
-        self._finalizer = weakref.finalize(self, self._state.close)
+        self.lock = TurnLock()
+        """Hold it to make, run or free what uses the cache. Taken after `EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
+        self._store = store
+        self._warn = warn
+        self._known = store.read() if store else b""  # Was read at the start or saved last, so it need not be merged again.
+        self._found = len(self._known)
+        self._saved = 0
+        self._refused = False
+        self._saving = threading.Lock()
+        """Held while saving, before `lock`: the file's lock may take seconds."""
+        self._cache: LibraryCache | None = None
+        self._make: Callable[[], LibraryCache] | None = None
+        self._owner: object = None
+        self._closed = False
+        self._said = False
 
     def __enter__(self) -> "RuntimeCache":
         return self
@@ -117,12 +114,7 @@ class RuntimeCache:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<RuntimeCache {self._state!r}>"
-
-    @property
-    def lock(self) -> TurnLock:
-        """Hold it to make, run or free what uses the cache. Taken after `EXECUTION_LOCK`, before `LIBRARY_LOCK`."""
-        return self._state.lock
+        return f"<RuntimeCache {self._store or 'in memory'}{', closed' if self._closed else ''}>"
 
     @contextmanager
     def loading(self, key: Hashable) -> Iterator[None]:
@@ -130,13 +122,9 @@ class RuntimeCache:
         with self.taken.measuring(key, patient=True) if self.taken else nullcontext():
             yield
 
-    def close_explicitly(self) -> None:
-        """Do not save when the interpreter exits: the caller closes this after everything that was made with it."""
-        self._finalizer.atexit = False
-
     def statistics(self) -> CacheStatistics:
         """The statistics so far."""
-        return self._state.statistics()
+        return CacheStatistics(self._found, self._saved, self._refused)
 
     def materialize(self, make: Callable[[], LibraryCache], owner: object = None) -> LibraryCache:
         """The library's cache, created and filled on the first call. A CUDA context must be current. Blocks.
@@ -144,17 +132,50 @@ class RuntimeCache:
         `make` is called again for scratch caches. `owner`, the engine, is kept alive until this is closed, as the library's
         objects do not do so. Raises RuntimeError once closed.
         """
-        return self._state.materialize(make, owner)
+        with self.lock:
+            if self._closed:
+                raise RuntimeError("this kernel cache is closed")
+            if self._cache is None:
+                cache = make()
+                self._refused = bool(self._known) and not cache.deserialize(self._known)
+                if self._refused:
+                    self._warn(f"{self._store}: the kernels kept there do not fit this library, driver and GPU; starting empty")
+                self._cache, self._make, self._owner = cache, make, owner
+            return self._cache
 
     def save(self) -> None:
         """Save new kernels. Blocks for up to ten seconds for the lock. Never raises: errors are warnings."""
-        self._state.save()
+        with self._saving:
+            self._save()
 
     def close(self) -> None:
         """Save new kernels and release the library's objects; call it before the engine is freed. Calling it again does
         nothing.
         """
-        self._finalizer()
+        with self._saving:
+            if self._closed:
+                return
+            self._save()
+            freeing = self.taken.freeing() if self.taken else nullcontext()
+            with self.lock, KERNEL_LOADS.freeing(), freeing:
+                self._closed = True
+                self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
+                self._cache = None
+                self._owner = None
+
+    def _save(self) -> None:
+        cache, make = self._cache, self._make
+        if self._store is None or cache is None or make is None:
+            return
+        try:
+            with self.lock, KERNEL_LOADS.hurrying():
+                blob = _bytes(cache)
+            if blob and blob != self._known:
+                self._store.write(blob, self._known, lambda theirs, ours: combine(make, theirs, ours))
+                self._known, self._saved = blob, len(blob)
+        except Exception as error:
+            warn, self._said = log.debug if self._said else self._warn, True
+            warn(f"{self._store}: the kernel cache was not saved: {error}")
 
 
 def open_cache(
@@ -170,8 +191,8 @@ def open_cache(
     A missing file is normal for the first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock.
     `warn`, `maker` and `taken` are as in `RuntimeCache`.
     """
-    store: Store = FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()
-    return RuntimeCache(store, store.read(), warn, maker, taken)
+    store = FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else None
+    return RuntimeCache(store, warn, maker, taken)
 
 
 def cached_kernel_bytes(path: Path, key: CacheKey) -> int:
@@ -180,7 +201,9 @@ def cached_kernel_bytes(path: Path, key: CacheKey) -> int:
 
 
 class FileStore:
-    """One key of a file. `limit` is the maximum size of all blobs in bytes; the one saved longest ago is dropped first."""
+    """The blob of one key of a file. `limit` is the maximum size of all blobs in bytes; the one saved longest ago is dropped
+    first. Both methods block.
+    """
 
     def __init__(
         self, path: Path, key: CacheKey, timeout: float = 10.0, limit: int = 1 << 30, warn: Warn = log.warning
@@ -195,9 +218,11 @@ class FileStore:
         return str(self._path)
 
     def read(self) -> bytes:
+        """The blob, empty if there is none."""
         return self._entries().get(self._key, b"")
 
     def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
+        """Store `blob`. If the stored blob is no longer `known`, the two are combined. Raises OSError."""
         from filelock import FileLock  # Only installed where TensorRT is.
 
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,89 +243,6 @@ class FileStore:
         except (FrameError, UnicodeDecodeError, OSError) as error:
             self._warn(f"{self._path}: the kernel cache cannot be read, so kernels are compiled again: {error}")
             return {}
-
-
-class MemoryStore:
-    """Stores nothing."""
-
-    def __repr__(self) -> str:
-        return "in memory"
-
-    def read(self) -> bytes:
-        return b""
-
-    def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
-        """Do nothing."""
-
-
-class _CacheState:
-    """The state that outlives a RuntimeCache which was not closed, so that it can still be saved."""
-
-    def __init__(self, store: Store, found: bytes, warn: Warn, taken: Taken | None) -> None:
-        self._store = store
-        self._warn = warn
-        self._taken = taken
-        self._known = found  # Was read at the start or saved last, so it need not be merged again.
-        self._found = len(found)
-        self._saved = 0
-        self._refused = False
-        self.lock = TurnLock()
-        """Held for every use of the library's object."""
-        self._saving = threading.Lock()
-        """Held while saving, before `lock`: the file's lock may take seconds."""
-        self._cache: LibraryCache | None = None
-        self._make: Callable[[], LibraryCache] | None = None
-        self._owner: object = None
-        self._closed = False
-        self._said = False
-
-    def __repr__(self) -> str:
-        return f"{self._store!r}{', closed' if self._closed else ''}"
-
-    def statistics(self) -> CacheStatistics:
-        return CacheStatistics(self._found, self._saved, self._refused)
-
-    def materialize(self, make: Callable[[], LibraryCache], owner: object) -> LibraryCache:
-        with self.lock:
-            if self._closed:
-                raise RuntimeError("this kernel cache is closed")
-            if self._cache is None:
-                cache = make()
-                self._refused = bool(self._known) and not cache.deserialize(self._known)
-                if self._refused:
-                    self._warn(
-                        f"{self._store!r}: the kernels kept there do not fit this library, driver and GPU; starting empty"
-                    )
-                self._cache, self._make, self._owner = cache, make, owner
-            return self._cache
-
-    def save(self) -> None:
-        with self._saving:
-            self._save()
-
-    def close(self) -> None:
-        with self._saving:
-            self._save()
-            freeing = self._taken.freeing() if self._taken else nullcontext()
-            with self.lock, KERNEL_LOADS.freeing(), freeing:
-                self._closed = True
-                self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
-                self._cache = None
-                self._owner = None
-
-    def _save(self) -> None:
-        cache, make = self._cache, self._make
-        if cache is None or make is None:
-            return
-        try:
-            with self.lock, KERNEL_LOADS.hurrying():
-                blob = _bytes(cache)
-            if blob and blob != self._known:
-                self._store.write(blob, self._known, lambda theirs, ours: combine(make, theirs, ours))
-                self._known, self._saved = blob, len(blob)
-        except Exception as error:
-            warn, self._said = log.debug if self._said else self._warn, True
-            warn(f"{self._store!r}: the kernel cache was not saved: {error}")
 
 
 def combine(make: Callable[[], LibraryCache], theirs: bytes, ours: bytes) -> bytes:

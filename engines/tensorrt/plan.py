@@ -179,9 +179,7 @@ class LoadedPlan:
         It is made of the engine `maker`, by default of the one that first uses it. Blocks to read the file.
         """
         taken = Taken(self.device.driver_memory, ("kernels", self.structure))
-        cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once, maker=maker, taken=taken)
-        cache.close_explicitly()
-        return cache
+        return open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once, maker=maker, taken=taken)
 
     def compile_kernels_in_child(self, partition: CudaPartition) -> None:
         """Let a child process compile the kernels for such a partition, if that is enabled and none are cached.

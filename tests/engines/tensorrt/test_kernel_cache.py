@@ -364,32 +364,6 @@ def test_a_closed_cache_is_not_saved_again_and_gives_nothing(tmp_path: Path) -> 
         cache.materialize(Kernels)
 
 
-def test_a_cache_that_is_not_closed_is_saved_when_collected(tmp_path: Path) -> None:
-    """F54."""
-    path = tmp_path / "kernels"
-    cache = open_cache(path, KEY)
-    add(cache.materialize(Kernels), "conv")
-    del cache
-    gc.collect()
-    assert kept(path) == {"conv"}
-
-
-FORGETFUL = """
-import sys
-from pathlib import Path
-from tests.engines.tensorrt.test_kernel_cache import KEY, Kernels, add, open_cache
-cache = open_cache(Path(sys.argv[1]), KEY)
-add(cache.materialize(Kernels), "conv")
-"""
-
-
-def test_a_cache_that_is_not_closed_is_saved_at_exit(tmp_path: Path) -> None:
-    """F54."""
-    path = tmp_path / "kernels"
-    subprocess.run([sys.executable, "-c", FORGETFUL, str(path)], cwd=ROOT, check=True)
-    assert kept(path) == {"conv"}
-
-
 def test_statistics_count_bytes_found_and_saved(tmp_path: Path) -> None:
     path = tmp_path / "kernels"
     keep(path, "a")

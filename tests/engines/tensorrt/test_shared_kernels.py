@@ -11,7 +11,7 @@ from weakref import ref
 import pytest
 
 from engines import Builds, CacheFolder, load_engine
-from engines.tensorrt.kernel_cache import MemoryStore, RuntimeCache
+from engines.tensorrt.kernel_cache import RuntimeCache
 from engines.tensorrt.shared_kernels import KernelCaches, SharedKernels
 from tests.engines.simulated import AFFINE, Bench, affine, assert_right, rows
 from tests.engines.tensorrt.test_data_dependent import FIVE, NONZERO
@@ -39,7 +39,7 @@ class Caches:
         self.opened: list[RuntimeCache] = []
 
     def open(self) -> RuntimeCache:
-        self.opened.append(RuntimeCache(MemoryStore()))
+        self.opened.append(RuntimeCache())
         self.opened[-1].materialize(Library)
         return self.opened[-1]
 
