@@ -10,9 +10,6 @@ import logging
 from collections.abc import Callable
 
 import numpy as np
-from cuda.core import Stream
-
-from partitions.base import Closing
 
 log = logging.getLogger("greenlane.engines")
 
@@ -28,7 +25,7 @@ class DeviceClock:
         self,
         number: int,
         seen: "np.ndarray[tuple[int], np.dtype[np.uint64]]",
-        fetch: Callable[[Stream], None],
+        fetch: Callable[[], None],
         free: Callable[[int], None],
     ) -> None:
         self.number = number
@@ -50,26 +47,26 @@ class DeviceClock:
     def works(self) -> int:
         return self._now()[1]
 
-    def start(self, stream: Stream) -> None:
+    def start(self) -> None:
         """Count from now on. Blocks until the stream is done. Raises CUDAError."""
         self._base = (0, 0)
-        self._fetch(stream)
+        self._fetch()
         self._base = self._now()
 
-    def agrees(self, stream: Stream, works: int, host_ns: int) -> bool:
+    def agrees(self, works: int, host_ns: int) -> bool:
         """Whether so many works were measured since `start`, which the host saw take this long at most. Blocks."""
-        self._fetch(stream)
+        self._fetch()
         found = self._now()
         if found[1] == works and 0 < found[0] <= host_ns:
             return True
         log.warning("the GPU's timer is not used: it says %d ns for %d works, the host %d for %d", *found, host_ns, works)
         return False
 
-    def close(self, stream: Stream) -> None:
+    def close(self) -> None:
         """Keep the sums, and give the slot back; nothing is in flight."""
         if not self.closed:
             try:
-                self._fetch(stream)
+                self._fetch()
             finally:
                 self._final, self.closed = self._now(), True
                 self._free(self.number)
@@ -78,17 +75,3 @@ class DeviceClock:
         if self.closed:
             return self._final
         return int(self._seen[0]) - self._base[0], int(self._seen[1]) - self._base[1]
-
-
-class _Closer:
-    def __init__(self, clock: DeviceClock, stream: Stream) -> None:
-        self._clock = clock
-        self._stream = stream
-
-    def close(self) -> None:
-        self._clock.close(self._stream)
-
-
-def closer(clock: DeviceClock, stream: Stream) -> Closing:
-    """Closes a clock as other things are closed that an executor owns."""
-    return _Closer(clock, stream)

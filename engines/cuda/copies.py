@@ -190,8 +190,8 @@ class Copies(Protocol):
     def copy_out(self, stream: Stream, clock: int = 0) -> None:
         """Submit or capture the copies of the outputs. Raises CUDAError."""
 
-    def take_clock(self) -> DeviceClock | None:
-        """A clock for an executor that uses these copies; None where there is none left, or the copies measure nothing."""
+    def take_clock(self, stream: Stream) -> DeviceClock | None:
+        """A clock for an executor that uses these copies, on this stream; None where none is left, or they measure nothing."""
 
     def count(self) -> None:
         """Move on to the next inference, after the last copies of this one were submitted, by a call or in a graph."""
@@ -244,12 +244,12 @@ class SmCopies:
     def copy_out(self, stream: Stream, clock: int = 0) -> None:
         launch(stream, OUT, self._copy_out, *self._out, np.uint32(clock))
 
-    def take_clock(self) -> DeviceClock | None:
+    def take_clock(self, stream: Stream) -> DeviceClock | None:
         try:
             number = self._free_clocks.pop()
         except IndexError:
             return None
-        return DeviceClock(number, self._times[number], lambda stream: self._fetch(number, stream), self._free_clocks.append)
+        return DeviceClock(number, self._times[number], lambda: self._fetch(number, stream), self._free_clocks.append)
 
     def _fetch(self, clock: int, stream: Stream) -> None:
         """Have the GPU write what this clock says. Blocks until the stream is done. Raises CUDAError."""
@@ -284,7 +284,7 @@ class EngineCopies:
     def write(self, table: Table) -> None:
         self._spans = table
 
-    def take_clock(self) -> DeviceClock | None:
+    def take_clock(self, stream: Stream) -> DeviceClock | None:
         return None
 
     def copy_in(self, stream: Stream, clock: int = 0) -> None:

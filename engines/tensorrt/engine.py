@@ -1,7 +1,7 @@
 """A TensorRT plan as an engine: bound to partitions through instances that outlive their executors."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,28 +77,24 @@ class TensorRTEngine:
             raise ModelRefused(f"{[loaded.path.name for loaded in plans]} are not all loaded on one GPU; load them there")
         return TensorRTEngine(ChainedPlan(plans, wiring, settings), open_chain)
 
-    @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:
-        checked = self._checked(partition)
-        self.pool.release_postponed()
-        with refusing(f"binding {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
-            return checked.run(lambda: open_executor(self, checked))
+        return self._made("binding", partition, lambda checked: open_executor(self, checked))
 
-    @releasing()
     def rebind(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
         """See `Executor.rebind`."""
-        checked = self._checked(partition)
-        self.pool.release_postponed()
-        with refusing(f"moving {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
-            return checked.run(lambda: move_executor(self, executor, checked))
+        return self._made("moving", partition, lambda checked: move_executor(self, executor, checked))
 
-    @releasing()
     def alternate(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
         """See `Executor.alternate`."""
+        return self._made("adding", partition, lambda checked: add_executor(self, executor, checked))
+
+    @releasing()
+    def _made(self, doing: str, partition: Partition, make: Callable[[CudaPartition], TensorRTExecutor]) -> TensorRTExecutor:
+        """What `make` returns on a thread of the partition. Raises ModelRefused."""
         checked = self._checked(partition)
         self.pool.release_postponed()
-        with refusing(f"adding {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
-            return checked.run(lambda: add_executor(self, executor, checked))
+        with refusing(f"{doing} {self.path} to {partition!r}"), KERNEL_LOADS.hurrying():
+            return checked.run(lambda: make(checked))
 
     def close(self) -> None:
         """Free the weights and the idle instances; its executors must be closed before.

@@ -29,7 +29,6 @@ from partitions.cuda.kernel_loads import KERNEL_LOADS
 
 from ..base import NO_ROOM, DeviceTime, Engine, Recipe, Room, Tensor, check_tensors
 from ..cuda.address_cache import AddressCache, ResolvedAddresses
-from ..cuda.clock import closer
 from ..cuda.copies import RING_LENGTH, Span, Table
 from ..cuda.recipes import Recipes
 from ..cuda.resources import ExecutorResources, zeroed_buffers
@@ -110,7 +109,7 @@ class TensorRTExecutor:
         self._addresses: AddressCache[Prepared] = AddressCache(partition.device)
         self._lock = RLock()
         self._recipes = Recipes(partition.stream, resources.events, instance.addresses, engine.path.name)
-        self._clock = instance.copies[True].take_clock() if instance.times_itself else None
+        self._clock = instance.copies[True].take_clock(partition.stream) if instance.times_itself else None
         self._clock_number = self._clock.number if self._clock else 0
         self._shapes = ReadyShapes(
             engine.loaded,
@@ -128,7 +127,7 @@ class TensorRTExecutor:
         self._completed = CompletedCount()
         self.alternate_of: Instance | None = None
         """The instance of the executor that it was made an alternate of."""
-        clock = [closer(self._clock, partition.stream)] if self._clock else []
+        clock = [self._clock] if self._clock else []
         membership = instance.sharers.join(Sharer(self._lock, partition.stream, resources.order, self._recipes.revoke))
         owned = (membership, *clock, resources.order, *resources.events, *resources.aux_streams, self._staging)
         name = f"<TensorRTExecutor {engine.path.name}>"
@@ -252,8 +251,8 @@ class TensorRTExecutor:
         with failing(f"warming up {self!r}"):
             works = self._run_on_zeros(sets)
         if self._clock and works:
-            self.instance.clock_agrees = self._clock.agrees(self._stream, works, time.monotonic_ns() - began)
-            self._clock.start(self._stream)
+            self.instance.clock_agrees = self._clock.agrees(works, time.monotonic_ns() - began)
+            self._clock.start()
         self._shapes.warming = False
 
     def make_ready(self, sets: Iterable[Sequence[Shape]]) -> None:

@@ -88,6 +88,6 @@ def test_copy_engines_measure_nothing(bench: Bench) -> None:
 def test_there_are_only_so_many_clocks(bench: Bench) -> None:
     executor = bench.bind(copies="sm")
     copies = executor.instance.copies[True]
-    taken = [copies.take_clock() for _ in range(CLOCKS)]
+    taken = [copies.take_clock(bench.partition.stream) for _ in range(CLOCKS)]
     assert [clock is None for clock in taken].count(True) == 2  # One is the executor's, and number 0 counts nothing.
     executor.close()
