@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 class Fact(Struct, forbid_unknown_fields=True):
     """Base of facts. The docstring and a text in a field's annotation are their descriptions: `Annotated[int, "In units."]`.
 
-    With `omit_defaults` a field that may be left out is documented as one that may be null as well.
+    A field with a default is documented as one that may be left out or null: so is what `omit_defaults` leaves out.
     """
 
     @classmethod
@@ -28,19 +28,22 @@ def _schema(fact: type[Fact]) -> type[BaseModel]:
     """The same fields for pydantic. Cached, as a document names each class once."""
     fields: dict[str, Any] = {}
     for each in structs.fields(fact):
-        kind, notes = each.type, list[Any]()
-        if get_origin(kind) is Annotated:
-            kind, notes = kind.__origin__, kind.__metadata__
-        about: dict[str, Any] = {}
-        for note in notes:
-            about |= {"examples": note.examples} if isinstance(note, Meta) else {"description": note}
+        is_noted = get_origin(each.type) is Annotated
+        kind, value = each.type.__origin__ if is_noted else each.type, Field()
         if each.default is not NODEFAULT:
-            kind, about["default"] = kind | None, None
-        elif each.default_factory is not NODEFAULT:
-            about["default_factory"] = each.default_factory
-        fields[each.encode_name] = kind, Field(**about)
+            kind, value = kind | None, Field(None)
+        for note in each.type.__metadata__ if is_noted else ():
+            kind = Annotated[kind, _note(note)]
+        fields[each.encode_name] = kind, value
     rules = ConfigDict(extra="forbid", protected_namespaces=())
     return create_model(fact.__name__, __doc__=fact.__doc__, __config__=rules, **fields)
+
+
+def _note(note: Any) -> Any:
+    """A note on a field as pydantic has it."""
+    if isinstance(note, Meta):
+        return Field(examples=note.examples)
+    return Field(description=note) if isinstance(note, str) else note
 
 
 def milliseconds(seconds: float) -> float:

@@ -39,7 +39,7 @@ NAMES = r"told|tells?|nobody|somebody|everybody|whoever|anew|buried|heard"
 """Words that are not in names of tests either."""
 
 ALLOWED = {
-    r'"credits": |credits: int': "a field of the admin API's JSON, which keeps its name",
+    r'"credits": |credits: Annotated': "a field of the admin API's JSON, which keeps its name",
     r"takes precedence": "a setting that overrules another one",
     r"cannot tell the shape": "ordinary English, in a message that clients know",
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Query, Response
+from msgspec.structs import asdict
 
 from ..api.framework import json_response
 from ..control.controlled_device import ControlledDevice
@@ -15,7 +16,7 @@ from ..facts import milliseconds
 from ..observing import advice as advising
 from ..observing import lending_advice
 from ..observing.need import Counted, Need, counted, need
-from ..protocol.json_document import Object, show
+from ..protocol.json_document import show
 from . import schemas
 from .autopilot import shown_need
 from .dependencies import ControllerDep, admin_router
@@ -61,11 +62,11 @@ async def advice(
     }
     needs = {name: need(before[name], after[name]) for name in before if name in after}
     for name, about in tenants.items():
-        about["lending"] = lending_advice.advise_lender(name, lends.get(name))
+        about.lending = lending_advice.advise_lender(name, lends.get(name))
         if name in wide:
-            about["lending"] += lending_advice.advise_borrower(wide_before.get(name, wide[name]), wide[name], needs)
-        elif about["verdict"] == "more":
-            about["lending"] += lending_advice.advise_neighbours(
+            about.lending += lending_advice.advise_borrower(wide_before.get(name, wide[name]), wide[name], needs)
+        elif about.verdict == "more":
+            about.lending += lending_advice.advise_neighbours(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
     return json_response({"seconds": length, "tenants": tenants})
@@ -103,41 +104,36 @@ def _advised(
     before: Counted | None,
     after: Counted | None,
     held: Mapping[str, int],
-) -> Object:
+) -> schemas.Advice:
     tenant, granules = controller.tenants[name], len(device.held[name].granules)
     share = advising.Share(
         granules, len(device.info.granules), device.info.granules[0], device.info.unit, tenant.min_granules or 1
     )
-    about = {
-        "granules": granules,
-        "device": device.name,
-        "target_ms": milliseconds(tenant.target_p99) if tenant.target_p99 else None,
-    }
+    found = None
     if tenant.spread or before is None or after is None or held.get(name) != granules:
         why = "its share changed meanwhile" if before and after else "its process does not answer"
         why = "it is on several devices, each with a part of its load" if tenant.spread else why
-        return (
-            about
-            | _shown(advising.Advice("unknown", None, "none", f"{name}: {why}, so nothing was measured"))
-            | {"measured": None}
-        )
-    found = need(before, after)
-    return about | _shown(advising.advise(name, found, share, tenant.target_p99)) | {"measured": _measured(found)}
+        said = advising.Advice("unknown", None, "none", f"{name}: {why}, so nothing was measured")
+    else:
+        found = need(before, after)
+        said = advising.advise(name, found, share, tenant.target_p99)
+    return schemas.Advice(
+        granules,
+        device.name,
+        milliseconds(tenant.target_p99) if tenant.target_p99 else None,
+        said.verdict,
+        said.granules,
+        said.certainty,
+        said.text,
+        _measured(found) if found else None,
+        [],
+    )
 
 
-def _shown(found: advising.Advice) -> Object:
-    return {
-        "verdict": found.verdict,
-        "advised_granules": found.granules,
-        "certainty": found.certainty,
-        "advice": found.text,
-    }
-
-
-def _measured(found: Need) -> Object:
+def _measured(found: Need) -> schemas.Needed:
     low, high = advising.p99_between(found)
     between = [milliseconds(low), None if high is None else milliseconds(high)] if found.requests else None
-    return shown_need(found) | {"p99_between_ms": between}
+    return schemas.Needed(**asdict(shown_need(found)), p99_between_ms=between)
 
 
 def _length(text: str) -> float:

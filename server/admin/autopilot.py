@@ -11,7 +11,7 @@ from ..errors import BadRequest
 from ..facts import milliseconds
 from ..observing.need import Need
 from ..observing.pilot import MODES, Mode, Pilot
-from ..protocol.json_document import Object, show
+from ..protocol.json_document import show
 from . import schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router
 
@@ -47,32 +47,24 @@ async def switch(service: ServiceDep, controller: ControllerDep, observers: Obse
     return json_response(_state(controller, observers.pilot))
 
 
-def _state(controller: Controller, pilot: Pilot) -> Object:
-    return {
-        "mode": pilot.mode,
-        "paused_for_seconds": round(pilot.paused_for, 1),
-        "notes": pilot.notes,
-        "tenants": {
-            name: {
-                "granules": len(held.granules) if (held := controller.partition(name)) else 0,
-                "own_granules": pilot.own(name),
-                "min_granules": tenant.min_granules or 1 if piloted else None,
-                "target_ms": None if tenant.target_p99 is None else milliseconds(tenant.target_p99),
-                "measured": shown_need(need) if (need := pilot.needs.get(name)) else None,
-            }
-            for name, tenant in controller.tenants.items()
-            for piloted in [not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)]
-        },
-    }
+def _state(controller: Controller, pilot: Pilot) -> schemas.Autopilot:
+    tenants = {}
+    for name, tenant in controller.tenants.items():
+        held, need = controller.partition(name), pilot.needs.get(name)
+        piloted = not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)
+        tenants[name] = schemas.Piloted(
+            len(held.granules) if held else 0,
+            pilot.own(name),
+            tenant.min_granules or 1 if piloted else None,
+            None if tenant.target_p99 is None else milliseconds(tenant.target_p99),
+            shown_need(need) if need else None,
+        )
+    return schemas.Autopilot(pilot.mode, round(pilot.paused_for, 1), pilot.notes, tenants)
 
 
-def shown_need(need: Need) -> Object:
-    """As `schemas.Measured`."""
-    return {
-        "seconds": round(need.seconds, 1),
-        "requests": need.requests,
-        "busy": round(need.busy, 3),
-        "queue_ms": milliseconds(need.queue),
-        "p99_ms": None if need.p99 is None else milliseconds(need.p99),
-        "turned_away": need.turned_away,
-    }
+def shown_need(need: Need) -> schemas.Measured:
+    """What was measured, in milliseconds."""
+    p99 = None if need.p99 is None else milliseconds(need.p99)
+    return schemas.Measured(
+        round(need.seconds, 1), need.requests, round(need.busy, 3), milliseconds(need.queue), p99, need.turned_away
+    )

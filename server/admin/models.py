@@ -31,7 +31,7 @@ async def load_for(controller: ControllerDep, tenant: TenantName, name: ModelNam
     """
     _check_tenant(controller, tenant)
     await controller.load(tenant, name)
-    return json_response({"tenant": tenant, "model": name})
+    return json_response(schemas.ChangedModel(tenant, name))
 
 
 @router.post("/tenants/{tenant}/models/{name}/unload", response_model=schemas.ChangedModel, responses=errors(404, 500))
@@ -39,7 +39,7 @@ async def unload_for(controller: ControllerDep, tenant: TenantName, name: ModelN
     """Unload a model of a tenant; its requests are 503 from then on."""
     _check_tenant(controller, tenant)
     await controller.unload(tenant, name)
-    return json_response({"tenant": tenant, "model": name})
+    return json_response(schemas.ChangedModel(tenant, name))
 
 
 def _check_tenant(controller: Controller, tenant: str) -> None:

@@ -24,7 +24,7 @@ router = admin_router()
 async def device(controller: ControllerDep) -> Response:
     """Every device: its granules, its tenants, and whether it serves. Fields of a single one are repeated outside."""
     devices = [_device(controller, each) for each in controller.devices]
-    only = {key: devices[0][key] for key in ("kind", "description", "unit", "granules")} if len(devices) == 1 else {}
+    only = {key: getattr(devices[0], key) for key in ("kind", "description", "unit", "granules")} if len(devices) == 1 else {}
     return json_response({**only, "devices": devices})
 
 
@@ -51,7 +51,7 @@ async def probe(controller: ControllerDep) -> Response:
                 if share["device"] == device:
                     share["located"] = sorted(placement) if isinstance(placement, frozenset) else None
     shared = [overlap for _, _, overlaps in probed for overlap in overlaps]
-    found["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in shared]
+    found["overlaps"] = [schemas.Overlap([a, b], sorted(units)) for a, b, units in shared]
     return json_response(found)
 
 
@@ -132,7 +132,7 @@ async def drain(controller: ControllerDep, tasks: BackgroundTasks) -> Response:
     second call changes nothing. The process stays until a signal ends it.
     """
     tasks.add_task(controller.drain, controller.config.server.drain_grace)
-    return json_response({"state": "draining"}, 202)
+    return json_response(schemas.Draining("draining"), 202)
 
 
 def _example(controller: Controller) -> str:
@@ -140,17 +140,10 @@ def _example(controller: Controller) -> str:
     return json.dumps({next(iter(controller.tenants)): 2})
 
 
-def _device(controller: Controller, device: ControlledDevice) -> Object:
-    info = device.info
-    return {
-        "name": device.name,
-        "kind": info.kind,
-        "description": info.description,
-        "unit": info.unit,
-        "granules": [{"index": index, "size": size} for index, size in enumerate(info.granules)],
-        "tenants": list(device.runtimes),
-        "state": controller.device_state(device),
-    }
+def _device(controller: Controller, device: ControlledDevice) -> schemas.NamedDevice:
+    info, state = device.info, controller.device_state(device)
+    granules = [schemas.Granule(index, size) for index, size in enumerate(info.granules)]
+    return schemas.NamedDevice(device.name, info.kind, info.description, info.unit, granules, list(device.runtimes), state)
 
 
 async def _partitions(controller: Controller) -> Object:
@@ -158,8 +151,7 @@ async def _partitions(controller: Controller) -> Object:
     ladders = controller.placements.ready
     wide = await controller.placements.wide()
     devices = [
-        {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
-        for each in controller.devices
+        schemas.DeviceGranules(each.name, each.info.unit, len(each.info.granules), each.free) for each in controller.devices
     ]
     shares: dict[str, list[Object]] = {}
     for device in controller.devices:
@@ -175,5 +167,5 @@ async def _partitions(controller: Controller) -> Object:
         }
         for name, on in shares.items()
     }
-    only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
+    only = {key: getattr(devices[0], key) for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.tenants if name in held}}

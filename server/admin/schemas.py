@@ -1,37 +1,40 @@
-"""Requests and answers of the administrators' API, which /admin/openapi.json shows; see `server.api.schemas`."""
+"""Answers of the administrators' API, and for /admin/openapi.json alone requests and answers whose fields may be missing."""
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
 from pydantic import Field, RootModel
 
 from ..api.schemas import RepositoryEntry, Schema
 from ..control.descriptions import ReadyShare, TenantMemory
 from ..control.moves import Move
 from ..control.stretch import WidePartition
+from ..facts import Fact
 
 Unit = Annotated[str, Field(description="What a granule is made of: cores of a CPU, SMs of a GPU.", examples=["core"])]
 Granules = Annotated[list[int], Field(description="Indices of granules.")]
 
 
-class Granule(Schema):
+class Granule(Fact):
     """The smallest share of the device that can be given to a tenant."""
 
     index: int
-    size: int = Field(description="In units.")
+    size: Annotated[int, "In units."]
 
 
-class NamedDevice(Schema):
+class NamedDevice(Fact):
     """One of the devices, its granules and its tenants."""
 
-    name: str = Field(description='As in the configuration; "0" for a device without a name.', examples=["0"])
-    kind: str = Field(examples=["cpu"])
+    name: Annotated[str, 'As in the configuration; "0" for a device without a name.', Meta(examples=["0"])]
+    kind: Annotated[str, Meta(examples=["cpu"])]
     description: str
     unit: Unit
     granules: list[Granule]
-    tenants: list[str] = Field(description="Those that are on it now.")
-    state: Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"] = Field(
-        description="`incomplete`: a model failed to load; `restarting`: its process has ended, and is started again."
-    )
+    tenants: Annotated[list[str], "Those that are on it now."]
+    state: Annotated[
+        Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"],
+        "`incomplete`: a model failed to load; `restarting`: its process has ended, and is started again.",
+    ]
 
 
 class Device(Schema):
@@ -64,13 +67,13 @@ class Partition(Schema):
     ladder: list[ReadyShare] = Field(default_factory=list, description="Absent without a `ladder`, and until it is made.")
 
 
-class DeviceGranules(Schema):
+class DeviceGranules(Fact):
     """One of the devices, and how much of it is free."""
 
     name: str
     unit: Unit
-    granules: int = Field(description="How many there are.")
-    free: int = Field(description="How many no tenant has.")
+    granules: Annotated[int, "How many there are."]
+    free: Annotated[int, "How many no tenant has."]
 
 
 class Partitions(Schema):
@@ -98,11 +101,11 @@ class LocatedPartition(Partition):
     )
 
 
-class Overlap(Schema):
+class Overlap(Fact):
     """Two tenants whose work ran on the same units."""
 
     tenants: list[str]
-    units: list[int] = Field(description="Empty where units have no numbers.")
+    units: Annotated[list[int], "Empty where units have no numbers."]
 
 
 class Probed(Schema):
@@ -127,39 +130,39 @@ class Transfer(Schema):
     granules: int = Field(default=0, ge=1, description="Its share there; without it as many granules as it has.")
 
 
-class Tenant(Schema):
+class Tenant(Fact):
     """A tenant: its limits, its models, and its requests."""
 
     name: str
-    queue: int = Field(description="How many requests may wait.")
-    credits: int = Field(description="How many inferences may be in flight (`in_flight`).")
+    queue: Annotated[int, "How many requests may wait."]
+    credits: Annotated[int, "How many inferences may be in flight (`in_flight`)."]
     models: list[RepositoryEntry]
-    waiting: int = Field(description="Requests that wait.")
-    in_flight: int = Field(description="Inferences in flight.")
-    abandoned: int = Field(description="Inferences in flight whose clients have disconnected.")
-    rejected: int = Field(description="Requests refused so far because the queue or the memory was full.")
-    expired: int = Field(description="Requests so far whose timeout passed.")
-    invalid: int = Field(description="Requests refused so far because they were wrong.")
-    unread: int = Field(description="Connections closed so far because their clients did not read their answers.")
-    age_seconds: float = Field(description="How old these numbers are: above 0 while the tenant's process does not answer.")
+    waiting: Annotated[int, "Requests that wait."]
+    in_flight: Annotated[int, "Inferences in flight."]
+    abandoned: Annotated[int, "Inferences in flight whose clients have disconnected."]
+    rejected: Annotated[int, "Requests refused so far because the queue or the memory was full."]
+    expired: Annotated[int, "Requests so far whose timeout passed."]
+    invalid: Annotated[int, "Requests refused so far because they were wrong."]
+    unread: Annotated[int, "Connections closed so far because their clients did not read their answers."]
+    age_seconds: Annotated[float, "How old these numbers are: above 0 while the tenant's process does not answer."]
 
 
-class Tenants(Schema):
+class Tenants(Fact):
     """All tenants."""
 
     tenants: list[Tenant]
 
 
-class Memory(Schema):
+class Memory(Fact):
     """All tenants."""
 
     tenants: list[TenantMemory]
 
 
-class Moves(Schema):
+class Moves(Fact):
     """The last moves of granules."""
 
-    moves: list[Move] = Field(description="The newest first, 256 at most.")
+    moves: Annotated[list[Move], "The newest first, 256 at most."]
 
 
 class AutopilotMode(Schema):
@@ -168,153 +171,157 @@ class AutopilotMode(Schema):
     mode: Literal["off", "dry-run", "on"]
 
 
-class Measured(Schema):
+class Measured(Fact):
     """A tenant's requests of the last seconds."""
 
     seconds: float
-    requests: int = Field(description="Requests answered.")
-    busy: float = Field(description="Share of the time in which its partition ran an inference, from 0 to 1.")
-    queue_ms: float = Field(description="Mean wait for the partition.")
-    p99_ms: float | None = Field(description="From the complete body to the encoded answer; null without a request.")
-    turned_away: int = Field(description="Requests refused for a full queue or memory, and those whose timeout passed.")
+    requests: Annotated[int, "Requests answered."]
+    busy: Annotated[float, "Share of the time in which its partition ran an inference, from 0 to 1."]
+    queue_ms: Annotated[float, "Mean wait for the partition."]
+    p99_ms: Annotated[float | None, "From the complete body to the encoded answer; null without a request."]
+    turned_away: Annotated[int, "Requests refused for a full queue or memory, and those whose timeout passed."]
 
 
-class Piloted(Schema):
+class Piloted(Fact):
     """A tenant as the autopilot sees it. Without `target_p99` and `min_granules` it changes nothing for the tenant."""
 
     granules: int
-    own_granules: int | None = Field(description="Its own by the configuration or an operator; null before it was first on.")
+    own_granules: Annotated[int | None, "Its own by the configuration or an operator; null before it was first on."]
     min_granules: int | None
     target_ms: float | None
-    measured: Measured | None = Field(description="null while it is off, and for some seconds after each move.")
+    measured: Annotated[Measured | None, "null while it is off, and for some seconds after each move."]
 
 
-class Autopilot(Schema):
+class Autopilot(Fact):
     """The autopilot: its mode, and what it sees."""
 
     mode: Literal["off", "dry-run", "on"]
-    paused_for_seconds: float = Field(description="Nothing is moved for so long, because an operator moved granules.")
-    notes: list[str] = Field(description="Why tenants that miss their targets get nothing.")
+    paused_for_seconds: Annotated[float, "Nothing is moved for so long, because an operator moved granules."]
+    notes: Annotated[list[str], "Why tenants that miss their targets get nothing."]
     tenants: dict[str, Piloted]
 
 
-class UsedDevice(Schema):
+class UsedDevice(Fact):
     """A device over the time of the answer, in seconds of one unit."""
 
     name: str
     unit: Unit
     units: int
-    total: float = Field(description="All there was: units times time. Granted and free together.")
+    total: Annotated[float, "All there was: units times time. Granted and free together."]
     granted: float
     free: float
     used: float
     idle: float
     lent: float
     borrowed: float
-    energy_joules: float | None = Field(description="Null where it cannot be read.")
-    idle_energy_joules: float | None = Field(description="What it takes when nothing runs; belongs to no tenant.")
+    energy_joules: Annotated[float | None, "Null where it cannot be read."]
+    idle_energy_joules: Annotated[float | None, "What it takes when nothing runs; belongs to no tenant."]
 
 
-class UsedModel(Schema):
+class UsedModel(Fact):
     """A version of a tenant's model over the time of the answer, in seconds of one unit."""
 
     name: str
     version: str
-    works: int = Field(description="Runs, failed and stopped ones included.")
-    used: float = Field(description="On the tenant's own units.")
-    borrowed: float = Field(description="On units of other tenants.")
-    energy_joules: float | None = Field(description="By use, without the device's idle power.")
+    works: Annotated[int, "Runs, failed and stopped ones included."]
+    used: Annotated[float, "On the tenant's own units."]
+    borrowed: Annotated[float, "On units of other tenants."]
+    energy_joules: Annotated[float | None, "By use, without the device's idle power."]
 
 
-class UsedTenant(Schema):
+class UsedTenant(Fact):
     """A tenant on a device over the time of the answer, in seconds of one unit."""
 
     tenant: str
     device: str
     unit: Unit
-    share: int = Field(description="Units that it has now; 0 if it has moved to another device.")
-    granted: float = Field(description="Its share over time: used, idle and lent together.")
-    used: float = Field(description="Its models ran on its own units.")
-    idle: float = Field(description="Nothing ran. Less than 0 while it and a borrower ran on the same units.")
-    lent: float = Field(description="Other tenants' models ran on its units.")
-    borrowed: float = Field(description="Its models ran on other tenants' units.")
+    share: Annotated[int, "Units that it has now; 0 if it has moved to another device."]
+    granted: Annotated[float, "Its share over time: used, idle and lent together."]
+    used: Annotated[float, "Its models ran on its own units."]
+    idle: Annotated[float, "Nothing ran. Less than 0 while it and a borrower ran on the same units."]
+    lent: Annotated[float, "Other tenants' models ran on its units."]
+    borrowed: Annotated[float, "Its models ran on other tenants' units."]
     energy_joules: float | None
-    device_memory_bytes: int = Field(description="What its models take of the device's memory now.")
-    age_seconds: float = Field(description="How old the last report of use is.")
+    device_memory_bytes: Annotated[int, "What its models take of the device's memory now."]
+    age_seconds: Annotated[float, "How old the last report of use is."]
     models: list[UsedModel]
 
 
-class Usage(Schema):
+class Usage(Fact):
     """What was granted and used."""
 
-    since: str = Field(description="RFC 3339; the time that was asked for, or the last before it that is known.")
+    since: Annotated[str, "RFC 3339; the time that was asked for, or the last before it that is known."]
     until: str
     seconds: float
     devices: list[UsedDevice]
-    tenants: list[UsedTenant] = Field(description="A tenant that has moved is here once for each device.")
+    tenants: Annotated[list[UsedTenant], "A tenant that has moved is here once for each device."]
 
 
 class Needed(Measured):
     """A tenant's requests while the advice was made."""
 
-    p99_between_ms: list[float | None] | None = Field(
-        description="The p99 is between these for certain, as requests are counted by ranges of time; the second is null for "
-        "one above 10 s."
-    )
+    p99_between_ms: Annotated[
+        list[float | None] | None,
+        "The p99 is between these for certain, as requests are counted by ranges of time; the second is null for "
+        "one above 10 s.",
+    ]
 
 
-class Advice(Schema):
+class Advice(Fact):
     """A tenant's share, what it needed, and what to do."""
 
     granules: int
-    device: str = Field(description="The device's name.")
-    target_ms: float | None = Field(description="Its `target_p99`.")
-    verdict: Literal["keep", "fewer", "more", "unknown"] = Field(
-        description="`fewer`: its target would be kept with `advised_granules`; `more`: it misses it; `unknown`: too few "
-        "requests, or no `target_p99`."
-    )
-    advised_granules: int | None = Field(description="null where that is unknown, or the whole device would hardly do.")
-    certainty: Literal["high", "low", "none"] = Field(
-        description="`high`: measured, or an estimate that is on the safe side, as it takes runs to be longer in proportion "
-        "with fewer granules; `low`: the least that it takes by that estimate, or a p99 about at its target."
-    )
-    advice: str = Field(examples=["acme uses 12 % of 4 cores; its p99 is 3.1 ms, target 5 ms: 2 cores would do"])
-    measured: Needed | None = Field(description="null where its share changed meanwhile, or its process does not answer.")
-    lending: list[str] = Field(
-        description="What lending did meanwhile, and what would let it do more; empty where there is nothing to say.",
-        examples=[["120 of 300 inferences ran on granules that globex lends"]],
-    )
+    device: Annotated[str, "The device's name."]
+    target_ms: Annotated[float | None, "Its `target_p99`."]
+    verdict: Annotated[
+        Literal["keep", "fewer", "more", "unknown"],
+        "`fewer`: its target would be kept with `advised_granules`; `more`: it misses it; `unknown`: too few "
+        "requests, or no `target_p99`.",
+    ]
+    advised_granules: Annotated[int | None, "null where that is unknown, or the whole device would hardly do."]
+    certainty: Annotated[
+        Literal["high", "low", "none"],
+        "`high`: measured, or an estimate that is on the safe side, as it takes runs to be longer in proportion "
+        "with fewer granules; `low`: the least that it takes by that estimate, or a p99 about at its target.",
+    ]
+    advice: Annotated[str, Meta(examples=["acme uses 12 % of 4 cores; its p99 is 3.1 ms, target 5 ms: 2 cores would do"])]
+    measured: Annotated[Needed | None, "null where its share changed meanwhile, or its process does not answer."]
+    lending: Annotated[
+        list[str],
+        "What lending did meanwhile, and what would let it do more; empty where there is nothing to say.",
+        Meta(examples=[["120 of 300 inferences ran on granules that globex lends"]]),
+    ]
 
 
-class Advices(Schema):
+class Advices(Fact):
     """Advice for every tenant, by name."""
 
-    seconds: float = Field(description="How long was measured.")
+    seconds: Annotated[float, "How long was measured."]
     tenants: dict[str, Advice]
 
 
-class ChangedModel(Schema):
+class ChangedModel(Fact):
     """A model that was loaded or unloaded."""
 
     tenant: str
     model: str
 
 
-class Draining(Schema):
+class Draining(Fact):
     """The server drains."""
 
     state: Literal["draining"]
 
 
-class ChangedKey(Schema):
+class ChangedKey(Fact):
     """A key of the configuration's file with its values as text; of digests only the first digits."""
 
-    key: str = Field(examples=["tenants.acme.requests_per_second"])
+    key: Annotated[str, Meta(examples=["tenants.acme.requests_per_second"])]
     old: str
     new: str
 
 
-class Reloaded(Schema):
+class Reloaded(Fact):
     """What a reload has changed."""
 
     changed: list[ChangedKey]

@@ -16,7 +16,7 @@ from ..control.controller import Controller
 from ..control.descriptions import TenantMemory
 from ..errors import BadRequest
 from ..observing.accountant import Accountant
-from ..protocol.json_document import Object, show
+from ..protocol.json_document import show
 from . import schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router
 from .exposition import counter, gauge
@@ -58,59 +58,45 @@ async def usage(
         for name, device in added.devices.items()
         for tenant, each in device.tenants.items()
     ]
-    found = {"since": _shown(now.wall - span), "until": _shown(now.wall), "seconds": span / NS}
-    return json_response({**found, "devices": devices, "tenants": tenants})
+    return json_response(schemas.Usage(_shown(now.wall - span), _shown(now.wall), span / NS, devices, tenants))
 
 
-def _device(name: str, device: DeviceTotals) -> Object:
-    tenants = device.tenants.values()
-    return {
-        "name": name,
-        "unit": device.unit,
-        "units": device.units,
-        "total": device.total / NS,
-        "granted": (device.total - device.free) / NS,
-        "free": device.free / NS,
-        "used": sum(each.used for each in tenants) / NS,
-        "idle": sum(each.idle for each in tenants) / NS,
-        "lent": sum(each.lent for each in tenants) / NS,
-        "borrowed": sum(each.borrowed for each in tenants) / NS,
-        "energy_joules": _joules(device.energy),
-        "idle_energy_joules": None if device.energy is None else _joules(device.idle_energy),
-    }
+def _device(name: str, device: DeviceTotals) -> schemas.UsedDevice:
+    tenants, at_rest = device.tenants.values(), None if device.energy is None else device.idle_energy
+    return schemas.UsedDevice(
+        name,
+        device.unit,
+        device.units,
+        total=device.total / NS,
+        granted=(device.total - device.free) / NS,
+        free=device.free / NS,
+        **{key: sum(getattr(each, key) for each in tenants) / NS for key in ("used", "idle", "lent", "borrowed")},
+        energy_joules=_joules(device.energy),
+        idle_energy_joules=_joules(at_rest),
+    )
 
 
 def _tenant(
     where: str, device: DeviceTotals, name: str, tenant: TenantTotals, memory: TenantMemory | None, age: float
-) -> Object:
+) -> schemas.UsedTenant:
     measured = device.energy is not None
-    return {
-        "tenant": name,
-        "device": where,
-        "unit": device.unit,
-        "share": tenant.share,
-        "granted": tenant.granted / NS,
-        "used": tenant.used / NS,
-        "idle": tenant.idle / NS,
-        "lent": tenant.lent / NS,
-        "borrowed": tenant.borrowed / NS,
-        "energy_joules": _joules(tenant.energy if measured else None),
-        "device_memory_bytes": memory.used if memory else 0,
-        "age_seconds": round(age, 3),
-        "models": [_model(key, each, measured) for key, each in tenant.models.items()],
-    }
+    return schemas.UsedTenant(
+        name,
+        where,
+        device.unit,
+        tenant.share,
+        **{key: getattr(tenant, key) / NS for key in ("granted", "used", "idle", "lent", "borrowed")},
+        energy_joules=_joules(tenant.energy if measured else None),
+        device_memory_bytes=memory.used if memory else 0,
+        age_seconds=round(age, 3),
+        models=[_model(key, each, measured) for key, each in tenant.models.items()],
+    )
 
 
-def _model(key: str, model: ModelTotals, measured: bool) -> Object:
+def _model(key: str, model: ModelTotals, measured: bool) -> schemas.UsedModel:
     name, _, version = key.rpartition("/")
-    return {
-        "name": name,
-        "version": version,
-        "works": model.works,
-        "used": model.used / NS,
-        "borrowed": model.borrowed / NS,
-        "energy_joules": _joules(model.energy if measured else None),
-    }
+    energy = _joules(model.energy if measured else None)
+    return schemas.UsedModel(name, version, model.works, model.used / NS, model.borrowed / NS, energy)
 
 
 def _joules(microjoules: int | None) -> float | None:
