@@ -9,14 +9,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.params import Path as PathParameter
 from pydantic import Field
 
-from engines import TensorSpec
-
-from .. import EXTENSIONS, __version__
 from ..errors import NotFound, Unavailable
-from ..protocol.json_document import Object, flag, short
+from ..protocol.json_document import flag, short
 from ..repository.model_repository import names_for
-from ..tenants.catalog import ServedModel
-from ..tenants.service import Tenant
+from ..tenants import answers
 from . import schemas
 from .body import read_object
 from .dependencies import ServiceDep, TenantDep
@@ -46,16 +42,16 @@ def get_or_head(path: str, **documented: Any) -> Callable[[Callable[..., Any]], 
 
 
 @get_or_head("/v2/", include_in_schema=False)
-@get_or_head("/v2", tags=_SERVER, response_model=schemas.ServerMetadata, responses=errors())
+@get_or_head("/v2", tags=_SERVER, response_model=answers.ServerMetadata, responses=errors())
 async def server_metadata() -> Response:
     """Name, version and extensions of the server."""
-    return json_response({"name": "greenlane", "version": __version__, "extensions": EXTENSIONS})
+    return json_response(answers.SERVER)
 
 
 @get_or_head("/v2/health/live", tags=_SERVER, response_model=schemas.Live, responses=errors())
 async def live() -> Response:
     """Whether the server answers."""
-    return json_response({"live": True})
+    return json_response(schemas.Live(True))
 
 
 @get_or_head("/v2/health/ready", tags=_SERVER, response_model=schemas.Ready, responses=errors(503))
@@ -67,29 +63,21 @@ async def ready(service: ServiceDep) -> Response:
     """
     if why := service.unready:
         raise Unavailable(why)
-    return json_response({"ready": True})
+    return json_response(schemas.Ready(True))
 
 
-@router.get("/v2/models/stats", tags=_MODELS, response_model=schemas.Statistics, responses=errors(400, 401, 421, 503))
+@router.get("/v2/models/stats", tags=_MODELS, response_model=answers.Statistics, responses=errors(400, 401, 421, 503))
 async def all_statistics(tenant: TenantDep, service: ServiceDep) -> Response:
     """Counts and times of all models that the tenant is served."""
-    return json_response({"model_stats": await service.statistics(tenant.catalog.served())})
+    return json_response(await service.statistics(tenant.catalog.served()))
 
 
-@router.get("/v2/models/{name}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
-@router.get("/v2/models/{name}/versions/{version}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
+@router.get("/v2/models/{name}", tags=_MODELS, response_model=answers.ModelMetadata, responses=_MODEL_ERRORS)
+@router.get("/v2/models/{name}/versions/{version}", tags=_MODELS, response_model=answers.ModelMetadata, responses=_MODEL_ERRORS)
 async def metadata(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """A model's inputs, outputs, versions and platform."""
-    served = _find(tenant, name, version)
-    return json_response(
-        {
-            "name": served.name,
-            "versions": tenant.catalog.versions(name)[::-1],
-            "platform": served.platform,
-            "inputs": [_tensor(spec) for spec in served.signature.inputs],
-            "outputs": [_tensor(spec) for spec in served.signature.outputs],
-        }
-    )
+    _check(version)
+    return json_response(tenant.catalog.metadata(name, version))
 
 
 @get_or_head("/v2/models/{name}/ready", tags=_MODELS, response_model=schemas.ModelReady, responses=_MODEL_ERRORS)
@@ -99,7 +87,7 @@ async def metadata(tenant: TenantDep, name: ModelName, version: ModelVersion = N
 async def model_ready(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Whether a model can be called now; 503 with the reason while inferences for it are."""
     _check(version)
-    return json_response({"name": tenant.callable(name, version).name, "ready": True})
+    return json_response(schemas.ModelReady(tenant.callable(name, version).name, True))
 
 
 @router.get("/v2/models/{name}/config", tags=_MODELS, response_model=schemas.ModelConfiguration, responses=_MODEL_ERRORS)
@@ -114,18 +102,18 @@ async def config(tenant: TenantDep, name: ModelName, version: ModelVersion = Non
 
     `parameters` has `greenlane.execution`: which way the model ran when it was loaded, as JSON in a text.
     """
-    return json_response(_find(tenant, name, version).config)
+    _check(version)
+    return json_response(tenant.catalog.find(name, version).config)
 
 
-@router.get("/v2/models/{name}/stats", tags=_MODELS, response_model=schemas.Statistics, responses=_MODEL_ERRORS)
+@router.get("/v2/models/{name}/stats", tags=_MODELS, response_model=answers.Statistics, responses=_MODEL_ERRORS)
 @router.get(
-    "/v2/models/{name}/versions/{version}/stats", tags=_MODELS, response_model=schemas.Statistics, responses=_MODEL_ERRORS
+    "/v2/models/{name}/versions/{version}/stats", tags=_MODELS, response_model=answers.Statistics, responses=_MODEL_ERRORS
 )
 async def statistics(tenant: TenantDep, service: ServiceDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Counts and times of a model, of all its versions unless one is named."""
-    first = _find(tenant, name, version)
-    found = [first] if version else [s for s in tenant.catalog.served() if s.name == name]
-    return json_response({"model_stats": await service.statistics(found)})
+    _check(version)
+    return json_response(await service.statistics(tenant.catalog.matching(name, version)))
 
 
 @router.post(
@@ -145,15 +133,6 @@ async def index(tenant: TenantDep, service: ServiceDep, request: Request) -> Res
     return json_response([entry.as_json() for entry in entries])
 
 
-def _find(tenant: Tenant, name: str, version: str | None) -> ServedModel:
-    _check(version)
-    return tenant.catalog.find(name, version)
-
-
 def _check(version: str | None) -> None:
     if version is not None and not (version.isascii() and version.isdigit()):
         raise NotFound(f"version {short(version)!r} is no number; expected digits")
-
-
-def _tensor(spec: TensorSpec) -> Object:
-    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}

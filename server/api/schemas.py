@@ -4,18 +4,17 @@ They document: requests are read by `protocol.json_document`, whose errors name 
 without being validated. tests/end_to_end/test_openapi.py compares real answers with them, order of fields included.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ..facts import Fact
 
 
 class Schema(BaseModel):
     """Base of all schemas: no other fields than these, which keeps descriptions and answers in step."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-Shape = Annotated[list[int], Field(description="Sizes, the batch dimension included; -1 for any size.", examples=[[-1, 3]])]
 
 
 class Error(Schema):
@@ -27,49 +26,23 @@ class Error(Schema):
     )
 
 
-class ServerMetadata(Schema):
-    """The server."""
-
-    name: str = Field(examples=["greenlane"])
-    version: str
-    extensions: list[str] = Field(description="Extensions of the Open Inference Protocol that are served.")
-
-
-class Live(Schema):
+class Live(Fact):
     """The server answers."""
 
     live: Literal[True]
 
 
-class Ready(Schema):
+class Ready(Fact):
     """The server accepts inferences."""
 
     ready: Literal[True]
 
 
-class ModelReady(Schema):
+class ModelReady(Fact):
     """A model that can be called."""
 
     name: str
     ready: Literal[True]
-
-
-class TensorMetadata(Schema):
-    """An input or output of a model."""
-
-    name: str
-    datatype: str = Field(examples=["FP32"])
-    shape: Shape
-
-
-class ModelMetadata(Schema):
-    """A model: its versions and signature."""
-
-    name: str
-    versions: list[str] = Field(description="Versions that are served, in ascending order.")
-    platform: str = Field(examples=["onnxruntime_onnx"])
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
 
 
 class ModelConfiguration(Schema):
@@ -91,68 +64,6 @@ class ModelConfiguration(Schema):
     instance_group: list[dict[str, Any]]
     default_model_filename: str
     parameters: dict[str, dict[str, Any]]
-
-
-class Duration(Schema):
-    """How often something happened, and for how long in all."""
-
-    count: int
-    ns: int = Field(description="Nanoseconds in all.")
-
-
-class InferenceStatistics(Schema):
-    """Requests and where their time went."""
-
-    success: Duration = Field(description="Requests answered, from the complete body to the encoded answer.")
-    fail: Duration = Field(description="Requests that got an error.")
-    queue: Duration = Field(description="From decoded inputs to the beginning of the run.")
-    compute_input: Duration = Field(description="Decoding of inputs.")
-    compute_infer: Duration = Field(description="Runs of the model.")
-    compute_output: Duration = Field(description="From the end of the run to the encoded answer.")
-    cache_hit: Duration = Field(description="Always 0: there is no cache of responses.")
-    cache_miss: Duration = Field(description="Always 0: there is no cache of responses.")
-
-
-class BatchStatistics(Schema):
-    """Runs of one batch size."""
-
-    batch_size: int
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-
-
-class ResponseStatistics(Schema):
-    """Parts of answers that have one number."""
-
-    compute_infer: Duration
-    compute_output: Duration
-    success: Duration = Field(description="Parts that were answered.")
-    fail: Duration = Field(description="Answers that ended with an error in this part.")
-    empty_response: Duration = Field(description="Answers that ended before this part.")
-    cancel: Duration = Field(description="Answers whose clients disconnected in this part.")
-
-
-class ModelStatistics(Schema):
-    """What one tenant used of one version of a model, as in Triton's statistics extension."""
-
-    name: str
-    version: str
-    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
-    inference_count: int = Field(description="Inferences; each row of a batch counts.")
-    execution_count: int = Field(description="Runs of the model.")
-    inference_stats: InferenceStatistics
-    response_stats: dict[str, ResponseStatistics] = Field(
-        description="By the number of a part, from 0 to 63; empty for models that answer as a whole."
-    )
-    batch_stats: list[BatchStatistics]
-    memory_usage: list[Any] = Field(description="Always empty.")
-
-
-class Statistics(Schema):
-    """Counts and times, by model and version."""
-
-    model_stats: list[ModelStatistics]
 
 
 class RepositoryEntry(Schema):

@@ -4,15 +4,14 @@ import asyncio
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
+from msgspec import to_builtins
 
-from engines import TensorSpec
-
-from .. import EXTENSIONS, __version__
 from ..errors import NotFound, Unavailable
 from ..protocol.json_document import Object
 from ..repository.model_repository import names_for
 from ..repository.triton_schema import MESSAGE as ModelConfig
-from ..tenants.catalog import ServedModel
+from ..tenants.answers import SERVER
+from ..tenants.catalog import Catalog
 from .messages import MESSAGES
 from .tenant_port import TenantPort
 
@@ -42,7 +41,7 @@ class Metadata:
 
     async def server(self, _: Any) -> bytes:
         """ServerMetadata."""
-        return _encoded("ServerMetadataResponse", {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS})
+        return _encoded("ServerMetadataResponse", to_builtins(SERVER))
 
     async def model_ready(self, context: Any) -> bytes:
         """ModelReady: false where HTTP answers 503, and for a model that is not there, as in Triton."""
@@ -55,32 +54,21 @@ class Metadata:
 
     async def model(self, context: Any) -> bytes:
         """ModelMetadata."""
-        served = await self._model(context, "ModelMetadataRequest")
-        answer: Object = {
-            "name": served.name,
-            "versions": self._tenant_port.tenant(context).catalog.versions(served.name)[::-1],
-            "platform": served.platform,
-            "inputs": [_tensor(spec) for spec in served.signature.inputs],
-            "outputs": [_tensor(spec) for spec in served.signature.outputs],
-        }
-        return _encoded("ModelMetadataResponse", answer)
+        catalog, request = await self._asked(context, "ModelMetadataRequest")
+        return _encoded("ModelMetadataResponse", to_builtins(catalog.metadata(request.name, request.version or None)))
 
     async def config(self, context: Any) -> bytes:
         """ModelConfig."""
-        served = await self._model(context, "ModelConfigRequest")
-        config = ParseDict(served.config, ModelConfig())
+        catalog, request = await self._asked(context, "ModelConfigRequest")
+        config = ParseDict(catalog.find(request.name, request.version or None).config, ModelConfig())
         answer: bytes = MESSAGES["ModelConfigResponse"](config=config.SerializeToString()).SerializeToString()
         return answer
 
     async def statistics(self, context: Any) -> bytes:
         """ModelStatistics: of all models where none is named, of all versions where none is."""
-        tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, "ModelStatisticsRequest")
-        served = tenant.catalog.served()
-        if request.name:
-            first = tenant.catalog.find(request.name, request.version or None)
-            served = [first] if request.version else [each for each in served if each.name == request.name]
-        found = await self._tenant_port.service.statistics(served)
-        return _encoded("ModelStatisticsResponse", {"model_stats": found})
+        catalog, request = await self._asked(context, "ModelStatisticsRequest")
+        served = catalog.matching(request.name, request.version or None) if request.name else catalog.served()
+        return _encoded("ModelStatisticsResponse", to_builtins(await self._tenant_port.service.statistics(served)))
 
     async def index(self, context: Any) -> bytes:
         """RepositoryIndex."""
@@ -92,15 +80,11 @@ class Metadata:
             entries = tenant.index(there, tenant.config.models)
         return _encoded("RepositoryIndexResponse", {"models": [entry.as_json() for entry in entries]})
 
-    async def _model(self, context: Any, kind: str) -> ServedModel:
-        tenant, request = self._tenant_port.tenant(context), await self._tenant_port.request(context, kind)
-        return tenant.catalog.find(request.name, request.version or None)
+    async def _asked(self, context: Any, kind: str) -> tuple[Catalog, Any]:
+        """The models of the tenant that asks, and its request."""
+        return self._tenant_port.tenant(context).catalog, await self._tenant_port.request(context, kind)
 
 
 def _encoded(kind: str, fields: Object) -> bytes:
     answer: bytes = ParseDict(fields, MESSAGES[kind]()).SerializeToString()
     return answer
-
-
-def _tensor(spec: TensorSpec) -> Object:
-    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}

@@ -17,6 +17,7 @@ from ..protocol.classification import UNLABELLED, Labels
 from ..protocol.request_cache import RequestCache
 from ..scheduling.queue_policy import Batching, QueuePolicy
 from ..text.folder import TextFolder
+from .answers import ModelMetadata, TensorMetadata
 from .statistics import ModelStatistics
 
 if TYPE_CHECKING:
@@ -156,6 +157,18 @@ class Catalog:
     def versions(self, name: str) -> list[str]:
         """The versions served of a model, the highest first."""
         return list(self._served.get(name, ()))
+
+    def metadata(self, name: str, version: str | None) -> ModelMetadata:
+        """What is answered of a model. Raises as `find`."""
+        found = self.find(name, version)
+        tensors = (found.signature.inputs, found.signature.outputs)
+        shown = ([TensorMetadata(each.name, each.datatype.name, list(each.shape)) for each in specs] for specs in tensors)
+        return ModelMetadata(found.name, self.versions(name)[::-1], found.platform, *shown)
+
+    def matching(self, name: str, version: str | None) -> list[ServedModel]:
+        """This version of a model, or all that are served. Raises as `find`."""
+        found = self.find(name, version)
+        return [found] if version else list(self._served[name].values())
 
     def served(self) -> list[ServedModel]:
         """Everything that is ready."""

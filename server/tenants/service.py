@@ -20,6 +20,7 @@ from ..scheduling.lane import Lane
 from ..scheduling.limits import CONNECTIONS, LARGE_BODIES, RateLimits, SharedRateLimits, TokenBucket
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import HelperScheduler, Scheduler, SpreadScheduler
+from .answers import Statistics
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel, none_ready
 from .frontend import ModelReport, Report, State
@@ -139,13 +140,13 @@ class Service:
         silence = time.monotonic() - self._heartbeat_at
         return None if silence <= self._max_silence else f"the supervisor has been silent for {silence:.0f} s"
 
-    async def statistics(self, served: Iterable[ServedModel]) -> list[dict[str, object]]:
-        """For each of these models an entry of `model_stats` in Triton's statistics extension, of all processes."""
+    async def statistics(self, served: Iterable[ServedModel]) -> Statistics:
+        """What all processes counted of these models."""
         found = {}
         if self.totals:
             found = {(each.name, each.version): each.statistics for each in (await self.totals()).served}
         counted = [(each, found.get((each.name, each.version), each.statistics)) for each in served]
-        return [{"name": each.name, "version": each.version, **statistics.as_json()} for each, statistics in counted]
+        return Statistics([statistics.answer(each.name, each.version) for each, statistics in counted])
 
     def reconfigure(self, config: Config) -> None:
         """Use this configuration from now on: its keys, rights and hosts. A tenant that it has no more keeps its own."""

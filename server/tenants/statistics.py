@@ -5,18 +5,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from ..link.messages import Done
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A count and the total nanoseconds."""
-
-    count: int
-    ns: int
-
-    def as_json(self) -> dict[str, int]:
-        return {"count": self.count, "ns": self.ns}
-
+from . import answers
+from .answers import BatchStatistics, Duration, InferenceStatistics, ResponseStatistics
 
 BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)), 10**10)
 """Upper bounds of the histogram's buckets in nanoseconds: 100 microseconds to 10 seconds."""
@@ -24,10 +14,6 @@ BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)),
 
 FIRST_BOUNDS = (100 * 10**6, 500 * 10**6, 2 * 10**9, 5 * 10**9)
 """The same of the histogram of first parts; Triton's."""
-
-
-_NO_CACHE = {"cache_hit": {"count": 0, "ns": 0}, "cache_miss": {"count": 0, "ns": 0}}
-"""There is no response cache; Triton reports these fields also without one."""
 
 
 @dataclass(slots=True)
@@ -63,17 +49,15 @@ class Responses:
     cancelled: int = 0
     cancelled_ns: int = 0
 
-    def as_json(self) -> dict[str, object]:
-        """An entry of Triton's `response_stats`."""
-        found = {
-            "compute_infer": Duration(self.count, self.compute_infer),
-            "compute_output": Duration(self.count, self.compute_output),
-            "success": Duration(self.count, self.compute_infer + self.compute_output),
-            "fail": Duration(self.failed, self.failed_ns),
-            "empty_response": Duration(self.ends, self.ends_ns),
-            "cancel": Duration(self.cancelled, self.cancelled_ns),
-        }
-        return {name: duration.as_json() for name, duration in found.items()}
+    def answer(self) -> ResponseStatistics:
+        return ResponseStatistics(
+            compute_infer=Duration(self.count, self.compute_infer),
+            compute_output=Duration(self.count, self.compute_output),
+            success=Duration(self.count, self.compute_infer + self.compute_output),
+            fail=Duration(self.failed, self.failed_ns),
+            empty_response=Duration(self.ends, self.ends_ns),
+            cancel=Duration(self.cancelled, self.cancelled_ns),
+        )
 
 
 @dataclass(slots=True)
@@ -203,30 +187,28 @@ class ModelStatistics:
         """When the last request was answered, in milliseconds since 1970; 0 for never."""
         return int(time.time() * 1000 - (time.monotonic_ns() - self.last) / 1e6) if self.last else 0
 
-    def as_json(self) -> dict[str, object]:
-        """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside.
-
-        `response_stats` are empty as there for models that answer a request as a whole.
-        """
-        durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-        return {
-            "last_inference": self.last_ms,
-            "inference_count": self.inferences,
-            "execution_count": self.executions,
-            "inference_stats": {**{name: getattr(self, name).as_json() for name in durations}, **_NO_CACHE},
-            "response_stats": {f"{number}": self.responses[number].as_json() for number in sorted(self.responses)},
-            "batch_stats": [self._batch(rows) for rows in sorted(self.sizes.keys() | self.runs.keys())],
-            "memory_usage": [],
-        }
+    def answer(self, name: str, version: str) -> answers.ModelStatistics:
+        """What is answered of this version of a model."""
+        phases, no_cache = (self.queue, self.compute_input, self.compute_infer, self.compute_output), Duration(0, 0)
+        return answers.ModelStatistics(
+            name=name,
+            version=version,
+            last_inference=self.last_ms,
+            inference_count=self.inferences,
+            execution_count=self.executions,
+            inference_stats=InferenceStatistics(self.success, self.fail, *phases, no_cache, no_cache),
+            response_stats={f"{number}": self.responses[number].answer() for number in sorted(self.responses)},
+            batch_stats=[self._batch(rows) for rows in sorted(self.sizes.keys() | self.runs.keys())],
+            memory_usage=[],
+        )
 
     def _sum(self, name: str) -> Duration:
         sizes = (self.joined, *self.sizes.values())
         return Duration(sum(size.count for size in sizes), sum(getattr(size, name) for size in sizes))
 
-    def _batch(self, rows: int) -> dict[str, object]:
+    def _batch(self, rows: int) -> BatchStatistics:
         """The runs of so many rows, whether of one request or of several."""
         sizes = [size for size in (self.sizes.get(rows), self.runs.get(rows)) if size]
         count = sum(size.count for size in sizes)
         phases = ("compute_input", "compute_infer", "compute_output")
-        times = {name: Duration(count, sum(getattr(size, name) for size in sizes)).as_json() for name in phases}
-        return {"batch_size": rows, **times}
+        return BatchStatistics(rows, *(Duration(count, sum(getattr(size, name) for size in sizes)) for name in phases))

@@ -2,9 +2,10 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from server.link.messages import Done
-from server.tenants.statistics import BOUNDS, Duration, ModelStatistics
+from server.tenants.statistics import BOUNDS, ModelStatistics
 
 NOTHING = {"count": 0, "ns": 0}
 NO_CACHE = {"cache_hit": NOTHING, "cache_miss": NOTHING}
@@ -18,16 +19,18 @@ def once(ns: int, count: int = 1) -> dict[str, int]:
     return {"count": count, "ns": ns}
 
 
+def answer(statistics: ModelStatistics) -> Any:
+    return to_builtins(statistics.answer("m", "1"))
+
+
 def inference(statistics: ModelStatistics) -> Any:
-    return statistics.as_json()["inference_stats"]
-
-
-def test_duration_as_json_has_count_and_ns() -> None:
-    assert Duration(2, 7).as_json() == {"count": 2, "ns": 7}
+    return answer(statistics)["inference_stats"]
 
 
 def test_statistics_of_an_unused_model_are_all_zero() -> None:
-    assert ModelStatistics().as_json() == {
+    assert answer(ModelStatistics()) == {
+        "name": "m",
+        "version": "1",
         "last_inference": 0,
         "inference_count": 0,
         "execution_count": 0,
@@ -65,7 +68,7 @@ def test_batch_stats_count_each_batch_size_smallest_first() -> None:
     statistics = ModelStatistics()
     for rows in (8, 1, 8):
         statistics.succeeded(arrived=0, decoded=1, done=done(2, 2 + rows), encoded=20, rows=rows)
-    assert statistics.as_json()["batch_stats"] == [
+    assert answer(statistics)["batch_stats"] == [
         {"batch_size": 1, "compute_input": once(1), "compute_infer": once(1), "compute_output": once(17)},
         {"batch_size": 8, "compute_input": once(2, 2), "compute_infer": once(16, 2), "compute_output": once(20, 2)},
     ]
@@ -82,7 +85,7 @@ def test_requests_of_one_batch_count_as_one_execution_of_all_rows() -> None:
     assert inference(statistics)["success"] == once(20 + 16 + 20 + 20, 4)
     assert inference(statistics)["queue"] == once(9 + 5 + 9 + 9, 4)
     assert inference(statistics)["compute_infer"] == once(5 + 5 + 5 + 1, 4)
-    assert statistics.as_json()["batch_stats"] == [
+    assert answer(statistics)["batch_stats"] == [
         {"batch_size": 3, "compute_input": once(3, 3), "compute_infer": once(11, 3), "compute_output": once(5 + 5 + 9, 3)}
     ]
 
