@@ -299,7 +299,14 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _begin(self) -> bool:
-        """Begin the first request in the buffer; False if its headers are incomplete, or the connection was handed over."""
+        """Begin the first request in the buffer; False if its headers are incomplete, or the connection was handed over.
+
+        Empty lines before a request are ignored, as some clients send one after a body (RFC 9112, 2.2).
+        """
+        if self._buffer[0] in b"\r\n":
+            del self._buffer[: len(self._buffer) - len(self._buffer.lstrip(b"\r\n"))]
+            if not self._buffer:
+                return False
         end = self._buffer.find(b"\r\n\r\n") + 4
         if end < 4:
             if len(self._buffer) > MAX_HEADER_BYTES or not could_be_direct(self._buffer):

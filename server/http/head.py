@@ -12,8 +12,12 @@ from .strict import SINGLE_HEADERS, find_violation
 
 MIN_STRAIGHT_BYTES = 32 * 1024
 """Fewer bytes of tensors are copied sooner than received in a piece of their own."""
-_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
-_BEGINNINGS = [f"{method} {target}".encode() for method in _METHODS for target in ("/", "http://", "https://")]
+_METHODS = (
+    *("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND"),
+    *("PROPPATCH", "SEARCH", "UNLOCK", "BIND", "REBIND", "UNBIND", "ACL", "REPORT", "MKACTIVITY", "CHECKOUT", "MERGE"),
+    *("M-SEARCH", "NOTIFY", "SUBSCRIBE", "UNSUBSCRIBE", "PURGE", "MKCALENDAR", "LINK", "UNLINK", "SOURCE"),
+)
+_BEGINNINGS = [f"{method} {target}".encode() for method in _METHODS for target in ("/", "*", "http://", "https://")]
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
@@ -59,12 +63,10 @@ class Head:
         self.is_http_1_0 = parser.get_http_version() == "1.0"
         valid = valid and find_violation(parser.get_http_version(), target, self.fields) is None
         self.is_routable = self._complete and not ambiguous
-        self.is_direct = valid and self._complete and self.path.startswith(b"/")
+        self.is_direct = valid and self._complete and (self.path.startswith(b"/") or self.path == b"*")
         self.is_chunked = b"transfer-encoding" in headers
         self.length = int(headers.get(b"content-length", 0)) if valid else 0
-        self.expects_continue = b"expect" in headers and (b"expect", b"100-continue") in (
-            (n, v.lower()) for n, v in self.fields
-        )
+        self.expects_continue = b"expect" in headers and not self.is_http_1_0 and self._expects_continue()
         path = self.path.decode("latin-1")
         self.is_infer = self.method == "POST" and is_infer(path)
         self.is_forwarded = b"x-forwarded-for" in headers or b"x-forwarded-proto" in headers

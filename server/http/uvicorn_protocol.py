@@ -81,6 +81,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         if found := find_violation(self.parser.get_http_version(), self.url, self.headers):
             self._violation = found
             raise ValueError(found.text)  # Stops the parser, and makes uvicorn call `send_400_response`.
+        self.expect_100_continue = self.expect_100_continue and self.parser.get_http_version() != "1.0"
         super().on_headers_complete()
         self.cycle.transport = _Closing(self, self.cycle)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0" and self.parser.should_keep_alive():

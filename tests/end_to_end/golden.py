@@ -183,6 +183,9 @@ STRICT = {
         (b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",), (Answer(200, "greenlane", "connection: keep-alive"),)
     ),
     "HTTP/1.0 that keeps and expects": Row((line("1.0", "Connection: keep-alive", "Expect: x"),), (KEPT,)),
+    "HTTP/1.0 has no 100": Row((line("1.0", "Connection: keep-alive", "Expect: 100-continue"),), (KEPT,)),
+    "empty lines": Row((b"\r\n", b"\r\n" + infer() + b"\r", b"\n", infer()), (OK, OK)),
+    "every path": Row((get("*").replace(b"GET", b"OPTIONS") + infer(),), (Answer(404, "there is nothing at /*"), OK)),
     "chunks": Row((coded("chunked"),), (OK,)),
     "chunks, written otherwise": Row((coded("Chunked "),), (OK,)),
     "chunks of HTTP/1.0": Row(

@@ -199,6 +199,8 @@ KINDS: dict[str, tuple[bytes, int]] = {
     "generate": (post("/v2/models/identity/generate", GENERATED, ACME), 200),
     "origin": (posted("identity", SMALL, ACME, "Origin: http://localhost"), 200),
     "upgrade": (posted("identity", SMALL, ACME, "Connection: Upgrade", "Upgrade: h2c"), 200),
+    "every path": (get("*", ACME).replace(b"GET", b"OPTIONS"), 404),
+    "empty lines": (b"\r\n\r\n" + posted("identity", SMALL, ACME) + b"\r\n", 200),
 }
 """Requests of acme, and the status of the answer."""
 

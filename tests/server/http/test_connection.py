@@ -237,6 +237,8 @@ LATER = [
     (b"PUT /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
     (b"PATCH /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 200),
     (b"PROPFIND /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+    (b"\r\n\r\n" + REQUEST + b"\r\n", 200),
     (b"POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 200),
     (b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n" + b" " * 2000000, 200),
     (INFER, 401),
@@ -264,6 +266,18 @@ async def test_a_request_of_any_kind_leaves_its_connection_as_it_was(data: bytes
     assert len(shown) == (2 if ambiguous else 3)
     assert bench.transport.closed is not ambiguous, "the third request is another process's"
     assert b"connection: close" not in final
+
+
+@pytest.mark.parametrize("data", [b"\r\n\r\n" + REQUEST + b"\r\n", REQUEST.replace(b"POST", b"PROPFIND")])
+async def test_a_request_in_pieces_leaves_its_connection_as_it_was(data: bytes) -> None:
+    for cut in range(1, len(data)):
+        bench = Bench()
+        bench.answers.let.set()
+        for piece in (data[:cut], data[cut:], REQUEST):
+            bench.connection.data_received(piece)
+            await bench.settle()
+        assert bench.answers.bodies == [b"{}", b"{}"], cut
+        assert bench.transport.protocol is None, cut
 
 
 async def test_a_body_in_chunks_arrives_whole_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -712,7 +726,7 @@ async def test_a_connection_that_has_ended_is_not_kept_in_memory_as_long_as_an_i
     if leave == "lost":
         bench.connection.connection_lost(None)
     elif leave == "handed over":
-        bench.connection.data_received(b"\n")
+        bench.connection.data_received(b"\0")
         assert bench.transport.protocol is not None
     else:
         bench.connection.data_received(REQUEST.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
