@@ -30,17 +30,20 @@ def find_own(nvml: Nvml | None) -> Bytes | None:
     """What says how much this process has, which an allocation has proven; None if nothing does. A context must be current."""
     if nvml is None:
         return None
-    ask = partial(nvml.memory, os.getpid())
-    before, after = ask(), None
-    if before is not None:
-        try:
-            address = handle_return(driver.cuMemAlloc(PROOF))
-            after = ask()
-            handle_return(driver.cuMemFree(address))
-        except CUDAError as error:
-            log.info("allocating %d bytes to see whether NVML counts them: %s", PROOF, error)
-    if before is None or after is None or after - before < PROOF:
-        log.info("NVML does not say what this process (%d) has of the GPU: it said %s, then %s", os.getpid(), before, after)
+    process = os.getpid()
+    ask = partial(nvml.memory, process)
+    if (before := ask()) is None:
+        log.info("NVML lists no memory of this process (%d)", process)
+        return None
+    try:
+        address = handle_return(driver.cuMemAlloc(PROOF))
+        after = ask()
+        handle_return(driver.cuMemFree(address))
+    except CUDAError as error:
+        log.info("allocating %d bytes to see whether NVML counts them: %s", PROOF, error)
+        return None
+    if after is None or after - before < PROOF:
+        log.info("NVML lists %d bytes of this process (%d), and %s after it allocated %d", before, process, after, PROOF)
         return None
     return ask
 

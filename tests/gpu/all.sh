@@ -83,7 +83,7 @@ for part in "$@"; do
         --junitxml="$out/two.xml" ;;
     mps)
       # shellcheck disable=SC2086  # File names without spaces.
-      OUT=$out run mps "$(limit "${LIMIT_mps:-150}")" "$python" -m pytest -q $mps -p no:cacheprovider --junitxml="$out/mps.xml" ;;
+      OUT=$out run mps "$(limit "${LIMIT_mps:-200}")" "$python" -m pytest -q $mps -p no:cacheprovider --junitxml="$out/mps.xml" ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.

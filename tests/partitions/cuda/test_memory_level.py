@@ -15,7 +15,7 @@ NOTE = "what models take is measured as what the whole GPU has less"
 LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
 OWN = os.getpid()
 NOT_AVAILABLE = (1 << 64) - 1
-NOT_SAID = f"NVML does not say what this process ({OWN}) has of the GPU"
+NOT_LISTED = f"NVML lists no memory of this process ({OWN})"
 
 
 @pytest.fixture
@@ -38,22 +38,22 @@ def test_it_is_this_process_s_where_nvml_counts_what_it_allocates(gpu: Gpu) -> N
 
 
 @pytest.mark.parametrize(
-    "listed",
+    ("listed", "why"),
     [
-        lambda has: {OWN + 4000: has[OWN]},
-        lambda has: {},
-        lambda has: {OWN: 0},
-        lambda has: {OWN: NOT_AVAILABLE},
-        lambda has: {OWN: 500 * MIB, OWN + 4000: has[OWN]},
-        lambda has: dict.fromkeys(range(1, 2000), MIB) | has,
+        (lambda has: {OWN + 4000: has[OWN]}, NOT_LISTED),
+        (lambda has: {}, NOT_LISTED),
+        (lambda has: {OWN: 0}, f"NVML lists 0 bytes of this process ({OWN}), and 0 after it allocated 4194304"),
+        (lambda has: {OWN: NOT_AVAILABLE}, NOT_LISTED),
+        (lambda has: {OWN: 5, OWN + 4000: has[OWN]}, f"NVML lists 5 bytes of this process ({OWN}), and 5 after it"),
+        (lambda has: dict.fromkeys(range(1, 2000), MIB) | has, NOT_LISTED),
     ],
     ids=["other number", "none", "0 bytes", "not available", "number of another process", "more than there can be"],
 )
 def test_it_is_the_whole_gpu_s_where_nvml_does_not_say_what_this_process_has(
-    gpu: Gpu, listed: Callable[[dict[int, int]], dict[int, int]], caplog: pytest.LogCaptureFixture
+    gpu: Gpu, listed: Callable[[dict[int, int]], dict[int, int]], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.listed = listed
-    assert_whole(gpu, caplog, NOT_SAID)
+    assert_whole(gpu, caplog, why)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_it_is_the_whole_gpu_s_where_nvml_does_not_say_what_this_process_has(
     [
         ("nvmlInit_v2", "GPU 0000:ff:1f.7: NVML cannot be asked: it answers 999"),
         ("nvmlDeviceGetHandleByPciBusId_v2", "GPU 0000:ff:1f.7: NVML cannot be asked: it answers 999"),
-        (LISTS, NOT_SAID),
+        (LISTS, NOT_LISTED),
         ("cuMemAlloc", "allocating 4194304 bytes to see whether NVML counts them: CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
