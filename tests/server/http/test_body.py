@@ -7,8 +7,17 @@ import pytest
 
 from server.errors import Unavailable
 from server.http import body
-from server.http.body import LINGER_BYTES, Linger, close_when_sent
+from server.http.body import (
+    CLOSE_SECONDS,
+    LINGER_BYTES,
+    LINGER_IDLE_SECONDS,
+    LINGER_SECONDS,
+    SHUTDOWN_IDLE_SECONDS,
+    Linger,
+    close_when_sent,
+)
 from server.http.connection_limits import Connections
+from tests.passing_time import pass_time
 
 
 class Transport(asyncio.Transport):
@@ -73,7 +82,7 @@ async def test_linger_discards_a_limited_number_of_bytes(monkeypatch: pytest.Mon
     assert transport.done == BEGUN
     linger.data_received(b"3")
     assert transport.done == [*BEGUN, "close"]
-    linger._check()
+    await pass_time(LINGER_SECONDS)
     assert transport.done == [*BEGUN, "close"], "it closes by itself"
 
 
@@ -83,48 +92,52 @@ async def test_linger_ends_with_the_client_unless_answers_are_unsent() -> None:
 
 
 async def test_linger_waits_for_a_client_that_reads_late() -> None:
-    linger, transport, _ = lingering(unsent=1)
-    linger._check()
-    linger._check()
+    _, transport, _ = lingering(unsent=1)
+    for _ in range(2):
+        await pass_time(LINGER_IDLE_SECONDS)
     assert transport.done == BEGUN
     transport.unread = 0
-    linger._check()
+    await pass_time(LINGER_IDLE_SECONDS)
     assert transport.done == [*BEGUN, "close"]
 
 
 async def test_linger_closes_a_silent_connection_only() -> None:
     linger, transport, _ = lingering()
     linger.data_received(b"1")
-    linger._check()
+    await pass_time(LINGER_IDLE_SECONDS)
     assert transport.done == BEGUN
-    linger._check()
+    await pass_time(LINGER_IDLE_SECONDS)
     assert transport.done == [*BEGUN, "close"]
 
 
-async def test_linger_closes_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "LINGER_SECONDS", 0)
+@pytest.mark.parametrize(("stopping", "seconds"), [(False, LINGER_SECONDS), (True, CLOSE_SECONDS)])
+async def test_a_client_that_goes_on_sending_is_closed_at_a_time_limit(stopping: bool, seconds: float) -> None:
+    await pass_time(0)
+    linger, transport, _ = lingering()
+    if stopping:
+        linger.shutdown()
+    passed, step = 0.0, SHUTDOWN_IDLE_SECONDS
+    while transport.done == BEGUN and passed < 2 * LINGER_SECONDS:
+        linger.data_received(b"1")
+        await pass_time(step)
+        passed += step
+    assert seconds - step / 2 < passed < seconds + LINGER_IDLE_SECONDS + step
+    assert transport.done == [*BEGUN, "close"]
+
+
+async def test_a_client_that_sends_nothing_is_closed_sooner_when_the_server_stops() -> None:
     linger, transport, _ = lingering()
     linger.data_received(b"1")
-    linger._check()
-    assert transport.done == [*BEGUN, "close"]
-
-
-async def test_shutdown_shortens_the_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "CLOSE_SECONDS", 0)
-    linger, transport, _ = lingering()
     linger.shutdown()
-    linger.data_received(b"1")
-    linger._check()
+    await pass_time(SHUTDOWN_IDLE_SECONDS)
     assert transport.done == [*BEGUN, "close"]
 
 
-async def test_client_that_does_not_read_the_last_answer_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "CLOSE_SECONDS", 0)
+async def test_client_that_does_not_read_the_last_answer_is_aborted() -> None:
     slow, prompt = Transport(unread=1), Transport()
     for transport in (slow, prompt):
         close_when_sent(transport)
         assert transport.done == ["close"]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await pass_time(CLOSE_SECONDS)
     assert slow.done == ["close", "abort"]
     assert prompt.done == ["close"]

@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from server.http.strict import HEADER_TIMEOUT
 from server.http.uvicorn_protocol import MAX_HEADER_BYTES, JsonHttpToolsProtocol
+from tests.passing_time import pass_time
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -114,10 +115,7 @@ class Transport(asyncio.Transport):
 
 
 async def test_too_long_headers_are_refused_in_json() -> None:
-    config, transport = uvicorn.Config(application, log_config=None), Transport({"peername": ("127.0.0.1", 1)})
-    config.load()
-    protocol = JsonHttpToolsProtocol(config, ServerState(), {})
-    protocol.connection_made(transport)
+    protocol, transport = silent()
     start = b"GET / HTTP/1.1\r\nHost: a\r\nX: "
     for part in (start, b"a" * (MAX_HEADER_BYTES - len(start))):
         protocol.data_received(part)
@@ -142,9 +140,9 @@ async def test_valid_http_is_answered_as_by_uvicorn(port: int) -> None:
     assert answer.endswith(b"\r\n\r\nok")
 
 
-def silent() -> tuple[JsonHttpToolsProtocol, Transport]:
+def silent(app: Any = application) -> tuple[JsonHttpToolsProtocol, Transport]:
     """A protocol whose connection was just made."""
-    config, transport = uvicorn.Config(application, log_config=None), Transport({"peername": ("127.0.0.1", 1)})
+    config, transport = uvicorn.Config(app, log_config=None), Transport({"peername": ("127.0.0.1", 1)})
     config.load()
     protocol = JsonHttpToolsProtocol(config, ServerState(), {})
     protocol.connection_made(transport)
@@ -152,26 +150,44 @@ def silent() -> tuple[JsonHttpToolsProtocol, Transport]:
 
 
 async def test_header_timeout_answers_408_only_if_a_request_began() -> None:
-    protocol, transport = silent()
-    protocol.data_received(b"GET / HTTP/1.1\r\n")
-    protocol._on_header_timeout()
-    assert transport.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-    assert transport.written.endswith(b'{"error":"the headers did not come within 30 s"}<closed>')
-    protocol, transport = silent()
-    protocol._on_header_timeout()
-    assert transport.written == b"<closed>"
+    (begun, answered), (_, closed) = silent(), silent()
+    begun.data_received(b"GET / HTTP/1.1\r\n")
+    await pass_time(HEADER_TIMEOUT - 1)
+    assert answered.written == closed.written == b""
+    await pass_time(1)
+    assert answered.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert answered.written.endswith(b'{"error":"the headers did not come within 30 s"}<closed>')
+    assert closed.written == b"<closed>"
 
 
-async def test_header_timeout_applies_to_later_requests_but_not_while_reading_is_paused() -> None:
-    protocol, transport = silent()
+async def test_header_timeout_applies_to_later_requests_but_not_while_one_is_answered() -> None:
+    let = asyncio.Event()
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await let.wait()
+        await application(scope, receive, send)
+
+    protocol, transport = silent(late)
     protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert protocol._header_timer is None
+    await pass_time(HEADER_TIMEOUT)
     protocol.data_received(b"GET ")
-    assert protocol._header_timer is not None
-    assert protocol._header_timer.when() <= asyncio.get_running_loop().time() + HEADER_TIMEOUT
-    protocol._on_header_timeout()
+    await pass_time(HEADER_TIMEOUT)
     assert transport.written == b"", "the first one is still being answered"
+    let.set()
     while not transport.written.endswith(b"ok"):
         await asyncio.sleep(0)
-    protocol._on_header_timeout()
+    await pass_time(HEADER_TIMEOUT)
+    assert b"HTTP/1.1 408 Request Timeout\r\n" in transport.written
+
+
+async def test_header_timeout_begins_again_with_each_request() -> None:
+    protocol, transport = silent()
+    await pass_time(HEADER_TIMEOUT - 1)
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    while not transport.written.endswith(b"ok"):
+        await asyncio.sleep(0)
+    protocol.data_received(b"GET ")
+    await pass_time(HEADER_TIMEOUT - 1)
+    assert transport.written.endswith(b"ok")
+    await pass_time(1)
     assert b"HTTP/1.1 408 Request Timeout\r\n" in transport.written
