@@ -41,8 +41,9 @@ class Runtime:
     """Owns the device side of the tenants that have a frontend here; see `server.control.device_runtime` for the contract.
 
     `PartitionMoves` moves tenants to other granules, `TenantModels` loads and unloads, `WorkerControl` halts and resumes
-    workers, `Supervision` restarts failed ones; all share the dict of current workers. Each tenant has three locks, all taken
-    by moves: those of `TenantLocks`, the one of `WorkerControl` last. Methods run on the event loop unless they say otherwise.
+    workers, `Supervision` restarts failed ones; all share `workers`, the current one of each tenant. Of a tenant's three locks,
+    all taken by moves, two are in `TenantLocks`, and the last in `WorkerControl`. Methods run on the event loop unless they say
+    otherwise.
     `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
     `adopt`). `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
     and `on_lost` with the reason when the device is lost. `pages` are descriptors of tenants' activity pages
@@ -74,17 +75,17 @@ class Runtime:
         self.model_loader.on_lost = self.on_device_lost
         self._on_lost = on_lost
         self._priorities = GilPriorities()
-        self._workers: dict[str, Worker] = {}
+        self.workers: dict[str, Worker] = {}
         self._epoch = time.monotonic_ns()
         self._meters: dict[str, Meter] = {}
         """By tenant, those that have gone included: what they used still has to be reported."""
         self._locks = TenantLocks(frontends)
-        self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
+        self._worker_control = WorkerControl(config.source, max_pause, frontends, self.workers, self._lifecycle)
         numbers = {name: number for number, name in enumerate(config.tenants)}
-        self.placements = Placements(device, self._workers, self._locks, pages, numbers, max_pause)
+        self.placements = Placements(device, self.workers, self._locks, pages, numbers, max_pause)
         self.moves = PartitionMoves(
             self.manager,
-            self._workers,
+            self.workers,
             self._worker_control,
             self._locks,
             max_pause,
@@ -93,21 +94,21 @@ class Runtime:
         )
         limits = {name: config.execution_limit(name) for name in frontends}
         self._supervision = Supervision(
-            max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle, on_stuck
+            max_pause, limits, frontends, self.workers, self._worker_control, self._lifecycle, on_stuck
         )
-        self._tenant_models = TenantModels(
+        self.tenant_models = TenantModels(
             {name: config.tenants[name] for name in frontends},
             config.server.strict_readiness,
             frontends,
             self.model_loader,
-            self._workers,
+            self.workers,
             self._worker_control,
             self._locks,
             self._lifecycle,
             on_loading,
             self.placements,
         )
-        self.models = Models(self._tenant_models, frontends, self.model_loader)
+        self.models = Models(self.tenant_models, frontends, self.model_loader)
         self._freeing: asyncio.Task[None] | None = None
         self._looking: asyncio.Future[probes.Placement] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,13 +139,13 @@ class Runtime:
             frontend.open(self)
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
-        self._tenant_models.start(at_start)
-        self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._locks))
+        self.tenant_models.start(at_start)
+        self._freeing = asyncio.create_task(free_engines(self.model_loader, self.workers, self._locks))
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}
 
     async def loaded(self) -> None:
-        await self._tenant_models.loaded()
+        await self.tenant_models.loaded()
 
     async def adopt(
         self,
@@ -163,38 +164,38 @@ class Runtime:
         self._locks.add(name)
         self._worker_control.add(name)
         self._supervision.add(name, known.execution_limit(self._max_execution))
-        self._tenant_models.add(known if models is None else known.with_models(models))
+        self.tenant_models.add(known if models is None else known.with_models(models))
         self.frontends[name].open(self)
         await self._worker_control.pin(self.device, name)
         await self._place({name: granules})
         self.model_loader.number_beyond(beyond)
-        await self._tenant_models.load_tenant(name, self.models.options)
+        await self.tenant_models.load_tenant(name, self.models.options)
 
     async def release(self, name: str) -> None:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""
         if name not in self._locks.changing:
             return
-        async with self._tenant_models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
+        async with self.tenant_models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
             await self.placements.remove(name)
-            if worker := self._workers.pop(name, None):
+            if worker := self.workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
                 await asyncio.to_thread(worker.close)
             self.manager.remove(name)
         self._supervision.remove(name)
-        self._tenant_models.remove(name)
+        self.tenant_models.remove(name)
         self._locks.remove(name)
         await self._worker_control.remove(name)
         self.frontends[name].close()
 
     def name_models(self, tenant: str, keys: Mapping[ModelKey, ModelKey]) -> None:
         """Tickets may name a tenant's models by these keys too: each is followed by the key of the model."""
-        executors = self._workers[tenant].executors
+        executors = self.workers[tenant].executors
         executors |= {other: executors[key] for other, key in keys.items()}
 
     def forget_keys(self, tenant: str, keys: Iterable[ModelKey]) -> None:
         """Undo `name_models`, when no ticket names a model so any more."""
         for key in keys:
-            self._workers[tenant].executors.pop(key, None)
+            self.workers[tenant].executors.pop(key, None)
 
     def _pace_loads(self) -> None:
         """Blocks."""
@@ -218,11 +219,11 @@ class Runtime:
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Cancel a tenant's ticket, if it can be."""
-        if worker := self._workers.get(tenant):
+        if worker := self.workers.get(tenant):
             worker.cancel(slot, serial)
 
     async def usage(self) -> Report:
-        for name, worker in self._workers.items():  # So that models that have not run yet are there too.
+        for name, worker in self.workers.items():  # So that models that have not run yet are there too.
             for key in list(worker.executors):
                 self._meters[name].counter(key, Place(worker.partition.size))
         energy = await asyncio.to_thread(self.device.energy) if self._lifecycle.state != "closed" else None
@@ -261,7 +262,7 @@ class Runtime:
         self.builds.close()
 
     def abandon(self, reason: str) -> None:
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.abandon(Failure("stopped", reason))
 
     async def close(self) -> None:
@@ -272,15 +273,15 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.
-            changing = *self._tenant_models.ordering.values(), *self._locks.changing.values(), *self._locks.paging.values()
+            changing = *self.tenant_models.ordering.values(), *self._locks.changing.values(), *self._locks.paging.values()
             for lock in (*changing, *self._worker_control.locks.values()):
                 await locks.enter_async_context(lock)
             if self._freeing:
                 self._freeing.cancel()
             self._supervision.close()
             await self.placements.close()
-            workers = list(self._workers.values())
-            self._workers.clear()
+            workers = list(self.workers.values())
+            self.workers.clear()
             await asyncio.to_thread(close_all, workers)
             await asyncio.to_thread(self.model_loader.close)
             self._worker_control.close()
@@ -288,7 +289,7 @@ class Runtime:
                 frontend.close()
             self.manager.close()
             self.device.close()
-            self._tenant_models.close()
+            self.tenant_models.close()
 
     def on_device_lost(self, error: DeviceLost) -> None:
         """The device is lost for all tenants; only a new process can use it again. Any thread."""

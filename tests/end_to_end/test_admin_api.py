@@ -167,10 +167,10 @@ def test_invalid_repartitions_are_refused(admin: httpx.Client, body: str | bytes
 @pytest.mark.parametrize("body", ['{"acme": 2}', '{"globex": 3, "acme": 2}'])
 def test_repartition_to_current_partitions_moves_no_tenant(pair: Served, admin: httpx.Client, body: str) -> None:
     before, moves = (admin.get(path).json() for path in ("/admin/partitions", "/admin/moves"))
-    workers = dict(pair.runtime._workers)
+    workers = dict(pair.runtime.workers)
     answer = admin.put("/admin/partitions", content=body)
     assert (answer.status_code, answer.json()) == (200, before | {"moved": []})
-    assert pair.runtime._workers == workers
+    assert pair.runtime.workers == workers
     assert admin.get("/admin/moves").json() == moves
 
 

@@ -242,7 +242,7 @@ def test_streams_and_inferences_take_turns(http: httpx.Client, served: Any) -> N
 
 def idle(served: Served) -> bool:
     lane = served.service.tenants["acme"].lane
-    worker = served.runtime._workers["acme"]
+    worker = served.runtime.workers["acme"]
     return lane.slots.statistics().used == 0 and lane.statistics()[:3] == (0, 0, 0) and worker.idle
 
 
@@ -276,7 +276,7 @@ def test_a_client_that_does_not_read_is_stopped_and_holds_nothing_else(inside: S
         body = json.dumps({**count(100_000), "id": "x" * 60_000}).encode()
         head = b"POST /v2/models/countdown/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
-        await asyncio.to_thread(until, lambda: unfinished(inside) != {} and not inside.runtime._workers["acme"].oldest)
+        await asyncio.to_thread(until, lambda: unfinished(inside) != {} and not inside.runtime.workers["acme"].oldest)
         async with asyncio.timeout(30):
             with client(inside) as http:
                 post = await asyncio.to_thread(http.post, "/v2/models/identity/generate", json={"x": 3})

@@ -201,7 +201,7 @@ def test_outputs_of_unexpected_size_are_whole_and_later_ones_have_room_at_once(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = served.service.tenants["acme"].catalog.find("tile").key
-    executor: Any = served.runtime._workers["acme"].executors[key]
+    executor: Any = served.runtime.workers["acme"].executors[key]
     enqueue, runs = executor.enqueue, []
     monkeypatch.setattr(executor, "enqueue", lambda inputs, room: [runs.append(1), enqueue(inputs, room)][1])
 

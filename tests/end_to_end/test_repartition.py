@@ -161,11 +161,11 @@ async def idle(served: Served) -> None:
 
 
 def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(moving: Served) -> None:
-    worker = moving.runtime._workers["acme"]
+    worker = moving.runtime.workers["acme"]
     with client(moving) as http:
         answer = http.put("/admin/partitions", json={"globex": 3}).json()
     assert answer["moved"] == ["globex"]
-    assert moving.runtime._workers["acme"] is worker
+    assert moving.runtime.workers["acme"] is worker
     assert answer["partitions"]["acme"]["granules"] == [0, 1]
 
 

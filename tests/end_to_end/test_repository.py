@@ -134,7 +134,7 @@ def test_a_reload_under_load_answers_with_the_old_model_or_the_new_one(root: Pat
 
     asyncio.run(run())
     assert answers > 30
-    assert len(changing.runtime._workers["acme"].executors) == 4, "what was replaced is closed"
+    assert len(changing.runtime.workers["acme"].executors) == 4, "what was replaced is closed"
 
 
 @both_ways

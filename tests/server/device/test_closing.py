@@ -12,7 +12,7 @@ from tests.server.device.test_runtime import Site, serving
 
 def executor_that_fails(site: Site, model: str) -> FakeExecutor:
     """The executor of acme's model, which reports an error when it is closed."""
-    found: Any = site.runtime._workers["acme"].executors[site.tenant("acme").catalog.find(model).key]
+    found: Any = site.runtime.workers["acme"].executors[site.tenant("acme").catalog.find(model).key]
     close = found.close
 
     def fail() -> None:

@@ -282,7 +282,7 @@ async def test_rungs_give_way_to_a_model_that_is_loaded(root: Path) -> None:
 async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(root: Path) -> None:
     async with counting(root, 40, paging=True) as site:
         key, other = (site.tenant("acme").catalog.find(name).key for name in "ab")
-        models = site.runtime._tenant_models.pager
+        models = site.runtime.tenant_models.pager
         async with models.locks["acme"]:
             assert await models._page_out("acme", key, models._source("acme", key))
         assert await used(site) == 13

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,14 +43,12 @@ async def test_a_repartition_ends_the_pauses_of_the_load_that_it_waits_for(root:
 async def test_a_load_that_has_left_pauses_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "greenlane.models")
     async with serving(root) as site:
-        bind = site.runtime.model_loader._bind
-
-        def paced(*arguments: Any) -> Any:
-            site.device.loads.seconds += 30.0
-            return bind(*arguments)
-
-        site.runtime.model_loader._bind = paced  # type: ignore[method-assign]
-        await site.controller.load("acme", "a")
+        gate = site.script.hold("bind")
+        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        site.device.loads.seconds += 30.0
+        gate.open()
+        await loading
     assert "model a: 0 s to have its kernels loaded, with pauses for what is served (models.paced_loads)" in caplog.messages
 
 

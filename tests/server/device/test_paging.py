@@ -113,7 +113,7 @@ async def test_an_engine_is_not_freed_while_another_tenant_is_loading_it(tmp_pat
 
         site.frontends["globex"].agree = agree  # type: ignore[method-assign, assignment]
         await site.controller.load("globex", "b")
-        (executor,) = site.runtime._workers["globex"].executors.values()
+        (executor,) = site.runtime.workers["globex"].executors.values()
         assert not executor.engine.closed  # type: ignore[attr-defined]
         await site.infer("globex", "b")
         await site.controller.repartition({"globex": 3})
@@ -122,7 +122,7 @@ async def test_an_engine_is_not_freed_while_another_tenant_is_loading_it(tmp_pat
 async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_path: Path) -> None:
     async with budgeted(tmp_path, models="ab") as site:
         b = site.tenant("acme").catalog.find("b").key
-        pages = site.runtime._tenant_models.pager
+        pages = site.runtime.tenant_models.pager
         async with pages.locks["acme"]:
             assert await pages._page_out("acme", b, pages._source("acme", b))
         reserve = pages._reserve
@@ -131,9 +131,9 @@ async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_pa
             await reserve(tenant, reservation, memory, least)
             if len(engine.executors) > before:  # It is bound, and its budget is looked at once more.
                 await site.controller.unload("globex", "b")
-                await asyncio.to_thread(site.runtime.model_loader.free, engine, pager.bound_executors(site.runtime._workers))
+                await asyncio.to_thread(site.runtime.model_loader.free, engine, pager.bound_executors(site.runtime.workers))
 
-        (engine,) = [executor.engine for executor in site.runtime._workers["globex"].executors.values()]
+        (engine,) = [executor.engine for executor in site.runtime.workers["globex"].executors.values()]
         before = len(engine.executors)  # type: ignore[attr-defined]
         pages._reserve = reserve_again  # type: ignore[method-assign]
         await site.infer("acme", "b")
@@ -143,8 +143,8 @@ async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_pa
 
 async def test_a_model_that_is_unloaded_while_others_are_paged_out_is_in_nobodys_way(tmp_path: Path) -> None:
     async with budgeted(tmp_path, 30) as site:
-        pages, served = site.runtime._tenant_models.pager, site.runtime._tenant_models.served
-        (stand_in,) = [e for e in site.runtime._workers["acme"].executors.values() if isinstance(e, pager.PagedExecutor)]
+        pages, served = site.runtime.tenant_models.pager, site.runtime.tenant_models.served
+        (stand_in,) = [e for e in site.runtime.workers["acme"].executors.values() if isinstance(e, pager.PagedExecutor)]
         stand_in.taken = {"weights": 20}
         page_out, gone, unloading = pages._page_out, [], []
 
@@ -182,7 +182,7 @@ async def test_what_a_model_takes_in_truth_is_checked_after_it_was_bound_and_und
             return engine  # type: ignore[no-any-return]
 
         add_model(tmp_path, "c")
-        site.runtime.model_loader._read = read
+        site.read = read  # type: ignore[method-assign]
         with pytest.raises(BadRequest, match=r"46 bytes of device memory \(weights 6 bytes, contexts 40 bytes\), but acme may"):
             await site.controller.load("acme", "c")
         assert site.open_bytes() == 10
@@ -223,7 +223,7 @@ async def test_a_model_with_requests_is_not_paged_out_and_the_other_waits(tmp_pa
         running = asyncio.ensure_future(site.infer("acme", "a"))
         await asyncio.to_thread(gate.wait_for_arrival)
         waiting = asyncio.ensure_future(site.infer("acme", "b"))
-        while ("acme", site.tenant("acme").catalog.find("b").key) not in site.runtime._tenant_models.pager._requested:
+        while ("acme", site.tenant("acme").catalog.find("b").key) not in site.runtime.tenant_models.pager._requested:
             await asyncio.sleep(0)
         assert await site.resident() == ["a"]
         gate.open()

@@ -15,7 +15,7 @@ from tests.server.device.test_runtime import Site, add_model, serving
 async def wait_until_trimmed(site: Site, name: str) -> None:
     """Wait until the executors of this tenant were trimmed once more."""
     trimmed = asyncio.Event()
-    loop, worker = asyncio.get_running_loop(), site.runtime._workers[name]
+    loop, worker = asyncio.get_running_loop(), site.runtime.workers[name]
 
     def trim(after: float) -> None:
         loop.call_soon_threadsafe(trimmed.set)
@@ -39,7 +39,7 @@ async def test_a_tenant_that_goes_while_another_is_trimmed_does_not_end_it(root:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(gone.wait(), loop).result(30)
 
-        site.runtime._workers["acme"].trim = trim  # type: ignore[method-assign]
+        site.runtime.workers["acme"].trim = trim  # type: ignore[method-assign]
         await asyncio.wait_for(begun.wait(), 30)
         await site.runtime.release("globex")
         site.frontends.pop("globex")
@@ -56,7 +56,7 @@ async def test_an_executor_that_cannot_be_trimmed_does_not_end_it(root: Path, ca
             loop.call_soon_threadsafe(failed.set)
             raise ExecutionFailed("no memory")
 
-        site.runtime._workers["acme"].trim = trim  # type: ignore[method-assign]
+        site.runtime.workers["acme"].trim = trim  # type: ignore[method-assign]
         await asyncio.wait_for(failed.wait(), 30)
         await wait_until_trimmed(site, "globex")
         assert ("greenlane.models", logging.WARNING, "unused memory of acme was not freed: no memory") in caplog.record_tuples

@@ -47,7 +47,7 @@ async def settled(site: Site) -> None:
 
 
 def placement(site: Site, name: str = "acme") -> WidePlacement:
-    found = site.runtime._workers[name].wide
+    found = site.runtime.workers[name].wide
     assert found
     return found
 
@@ -77,7 +77,7 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
     await go_wide(site)
     ((tenant, state),) = (await site.controller.placements.wide()).items()
     assert (tenant, state.granules, state.launches, state.problems) == ("acme", (0, 1, 2, 3, 4), 2, [])
-    assert site.runtime._workers["globex"].wide is None
+    assert site.runtime.workers["globex"].wide is None
 
 
 async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
@@ -112,7 +112,7 @@ async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_l
 async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_its_share(site: Site, root: Path) -> None:
     add_model(root, "c")
     await go_wide(site)
-    worker, loop = site.runtime._workers["acme"], asyncio.get_running_loop()
+    worker, loop = site.runtime.workers["acme"], asyncio.get_running_loop()
     revoke, begun, narrowed = worker.revoke, asyncio.Event(), asyncio.Event()
 
     def revoke_late() -> None:
@@ -135,7 +135,7 @@ async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_it
 
 async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_served_meanwhile(site: Site) -> None:
     await go_wide(site)
-    before, worker = wide(site), site.runtime._workers["acme"]
+    before, worker = wide(site), site.runtime.workers["acme"]
     gate = site.script.hold("attach")
     moving = asyncio.ensure_future(site.controller.repartition({"initech": 1, "globex": 3}))
     await asyncio.to_thread(gate.wait_for_arrival)
@@ -143,7 +143,7 @@ async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_se
     gate.open()
     await moving
     await settled(site)
-    assert site.runtime._workers["acme"] is worker, "it did not move, so it did not pause"
+    assert site.runtime.workers["acme"] is worker, "it did not move, so it did not pause"
     assert before.closed
     assert wide(site).lent == site.granules["globex"]
     assert len(wide(site).lent) == 3
@@ -406,7 +406,7 @@ async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_bac
     key = site.tenant("acme").catalog.find("b").key
     await go_wide(site)
     before = placement(site).executors[key]
-    pager = site.runtime._tenant_models.pager
+    pager = site.runtime.tenant_models.pager
     async with pager.locks["acme"]:
         assert await pager._page_out("acme", key, pager._source("acme", key))
     assert before.closed  # type: ignore[attr-defined]
