@@ -59,7 +59,7 @@ class GrpcServer:
         """
         config = service.config.tenants[name]
         calls = config.queue + SPARE_SLOTS  # Of one connection; all together may have twice as many.
-        tenant_port = self._tenant_port = TenantPort(service, name, 2 * calls)
+        tenant_port = self.tenant_port = TenantPort(service, name, 2 * calls)
         self._infer = Infer(tenant_port)
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
         limits = _options(service.config.server, config, calls)
@@ -69,16 +69,16 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((_Handlers(tenant_port, services),))
 
     def __repr__(self) -> str:
-        return f"<GrpcServer {self._tenant_port!r}>"
+        return f"<GrpcServer {self.tenant_port!r}>"
 
     @property
     def connections(self) -> Connections:
         """Those of the port."""
-        return self._tenant_port.connections
+        return self.tenant_port.connections
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if that is not possible."""
-        config, name = self._tenant_port.service.config, self._tenant_port.name
+        config, name = self.tenant_port.service.config, self.tenant_port.name
         host, port = config.server.host, config.tenants[name].grpc_port
         loop = asyncio.get_running_loop()
         try:
@@ -90,13 +90,13 @@ class GrpcServer:
             text = f"cannot listen on {host}:{port}: {error}; another program may listen there"
             raise ConfigError([f"{config.source}: {key}: {text}"]) from error
         await self._server.start()
-        self._tenant_port.connections.start()
+        self.tenant_port.connections.start()
 
     async def stop(self) -> None:
         """Accept no more calls, and wait for those that are being answered; cancel what is left after `STOP_SECONDS`."""
         self._infer.stop()
         await self._server.stop(STOP_SECONDS)
-        await self._tenant_port.connections.close()
+        await self.tenant_port.connections.close()
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

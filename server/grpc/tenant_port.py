@@ -56,7 +56,7 @@ class TenantPort:
         assert port is not None
         self.kept = KeptAnswers(service.tenants[name].unread, port, calls // 2)
         self.connections = Connections(port, partial(too_many_connections, service.tenants[name]))
-        self._reading = Places(self.readers)
+        self.reading = Places(self.readers)
         self._limits: dict[asyncio.Timeout, float] = {}  # Of the messages that arrive and may take their time, oldest first.
 
     def __repr__(self) -> str:
@@ -90,10 +90,10 @@ class TenantPort:
 
     async def read(self, context: Any) -> bytes:
         """The message of a call that has one. Raises TooSlow, BadRequest."""
-        if self._reading.full:
+        if self.reading.full:
             self._hurry_oldest()
-        await self._reading.take(context)
-        if self._reading.wanted:
+        await self.reading.take(context)
+        if self.reading.wanted:
             self._hurry_oldest()
         begun = asyncio.get_running_loop().time()
         limit = asyncio.timeout(READ_SECONDS)
@@ -106,7 +106,7 @@ class TenantPort:
             raise TooSlow(f"the message did not come within {waited:.3g} s") from None
         finally:
             self._limits.pop(limit, None)
-            self._reading.give()
+            self.reading.give()
         if message is EOF:
             raise BadRequest("there is no message; expected one")
         data: bytes = message

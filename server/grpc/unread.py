@@ -68,14 +68,19 @@ class KeptAnswers:
     def __init__(self, unread: UnreadAnswers, port: int, most: int) -> None:
         """`most`: how many may be unread for longer than a moment; others find no place among the calls otherwise."""
         self._unread = unread
-        self._most = most
+        self.most = most
         self._port = port
         self._kept: dict[KeptAnswer, bool] = {}
         """Oldest first, and whether it was there at the last look."""
         self._looking = False
 
     def __repr__(self) -> str:
-        return f"<KeptAnswers {len(self._kept)}>"
+        return f"<KeptAnswers {len(self.answers)}>"
+
+    @property
+    def answers(self) -> tuple[KeptAnswer, ...]:
+        """What gRPC was given and has not written yet, oldest first."""
+        return tuple(self._kept)
 
     def keep(self, context: Any, nbytes: int) -> KeptAnswer:
         """Count an answer that is given to gRPC now, until it is done. Raises MemoryFull if it does not fit beside others."""
@@ -112,9 +117,9 @@ class KeptAnswers:
     def _end_oldest(self, old: list[KeptAnswer]) -> None:
         """Close connections, the oldest first, until few enough answers are unread; those that are closed leave `old`."""
         before = len(old)
-        while len(old) > self._most:
+        while len(old) > self.most:
             oldest = old[0]
-            self._unread.close(oldest, f"{before} answers are unread; {self._most} may be")
+            self._unread.close(oldest, f"{before} answers are unread; {self.most} may be")
             old[:] = [answer for answer in old if answer.identify() != oldest.peer]
 
     def _look(self) -> None:

@@ -19,22 +19,23 @@ class ModelChanges:
 
     def __init__(self, pause: float = PAUSE) -> None:
         self._pause = pause
-        self._admitted = 0
+        self.asked = 0
+        """Loads and unloads that wait, and the current one."""
         self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<ModelChanges {self._admitted} asked for>"
+        return f"<ModelChanges {self.asked} asked for>"
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count as waiting or current within the block. Raises QueueFull if there are too many."""
-        if self._admitted > MAX_WAITING:
+        if self.asked > MAX_WAITING:
             raise QueueFull(f"{MAX_WAITING} loads and unloads wait already, and no more may; ask again when one was answered")
-        self._admitted += 1
+        self.asked += 1
         try:
             yield
         finally:
-            self._admitted -= 1
+            self.asked -= 1
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:

@@ -46,7 +46,7 @@ class UnreadAnswers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = 60.0
-        self._limit = limit
+        self.limit = limit
         setting = f" ({dotted(('tenants', name, 'memory'))})" if name != "-" else ""
         self.together = f"together they may have {limit}{setting}"
         self._name = name
@@ -56,7 +56,12 @@ class UnreadAnswers:
         self._checking = False
 
     def __repr__(self) -> str:
-        return f"<UnreadAnswers of {len(self._readers)} connections>"
+        return f"<UnreadAnswers of {self.connections} connections>"
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._readers)
 
     def add(self, reader: Reader, held: int = 0) -> None:
         """Writing to this connection has paused. `held`: bytes that it keeps until it is discarded, even if some are read."""
@@ -74,7 +79,7 @@ class UnreadAnswers:
     def fits(self, nbytes: int, patience: float) -> bool:
         """Whether so many bytes more may be unread. Closes connections that have been unread for `patience` seconds."""
         self._make_room(nbytes, self._clock() - patience)
-        return not self._readers or self._total() + nbytes <= self._limit
+        return not self._readers or self._total() + nbytes <= self.limit
 
     def check(self) -> None:
         """Close the connections that have taken too long. The oldest come first, so only few are looked at."""
@@ -93,7 +98,7 @@ class UnreadAnswers:
         """Close connections, the oldest first, until the others fit beside so many bytes; none added after `before`."""
         for reader, (begun, _, _) in list(self._readers.items()):
             total = self._total() + nbytes
-            if total <= self._limit or begun > before:
+            if total <= self.limit or begun > before:
                 break
             if reader in self._readers:  # Closing one may end others.
                 self.close(reader, f"{reader.unread()} bytes unread, and {total} of all connections; {self.together}")

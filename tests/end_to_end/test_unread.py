@@ -39,7 +39,7 @@ def closed(served: Served) -> int:
 
 
 def waiting(served: Served) -> int:
-    return len(served.service.tenants["acme"].unread._readers)
+    return served.service.tenants["acme"].unread.connections
 
 
 def ask(served: Served, data: bytes = LARGE) -> Connection:

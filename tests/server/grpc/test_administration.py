@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+import grpc.aio
 import pytest
-import tritonclient.grpc.aio as triton
 
 from server.grpc.tenant_port import MAX_MESSAGE
 from server.tenants.model_changes import MAX_WAITING
@@ -55,12 +55,12 @@ async def test_a_load_whose_call_is_cancelled_before_its_turn_is_not_made(bench:
     while not bench.control.asked:
         await asyncio.sleep(0)
     others = [asyncio.ensure_future(bench.client.load_model("m")) for _ in range(MAX_WAITING)]
-    while bench.tenant.changes._admitted <= MAX_WAITING:
+    while bench.tenant.changes.asked <= MAX_WAITING:
         await asyncio.sleep(0)
     assert (await refused(bench.client.load_model("m")))[0] == "RESOURCE_EXHAUSTED"
     for each in others:
         each.cancel()
-    while bench.tenant.changes._admitted > 1:
+    while bench.tenant.changes.asked > 1:
         await asyncio.sleep(0)
     bench.control.gate.set()
     await first
@@ -82,7 +82,7 @@ async def test_trace_settings_say_what_is_configured_and_change_nothing(bench: B
 
 
 async def test_repeated_credentials_are_ambiguous_for_settings_too(bench: Bench) -> None:
-    async with triton.InferenceServerClient(bench.address) as client:
-        call = client._channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")
+    async with grpc.aio.insecure_channel(bench.address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")
         refusal = call(b"", metadata=(("authorization", "Bearer a"), ("authorization", "Bearer b")))
         assert await refusal.details() == "Authorization: given 2 times; expected once"

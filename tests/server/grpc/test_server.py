@@ -116,7 +116,7 @@ async def test_a_failure_of_the_model_has_a_request_id_that_is_in_the_log(
 async def test_the_text_of_an_unexpected_error_is_in_the_log_only(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bench.server._tenant_port, "tenant", lambda context: 1 / 0)
+    monkeypatch.setattr(bench.server.tenant_port, "tenant", lambda context: 1 / 0)
     status, text = await refused(bench.infer())
     assert status == "INTERNAL"
     assert text.startswith("internal error (request ")
@@ -254,10 +254,10 @@ async def test_a_message_that_does_not_come_is_given_up(bench: Bench, monkeypatc
 
 async def test_silent_calls_make_room_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_port, "CONTESTED_SECONDS", 0.05)
-    monkeypatch.setattr(bench.server._tenant_port, "_reading", Places(2))
+    monkeypatch.setattr(bench.server.tenant_port, "reading", Places(2))
     channel = grpc.aio.insecure_channel(bench.address)
     silent = [asyncio.ensure_future(channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()) for _ in range(2)]
-    while len(bench.server._tenant_port._limits) < 2:
+    while not bench.server.tenant_port.reading.full:
         await asyncio.sleep(0)
     assert (await bench.answered(bench.infer())).as_numpy("y").tolist() == [1, 2]
     (ended,), (waits,) = await asyncio.wait(silent, return_when=asyncio.FIRST_COMPLETED)
@@ -339,7 +339,7 @@ async def test_an_error_in_a_stream_has_the_id_of_its_request(bench: Bench) -> N
 
 
 async def test_more_streams_than_messages_may_arrive_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.server._tenant_port, "readers", 3)
+    monkeypatch.setattr(bench.server.tenant_port, "readers", 3)
     channel = grpc.aio.insecure_channel(bench.address)
     call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
     streams = [call() for _ in range(3)]
@@ -429,10 +429,10 @@ async def test_an_accepted_call_is_answered_while_the_server_stops(bench: Bench)
 
 async def test_silent_calls_that_wait_for_a_place_do_not_lock_others_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_port, "CONTESTED_SECONDS", 0.05)
-    monkeypatch.setattr(bench.server._tenant_port, "_reading", Places(2))
+    monkeypatch.setattr(bench.server.tenant_port, "reading", Places(2))
     channel = grpc.aio.insecure_channel(bench.address, options=[("grpc.use_local_subchannel_pool", 1)])
     silent = [asyncio.ensure_future(channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()) for _ in range(20)]
-    while not bench.server._tenant_port._reading.wanted:
+    while not bench.server.tenant_port.reading.wanted:
         await asyncio.sleep(0)
     assert (await asyncio.wait_for(bench.answered(bench.infer()), 10)).as_numpy("y").tolist() == [1, 2]
     for each in silent:

@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waiting(bench: Bench) -> int:
-    return len(bench.tenant.unread._readers)
+    return bench.tenant.unread.connections
 
 
 def ended(bench: Bench) -> int:
@@ -73,7 +73,7 @@ async def test_an_answer_that_a_client_does_not_read_ends_its_connection(
 async def test_without_a_write_timeout_an_answer_waits_for_its_client(bench: Bench) -> None:
     bench.tenant.unread.seconds = 0.0
     client = await ask(bench)
-    (answer,) = bench.server._tenant_port.kept._kept
+    (answer,) = bench.server.tenant_port.kept.answers
     while not answer.peer:
         await asyncio.sleep(0)
     client.give_room(1, 1 << 21)
@@ -87,7 +87,7 @@ async def test_without_a_write_timeout_an_answer_waits_for_its_client(bench: Ben
 async def test_what_a_client_reads_counts_as_read(bench: Bench) -> None:
     bench.tenant.unread.seconds = 0.0
     client = await ask(bench)
-    (answer,) = bench.server._tenant_port.kept._kept
+    (answer,) = bench.server.tenant_port.kept.answers
     assert answer.unread() > MAX_BODY - 1024
     await client.data(WINDOW)
     while not answer.peer:
@@ -103,7 +103,7 @@ async def test_what_a_client_reads_counts_as_read(bench: Bench) -> None:
 
 
 async def test_unread_answers_count_against_the_tenants_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.tenant.unread, "_limit", 2 * MAX_BODY)
+    monkeypatch.setattr(bench.tenant.unread, "limit", 2 * MAX_BODY)
     first, second = await ask(bench), await ask(bench)
     status, text = await refused(bench.answered(bench.infer(BIG)))
     assert status == "RESOURCE_EXHAUSTED"
@@ -119,7 +119,7 @@ async def test_unread_answers_count_against_the_tenants_memory(bench: Bench, mon
 async def test_an_answer_in_a_stream_that_does_not_fit_is_an_error_of_that_request_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.tenant.unread, "_limit", MAX_BODY)
+    monkeypatch.setattr(bench.tenant.unread, "limit", MAX_BODY)
     silent = await ask(bench)
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
@@ -142,7 +142,7 @@ async def test_several_answers_of_one_connection_end_with_it_and_are_counted_onc
     await client.call("ModelInfer", message(BIG))
     await bench.complete(await bench.ticket())
     await asyncio.wait_for(client.closed(), 30)
-    while bench.server._tenant_port.kept._kept:
+    while bench.server.tenant_port.kept.answers:
         await asyncio.sleep(0)
     assert (ended(bench), waiting(bench)) == (1, 0)
 
@@ -154,7 +154,7 @@ async def test_a_client_that_goes_away_with_an_answer_unread_is_no_error(
     client = await ask(bench, method=method)
     await client.data(WINDOW)
     client.close()
-    while bench.server._tenant_port.kept._kept or waiting(bench):
+    while bench.server.tenant_port.kept.answers or waiting(bench):
         await asyncio.sleep(0)
     await bench.released()
     assert (caplog.records, ended(bench)) == ([], 0)
@@ -164,7 +164,7 @@ async def test_a_call_that_is_reset_with_its_answer_unread_leaves_nothing(bench:
     client = await ask(bench)
     await client.data(WINDOW)
     client.send(RST_STREAM, 0, 1, b"\0\0\0\x08")
-    while bench.server._tenant_port.kept._kept or waiting(bench):
+    while bench.server.tenant_port.kept.answers or waiting(bench):
         await asyncio.sleep(0)
     client.close()
 
@@ -174,7 +174,7 @@ async def test_calls_whose_client_reads_nothing_leave_places_for_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(kept, "LOOK_INTERVAL", 0.01)
-    monkeypatch.setattr(bench.server._tenant_port.kept, "_most", 3)
+    monkeypatch.setattr(bench.server.tenant_port.kept, "most", 3)
     client = await connect(int(bench.address.rpartition(":")[2]), 0)
     for _ in range(4):
         await client.call(method, message(X))
