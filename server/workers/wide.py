@@ -85,7 +85,8 @@ class WidePlacement(Placement):
         self.shared = view_lenders(limit, *self.sizes, [each for page in pages for each in page.addresses])
         """The same for the launch loop."""
         statistics.add(self.shared)
-        self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
+        self.times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
+        """What works took at home and wide, as far as the interpreter has seen them."""
         self._ended_before = 0
         self._last: tuple[ModelKey, tuple[Shape, ...]] | None = None
         self._on_home: Future[None] | None = None
@@ -140,12 +141,12 @@ class WidePlacement(Placement):
         key = flight.ticket.model, flight.ticket.shapes
         if flight.wide is None:
             if done.failure is None and not flight.ticket.after and flight.ticket.model in self.executors:
-                self._of(key).learn_home(done.ended - done.began)
+                self.times_of(key).learn_home(done.ended - done.began)
             return
         if rested_since(self.words) < 0 or self._ends() != self._ended_before:
             self.statistics.returns += 1
         elif done.failure is None:
-            self._of(key).learn_wide(done.ended - flight.launched, self.limit, done.ended)
+            self.times_of(key).learn_wide(done.ended - flight.launched, self.limit, done.ended)
         self._leave()
 
     def narrow(self) -> "Future[None]":
@@ -176,7 +177,7 @@ class WidePlacement(Placement):
         measured. Any thread.
         """
         home, wide = self.sizes
-        mine = [Measured(key[0], times.home, times.wide) for key, times in list(self._times.items())]
+        mine = [Measured(key[0], times.home, times.wide) for key, times in list(self.times.items())]
         shortest: dict[ModelKey, Measured] = {}
         for each in [*mine, *others]:
             if each.home and each.model in self.executors:
@@ -193,19 +194,20 @@ class WidePlacement(Placement):
     def _decide_alone(self, key: tuple[ModelKey, tuple[Shape, ...]]) -> int:
         """Where such a work goes if nothing is in flight."""
         home, wide = self.sizes
-        return decide(self._of(key), time.monotonic_ns(), self.limit, home, wide, False, rested_since(self.words))
+        return decide(self.times_of(key), time.monotonic_ns(), self.limit, home, wide, False, rested_since(self.words))
 
     def _is_ready(self, executor: Any, ticket: Ticket) -> bool:
         """Whether the executor need not prepare itself for the shapes, which it begins to do otherwise."""
         prepare = getattr(executor, "preparing", None)
         return prepare is None or prepare(ticket.shapes) is None
 
-    def _of(self, key: tuple[ModelKey, tuple[Shape, ...]]) -> Times:
-        found = self._times.get(key)
+    def times_of(self, key: tuple[ModelKey, tuple[Shape, ...]]) -> Times:
+        """Of these, those of a model and its shapes."""
+        found = self.times.get(key)
         if found is None:
-            if len(self._times) >= _MOST_TIMES:
-                self._times.clear()
-            found = self._times[key] = Times()
+            if len(self.times) >= _MOST_TIMES:
+                self.times.clear()
+            found = self.times[key] = Times()
         return found
 
     def _ends(self) -> int:

@@ -4,14 +4,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from greenlane.load.server_process import free_port
+from greenlane.load.server_process import family_of, free_port
 from greenlane.ray import server as module
-from greenlane.ray.coordinator import Coordinator, Shares
+from greenlane.ray.coordinator import Coordinator, Listed, Shares
 from greenlane.ray.server import Server, ServerEnded, ServerProcess
 from tests.end_to_end import repository
 
@@ -25,6 +25,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", json.load(sys.stdin)["port"]), Handler).serve_forever()
 """
+OTHER = Listed("other", 1, "http://127.0.0.1:1", "key")
 CHILD = ("-m", "tests.greenlane.ray.virtual_child")
 
 
@@ -43,40 +44,47 @@ async def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     found.end()
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until_listed(coordinator: Coordinator, listed: bool = True) -> None:
+    """Wait until the server is on the list, or is not."""
     async with asyncio.timeout(60):
-        while not condition():
+        while listed is not any(each.id == "id" for each in (await coordinator.servers()).servers):
             await asyncio.sleep(0.01)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that have not ended."""
+    return {each.pid for each in family_of(os.getpid()) if each.parent == os.getpid()}
 
 
 async def test_a_server_serves_with_the_shares_in_force_and_takes_over_later_ones(
     process: ServerProcess, coordinator: Coordinator
 ) -> None:
-    coordinator._shares = Shares("v", 1, {"acme": 2, "globex": 2})
+    await coordinator.report(OTHER, Shares("v", 1, {"acme": 2, "globex": 2}))
     server = Server("id", 0, process, coordinator, "v")
     await server.start()
     assert await process.repartition({"acme": 3}) is not None, "acme and globex have all granules: 2 and 2"
     await server.check_health()
-    await until(lambda: "id" in coordinator._servers)
+    await until_listed(coordinator)
 
-    coordinator._shares = Shares("v", 2, {"acme": 1, "globex": 1})
-    await until(lambda: server._shares.revision == 2)
-    assert await process.repartition({"acme": 3}) is None, "globex has 1 now"
+    await coordinator.report(OTHER, Shares("v", 2, {"acme": 1, "globex": 1}))
+    async with asyncio.timeout(60):
+        while await process.repartition({"acme": 3}) is not None:  # Until globex has 1.
+            await asyncio.sleep(0.01)
 
     await server.stop()
-    assert "id" not in coordinator._servers
+    await until_listed(coordinator, False)
     with pytest.raises(ServerEnded, match="ended with status 0; its log is the replica's"):
         await server.check_health()
 
 
 async def test_a_server_that_ends_is_taken_off_the_list_and_unhealthy(coordinator: Coordinator) -> None:
-    process = ServerProcess("", "127.0.0.1", free_port(), [], ("-c", ALWAYS_READY))
+    process, before = ServerProcess("", "127.0.0.1", free_port(), [], ("-c", ALWAYS_READY)), children()
     server = Server("id", 0, process, coordinator, "v")
     await server.start()
-    await until(lambda: "id" in coordinator._servers)
-    assert process._popen
-    os.kill(process._popen.pid, signal.SIGKILL)
-    await until(lambda: "id" not in coordinator._servers)
+    await until_listed(coordinator)
+    (pid,) = children() - before
+    os.kill(pid, signal.SIGKILL)
+    await until_listed(coordinator, False)
     with pytest.raises(ServerEnded, match="ended with status -9"):
         await server.check_health()
     process.end()

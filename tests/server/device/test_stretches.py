@@ -61,7 +61,7 @@ def wide(site: Site) -> FakePartition:
 async def go_wide(site: Site, model: str = "b") -> None:
     """Run one inference that goes wide, whatever this machine does meanwhile."""
     await site.infer("acme", model)
-    for times in placement(site)._times.values():
+    for times in placement(site).times.values():
         times.home = 10**8
     before = wide(site).stream.ran
     await site.infer("acme", model)
@@ -337,7 +337,7 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     await site.infer("acme", "a")
     await go_wide(site, "b")
-    (times,) = [times for (key, _), times in placement(site)._times.items() if key.startswith("a/")]
+    (times,) = [times for (key, _), times in placement(site).times.items() if key.startswith("a/")]
     times.home = 19 * 10**9
     why = (
         "a/1 does not run on granules of others: the shortest inference seen takes 19000 ms on its share, so 7600 ms there "

@@ -128,7 +128,7 @@ def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> No
     more = dict.fromkeys(WHY_HOME, 0) | {"owner_busy": 3, "owner_stopped": 2, "too_long": 1}
     assert statistics.why_home() == {why: before[why] + more[why] for why in WHY_HOME}
     assert [each.model for each in bench.worker.too_long()] == []  # The worker itself has seen a shorter one.
-    bench.worker.wide._times.clear()
+    bench.worker.wide.times.clear()
     ((model, home, wide),) = bench.worker.too_long()
     assert (model, wide) == ("m/1#1", bench.worker.wide.limit + 1)
     assert home > 0

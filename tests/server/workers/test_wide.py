@@ -62,7 +62,7 @@ class Borrower(Bench):
     def slow_down(self) -> None:
         """Works took a second at home, so that they are faster wide, whatever this machine does meanwhile."""
         assert self.worker.wide
-        for times in self.worker.wide._times.values():
+        for times in self.worker.wide.times.values():
             times.home = 10**9
 
     def wait_for_held(self, placement: WidePlacement) -> None:
@@ -169,7 +169,7 @@ def test_a_work_that_a_lender_comes_back_to_is_counted_and_not_learnt_from() -> 
         bench.next()
         bench.worker.halt()
         assert (placement.statistics.launches, placement.statistics.returns) == (1, 1)
-        (times,) = placement._times.values()
+        (times,) = placement.times.values()
         assert times.wide == 0
 
 
@@ -187,7 +187,7 @@ def test_what_takes_longer_than_the_lenders_allow_stays_home() -> None:
 def test_a_batch_that_takes_longer_than_the_lenders_allow_stays_home_and_smaller_ones_go_wide() -> None:
     with borrower(limit=10**9) as (bench, placement):
         bench.run_at_home()
-        placement._of(("m/1#1", ((3,),))).home = 10**10
+        placement.times_of(("m/1#1", ((3,),))).home = 10**10
         for count in (3, 1, 3):
             values = range(count)
             bench.put(bench.ticket(0, *values))
@@ -262,7 +262,7 @@ def test_an_answer_in_parts_stays_home_and_is_no_measurement() -> None:
             ticket = ticket._replace(serial=ticket.serial + 1000, after=ticket.serial)
         bench.worker.halt()
         assert bench.wide.stream.ran == 0
-        assert (placement._times, sum(placement.statistics.why_home().values())) == ({}, 0)
+        assert (placement.times, sum(placement.statistics.why_home().values())) == ({}, 0)
 
 
 @pytest.mark.parametrize("hosted", [False, True])

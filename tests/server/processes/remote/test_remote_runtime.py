@@ -79,8 +79,8 @@ async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
     """One that serves acme on granule 0."""
     runtime = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
     yield runtime
-    if runtime._calls.channel:
-        runtime._calls.channel.close()
+    if isinstance(channel := runtime.process(), Channel):
+        channel.close()
 
 
 def model(name: str) -> ModelVersion:
@@ -97,11 +97,6 @@ async def served(runtime: RemoteRuntime) -> Process:
     await runtime.open()
     await runtime.start({"acme": (0,)})
     return process
-
-
-async def until_resumed(runtime: RemoteRuntime) -> None:
-    assert runtime._resuming
-    await asyncio.wait_for(runtime._resuming, 10)
 
 
 async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
@@ -129,7 +124,7 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
             await runtime.handover.replace_link("acme")
         gate.set()
     await starting
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert process.names() == list(gates)
     await runtime.models.load("acme", "m")
     process.close()
@@ -156,7 +151,7 @@ async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) 
         await loading
     process = Process()
     await process.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert process.heard[1] == ("start", {"acme": (0,)}, {}, AS_CONFIGURED), "it may be what ended the process"
     process.close()
 
@@ -171,7 +166,7 @@ async def test_a_refresh_is_answered_with_its_reason_and_not_repeated_in_the_nex
         await runtime.models.refresh("acme", "m")
     process = Process()
     await process.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert "refresh" not in process.names()
     process.close()
 
@@ -186,7 +181,7 @@ async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRunti
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     if ends == "after prepare":
         with pytest.raises(Unavailable):
             await runtime.moves.halt()
@@ -291,12 +286,12 @@ async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: R
         while frontend.refusing != reason:
             await asyncio.sleep(0)
     second.gates["loaded"].set()
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert frontend.refusing == "its worker failed again"
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert frontend.refusing == "", "the process with that worker has ended"
     third.close()
 
@@ -311,12 +306,12 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     await second.start(runtime)
     await second.hears("loaded")
     second.close()
-    await until_resumed(runtime)  # Before the supervisor notices: it may be waiting for something else of this process.
+    await runtime.resumed(10)  # Before the supervisor notices: it may be waiting for something else of this process.
     assert runtime.away
     await second.end(runtime)
     third = Process()
     await third.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert frontend.refusing == ""
     third.close()
 
@@ -331,7 +326,7 @@ async def test_the_log_says_how_long_a_tenant_was_away_and_what_took_the_time(
     await process.end(runtime)
     second = Process()
     await second.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     again = "the device process serves again: acme; 3.50 s after the last one ended"
     assert f"{again} (0.25 to start, 1.00 for the device, 0.25 for partitions, 2.00 for models)" in caplog.messages
     second.close()
@@ -346,7 +341,7 @@ async def test_tenants_are_served_again_though_not_all_is_as_before(
     second = Process()
     second.answers["loaded"] = error
     await second.start(runtime)
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert frontend.refusing == ""
     second.close()
 
@@ -388,7 +383,7 @@ async def test_a_model_that_the_new_process_does_not_find_is_not_served(
     await second.start(runtime)
     await second.acme.publish("kept", [model("kept")], [])
     second.gates["loaded"].set()
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert names(frontend) == {"kept"}
     second.close()
 
@@ -411,7 +406,7 @@ async def test_a_tenant_that_stays_as_its_process_ends_is_served_what_the_next_p
     for name in ("kept", "listed no more"):
         await second.acme.publish(name, [model(name)], [])
     second.gates["loaded"].set()
-    await until_resumed(runtime)
+    await runtime.resumed(10)
     assert names(frontend) == {"kept"}
     second.close()
 

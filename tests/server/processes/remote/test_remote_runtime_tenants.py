@@ -99,8 +99,7 @@ async def test_only_the_first_process_builds_models_on_the_cores_of_others_while
     await second.connect(runtime)
     assert ("set_affinity", own, builds, own) in second.heard
     second.loaded.set()
-    assert runtime._resuming
-    await runtime._resuming
+    await runtime.resumed(PATIENCE)
     second.close()
     acme.close()
 
@@ -119,8 +118,7 @@ async def test_a_process_that_replaces_another_is_away_until_its_models_are_load
     assert runtime.away
     assert second.heard == [("open",), ("start", {"acme": (1,)}, {}, AS_CONFIGURED)]
     second.loaded.set()
-    assert runtime._resuming
-    await runtime._resuming
+    await runtime.resumed(PATIENCE)
     assert not runtime.away
     second.close()
     acme.close()
@@ -143,8 +141,7 @@ async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left()
     await second.connect(runtime)
     assert second.heard == [("open",), ("start", {"globex": (1,)}, {}, AtStart({("globex", "b"): None}))]
     second.loaded.set()
-    assert runtime._resuming
-    await runtime._resuming
+    await runtime.resumed(PATIENCE)
     assert list(runtime.frontends) == ["globex"]
     second.close()
     for each in (acme, globex):
@@ -166,8 +163,7 @@ async def test_a_replacement_starts_with_the_lists_of_models_that_were_changed()
     first.close()
     await second.connect(runtime)
     second.loaded.set()
-    assert runtime._resuming
-    await runtime._resuming
+    await runtime.resumed(PATIENCE)
     assert second.heard[1:] == [
         ("start", {"acme": (1,)}, {"acme": ["b", "c"]}, AtStart({("acme", "b"): None})),
         ("loaded",),
@@ -193,8 +189,7 @@ async def test_a_replacement_that_was_starting_when_lists_changed_is_sent_them()
     await second.connect(runtime)
     await runtime.models.use({"acme": ["b"]})
     second.loaded.set()
-    assert runtime._resuming
-    await runtime._resuming
+    await runtime.resumed(PATIENCE)
     assert second.heard[1:] == [
         ("start", {"acme": (1,)}, {}, AS_CONFIGURED),
         ("loaded",),

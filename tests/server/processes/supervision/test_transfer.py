@@ -16,7 +16,7 @@ from server.processes.supervision.transfer import TenantTransfers
 from server.tenants.frontend import HttpSide
 
 from ..remote.test_remote_frontend import Process as HttpProcess
-from ..remote.test_remote_runtime import Process, model, served, until_resumed
+from ..remote.test_remote_runtime import Process, model, served
 
 ACME = TenantConfig(name="acme", granules=1, models=("*",), memory=1 << 20)
 
@@ -81,7 +81,7 @@ async def test_a_device_whose_process_was_replaced_as_a_tenant_came_is_started_w
     await site.second.end(site.target)
     third = Process()
     await third.start(site.target)
-    await until_resumed(site.target)
+    await site.target.resumed(10)
     assert not site.target.away
     site.relinking.set()
     await asyncio.wait_for(moving, 10)
@@ -90,7 +90,7 @@ async def test_a_device_whose_process_was_replaced_as_a_tenant_came_is_started_w
     fourth = Process()
     await fourth.start(site.target)
     assert fourth.heard[1] == ("start", {"acme": (3,)}, {}, AS_CONFIGURED)
-    await until_resumed(site.target)
+    await site.target.resumed(10)
     fourth.close()
 
 
