@@ -368,7 +368,7 @@ async def test_a_repartition_cancelled_while_workers_halt_resumes_them(root: Pat
         changing.cancel()
         for _ in range(9):
             await asyncio.sleep(0)
-        assert worker_threads() == threads, "another serves before this one has stopped"
+        assert worker_threads() <= threads, "another serves before this one has stopped"
         gate.open()
         with pytest.raises(asyncio.CancelledError):
             await changing

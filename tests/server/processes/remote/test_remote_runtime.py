@@ -79,8 +79,8 @@ async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
     """One that serves acme on granule 0."""
     runtime = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
     yield runtime
-    if isinstance(channel := runtime.process(), Channel):
-        channel.close()
+    if runtime._calls.channel:
+        runtime._calls.channel.close()
 
 
 def model(name: str) -> ModelVersion:
