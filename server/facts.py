@@ -12,10 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 
 class Fact(Struct, forbid_unknown_fields=True):
-    """Base of facts. The docstring and a text in a field's annotation are their descriptions: `Annotated[int, "In units."]`.
-
-    A field with a default is documented as one that may be left out or null: so is what `omit_defaults` leaves out.
-    """
+    """Base of facts. The docstring and a text in a field's annotation are their descriptions: `Annotated[int, "In units."]`."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
@@ -29,12 +26,10 @@ def _schema(fact: type[Fact]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for each in structs.fields(fact):
         is_noted = get_origin(each.type) is Annotated
-        kind, value = each.type.__origin__ if is_noted else each.type, Field()
-        if each.default is not NODEFAULT:
-            kind, value = kind | None, Field(None)
+        kind = each.type.__origin__ if is_noted else each.type
         for note in each.type.__metadata__ if is_noted else ():
             kind = Annotated[kind, _note(note)]
-        fields[each.encode_name] = kind, value
+        fields[each.encode_name] = kind, ... if each.default is NODEFAULT else each.default
     rules = ConfigDict(extra="forbid", protected_namespaces=())
     return create_model(fact.__name__, __doc__=fact.__doc__, __config__=rules, **fields)
 

@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from msgspec import to_builtins
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -29,6 +28,7 @@ from ..http.paths import in_v2, nothing_at
 from ..tenants import audit
 from ..tenants.model_changes import is_change
 from . import text_messages
+from .schemas import Error
 
 log = logging.getLogger("greenlane")
 
@@ -54,13 +54,13 @@ def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = Non
     return web
 
 
-def json_response(content: Any, status: int = 200) -> Response:
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """This content, which may have facts in it, as JSON.
 
     Routes return it rather than an instance of their response model, which therefore only documents: FastAPI neither
     validates nor copies a Response. Tests compare every answer with its model (tests/end_to_end/test_openapi.py).
     """
-    return Response(orjson.dumps(content, default=to_builtins), status, media_type="application/json")
+    return Response(orjson.dumps(content, default=to_builtins), status, headers, "application/json")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -79,14 +79,14 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _on_error(request: Request, error: Exception) -> JSONResponse:  # A plain function is called on another thread.
+async def _on_error(request: Request, error: Exception) -> Response:  # A plain function is called on another thread.
     audit.refused(error, request.method, request.url.path, request.client, request.headers.get("authorization"))
     request_id = uuid.uuid4().hex
     found = answer(_translate(request, error), request_id)
     if found.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error, extra={"request_id": request_id})
-    content = text_messages.error(found.status, found.text) if _is_openai(request.scope["path"]) else {"error": found.text}
-    return JSONResponse(content, found.status, dict(found.headers))
+    content = text_messages.error(found.status, found.text) if _is_openai(request.scope["path"]) else Error(found.text)
+    return json_response(content, found.status, dict(found.headers))
 
 
 def _is_openai(path: str) -> bool:

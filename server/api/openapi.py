@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from .. import __version__
+from ..facts import Fact
 from .docs_page import render
 from .schemas import Error
 
@@ -39,7 +40,7 @@ _STATUSES: dict[int, tuple[str, dict[str, str]]] = {
 Responses = dict[int | str, dict[str, Any]]
 
 
-def errors(*statuses: int, model: type[BaseModel] = Error) -> Responses:
+def errors(*statuses: int, model: type[Fact] = Error) -> Responses:
     """`responses` of a route that may answer these errors, in this form; `default` keeps FastAPI from adding its 422, which is
     400 here.
     """

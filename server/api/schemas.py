@@ -4,8 +4,9 @@ They document: requests are read by `protocol.json_document`, whose errors name 
 without being validated. tests/end_to_end/test_openapi.py compares real answers with them, order of fields included.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..facts import Fact
@@ -17,13 +18,14 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class Error(Schema):
+class Error(Fact):
     """Every error that this server answers."""
 
-    error: str = Field(
-        description="What is wrong: the field, what came, what was expected.",
-        examples=["inputs[0].datatype: \"FP64\"; expected FP32, as input 'x' is"],
-    )
+    error: Annotated[
+        str,
+        "What is wrong: the field, what came, what was expected.",
+        Meta(examples=["inputs[0].datatype: \"FP64\"; expected FP32, as input 'x' is"]),
+    ]
 
 
 class Live(Fact):

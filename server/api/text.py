@@ -33,14 +33,14 @@ _RERANK = request_body(
 @router.get("/v1/models", tags=_TEXTS, response_model=text_schemas.TextModels, responses=_ERRORS)
 async def models(tenant: TenantDep, service: ServiceDep) -> Response:
     """The models that take texts."""
-    return json_response(text_messages.models(_names(tenant, service), tenant.name))
+    return json_response(text_schemas.TextModels("list", [_shown(name, tenant) for name in _names(tenant, service)]))
 
 
 @router.get("/v1/models/{name}", tags=_TEXTS, response_model=text_schemas.TextModel, responses=_ERRORS)
 async def model(name: ModelName, tenant: TenantDep, service: ServiceDep) -> Response:
     """One of the models that take texts."""
     encoder_of(tenant.catalog.find(name), _options(service, name))
-    return json_response(text_messages.model(name, tenant.name))
+    return json_response(_shown(name, tenant))
 
 
 @router.post(
@@ -126,6 +126,10 @@ def _check_tokens(texts: list[Any], options: TextOptions, size: int) -> None:
 
 def _options(service: Service, name: str) -> TextOptions:
     return service.config.models.options.get(name, ModelOptions()).text or DEFAULTS
+
+
+def _shown(name: str, tenant: Tenant) -> text_schemas.TextModel:
+    return text_schemas.TextModel(name, "model", 0, tenant.name)
 
 
 def _names(tenant: Tenant, service: Service) -> list[str]:

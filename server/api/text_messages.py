@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from msgspec.structs import asdict
 
 from ..errors import BadRequest
 from ..protocol.json_document import Object, count, field, refuse, unsigned
-
-MOST_TEXTS = 2048
-"""Texts of one request, as at OpenAI."""
+from . import text_schemas as schemas
+from .text_schemas import MOST_TEXTS
 
 
 class EmbeddingsRequest(NamedTuple):
@@ -80,42 +80,27 @@ def embeddings(request: EmbeddingsRequest, rows: Any, tokens: int, normalize: bo
         if normalize:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     rows = np.ascontiguousarray(rows, np.float32)
-    data = [
-        {"object": "embedding", "index": index, "embedding": _base64(row) if request.as_base64 else row}
-        for index, row in enumerate(rows)
-    ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    answer = {"object": "list", "data": data, "model": request.model, "usage": usage}
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    data = [schemas.Embedding("embedding", index, _base64(row) if request.as_base64 else row) for index, row in enumerate(rows)]
+    answer = schemas.Embeddings("list", data, request.model, schemas.Usage(tokens, tokens))
+    return orjson.dumps(answer, asdict, orjson.OPT_SERIALIZE_NUMPY)
 
 
-def ranking(request: RerankRequest, scores: Sequence[float], tokens: int) -> Object:
+def ranking(request: RerankRequest, scores: Sequence[float], tokens: int) -> schemas.Ranking:
     """The answer: the documents with the highest scores, the best first."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.most]
-    results: list[Object] = [{"index": index, "relevance_score": scores[index]} for index in order]
-    for each in results if request.with_documents else ():
-        each["document"] = {"text": request.documents[each["index"]]}
-    return {"object": "list", "model": request.model, "results": results, "usage": {"total_tokens": tokens}}
-
-
-def models(names: Sequence[str], owner: str) -> Object:
-    """The models that take texts."""
-    return {"object": "list", "data": [model(name, owner) for name in names]}
-
-
-def model(name: str, owner: str) -> Object:
-    """One of them. When it was made is not known."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": owner}
+    texts = {index: schemas.RankedText(request.documents[index]) for index in order if request.with_documents}
+    results = [schemas.Ranked(index, scores[index], texts.get(index)) for index in order]
+    return schemas.Ranking("list", request.model, results, schemas.RankingUsage(tokens))
 
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
-def error(status: int, text: str) -> Object:
+def error(status: int, text: str) -> schemas.OpenAIError:
     """An error as OpenAI's clients expect it."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": text, "type": kind, "param": None, "code": _CODES.get(status)}}
+    return schemas.OpenAIError(schemas.OpenAIErrorContent(text, kind, None, _CODES.get(status)))
 
 
 def _base64(row: Any) -> str:

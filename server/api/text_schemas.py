@@ -1,11 +1,14 @@
-"""Requests and answers of the routes for texts as pydantic models, which /openapi.json shows; see `schemas`."""
+"""Answers of the routes for texts, and requests as pydantic models, which /openapi.json shows; see `schemas`."""
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
 from pydantic import BaseModel, ConfigDict, Field
 
-from .schemas import Schema
-from .text_messages import MOST_TEXTS
+from ..facts import Fact
+
+MOST_TEXTS = 2048
+"""Texts of one request, as at OpenAI."""
 
 Name = Annotated[str, Field(description="A model that takes texts.", examples=["minilm"])]
 Timeout = Annotated[int | None, Field(ge=0, description="Microseconds, as of an inference; 0: none.")]
@@ -36,22 +39,22 @@ class EmbeddingsRequest(Asked):
     priority: Priority = None
 
 
-class Embedding(Schema):
+class Embedding(Fact):
     """The embedding of one text."""
 
     object: Literal["embedding"]
-    index: int = Field(description="Of the text in the request.")
-    embedding: list[float] | str = Field(description="Numbers, or with `encoding_format` base64 a text.")
+    index: Annotated[int, "Of the text in the request."]
+    embedding: Annotated[list[float] | str, "Numbers, or with `encoding_format` base64 a text."]
 
 
-class Usage(Schema):
+class Usage(Fact):
     """Tokens of all texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(Schema):
+class Embeddings(Fact):
     """An embedding for each text, in their order."""
 
     object: Literal["list"]
@@ -78,27 +81,27 @@ class RerankRequest(Asked):
     priority: Priority = None
 
 
-class RankedText(Schema):
+class RankedText(Fact):
     """The document that a result is of."""
 
     text: str
 
 
-class Ranked(Schema):
+class Ranked(Fact, omit_defaults=True):
     """A document and how well it answers the query."""
 
-    index: int = Field(description="Of the document in the request.")
-    relevance_score: float = Field(description="A cross-encoder's score, from 0 to 1, or a cosine, from -1 to 1.")
-    document: RankedText | None = Field(None, description="With `return_documents`.")
+    index: Annotated[int, "Of the document in the request."]
+    relevance_score: Annotated[float, "A cross-encoder's score, from 0 to 1, or a cosine, from -1 to 1."]
+    document: Annotated[RankedText | None, "With `return_documents`."] = None
 
 
-class RankingUsage(Schema):
+class RankingUsage(Fact):
     """Tokens of all texts."""
 
     total_tokens: int
 
 
-class Ranking(Schema):
+class Ranking(Fact):
     """The documents, the best first."""
 
     object: Literal["list"]
@@ -107,32 +110,32 @@ class Ranking(Schema):
     usage: RankingUsage
 
 
-class TextModel(Schema):
+class TextModel(Fact):
     """A model that takes texts."""
 
-    id: str = Field(description="Its name.")
+    id: Annotated[str, "Its name."]
     object: Literal["model"]
-    created: int = Field(description="Always 0: it is not known.")
-    owned_by: str = Field(description="The tenant.")
+    created: Annotated[int, "Always 0: it is not known."]
+    owned_by: Annotated[str, "The tenant."]
 
 
-class TextModels(Schema):
+class TextModels(Fact):
     """The models that take texts."""
 
     object: Literal["list"]
     data: list[TextModel]
 
 
-class OpenAIErrorContent(Schema):
+class OpenAIErrorContent(Fact):
     """What is wrong."""
 
-    message: str = Field(description="The text of the error, as everywhere else.")
-    type: str = Field(examples=["invalid_request_error"])
+    message: Annotated[str, "The text of the error, as everywhere else."]
+    type: Annotated[str, Meta(examples=["invalid_request_error"])]
     param: None
-    code: str | None = Field(examples=["model_not_found"])
+    code: Annotated[str | None, Meta(examples=["model_not_found"])]
 
 
-class OpenAIError(Schema):
+class OpenAIError(Fact):
     """An error as OpenAI's clients expect it."""
 
     error: OpenAIErrorContent

@@ -214,7 +214,8 @@ def test_errors_are_described(
     described = responses.get(f"{status}") or responses["default"]
     model = text_schemas.OpenAIError if name in TEXTS else schemas.Error
     assert described["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{model.__name__}"}
-    assert model.model_validate_json(answer.content).model_dump_json().encode() == answer.content
+    adapter = TypeAdapter(model)
+    assert adapter.dump_json(adapter.validate_json(answer.content)) == answer.content
     assert all(name in answer.headers for name in described.get("headers", ()))
 
 
