@@ -721,7 +721,7 @@ async def test_a_connection_that_has_ended_is_not_kept_in_memory_as_long_as_an_i
         if leave == "lost":
             bench.connection.connection_lost(None)
         else:
-            bench.connection.data_received(b"\0")
+            bench.connection.data_received(b"\n")
             assert bench.transport.protocol is not None
     ended = weakref.ref(bench.connection)
     del bench
