@@ -19,7 +19,7 @@ from ..protocol.request import Limits
 from ..scheduling.lane import Lane
 from ..scheduling.limits import CONNECTIONS, LARGE_BODIES, RateLimits, SharedRateLimits, TokenBucket
 from ..scheduling.pending import Canceller
-from ..scheduling.scheduler import HelperScheduler, Scheduler, SpreadScheduler
+from ..scheduling.scheduler import HelperScheduler, Scheduler
 from .answers import Statistics
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel, none_ready
@@ -191,11 +191,11 @@ def open_tenant(
     scheduler: Scheduler
     if occupancy and helper:
         scheduler = HelperScheduler(slots(config), config.queue, queue, occupancy)
-    elif spread:
-        scheduler = SpreadScheduler(config.queue, config.in_flight, HORIZON, queue, len(spread.members))
-        spread.on_serving = scheduler.set_devices
     else:
         scheduler = Scheduler(config.queue, config.in_flight, HORIZON, queue)
+        if spread:
+            scheduler.set_devices(len(spread.members))
+            spread.on_serving = scheduler.set_devices
     lane = Lane(config.name, scheduler, link, control, blocks, helper)
     uploads = Uploads(config.memory, lambda text: lane.admission.reject(f"{text} ({memory})"), occupancy=occupancy)
     unread = UnreadAnswers(config.memory, config.name, lane.admission.count_unread)

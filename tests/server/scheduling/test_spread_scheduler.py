@@ -4,7 +4,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.link.messages import Ticket
 from server.scheduling.batching import batchable
 from server.scheduling.queue_policy import Batching
-from server.scheduling.scheduler import SpreadScheduler
+from server.scheduling.scheduler import Scheduler
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (), max_batch=8)
@@ -15,7 +15,8 @@ def tickets(count: int) -> list[Ticket]:
 
 
 def test_each_device_has_places_of_its_own() -> None:
-    scheduler = SpreadScheduler(8, 2, 0, "queue", devices=2)
+    scheduler = Scheduler(8, 2)
+    scheduler.set_devices(2)
     for each in tickets(6):
         scheduler.add(each)
     assert [each.slot for each in scheduler.take()] == [0, 1, 2, 3]
@@ -31,7 +32,8 @@ def test_each_device_has_places_of_its_own() -> None:
 
 
 def test_a_single_request_does_not_wait_for_a_batch_while_a_device_is_idle() -> None:
-    scheduler = SpreadScheduler(8, 2, 0, "queue", devices=2)
+    scheduler = Scheduler(8, 2)
+    scheduler.set_devices(2)
     batching = Batching(SIGNATURE, most=8, delay=1.0)
     for each in tickets(3):
         scheduler.add(each, 0, batchable(batching, each, 0.0))
