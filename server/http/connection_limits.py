@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from ..errors import RequestError
-from ..link.occupancy import Occupancy
+from ..link.occupancy import CONNECTIONS, Occupancy
 
 log = logging.getLogger("greenlane.http")
 
@@ -109,7 +109,7 @@ class Connections(MutableSet[Connection]):
         """Whether more are open than the tenant may have."""
         if self._most is None:
             return False
-        elsewhere = self._occupancy.connections_elsewhere() if self._occupancy else 0
+        elsewhere = self._occupancy.elsewhere(CONNECTIONS) if self._occupancy else 0
         return len(self._all) - len(self._ending) + elsewhere > self._most
 
     def refuse(self) -> RequestError:
@@ -120,7 +120,7 @@ class Connections(MutableSet[Connection]):
 
     def _tell(self) -> None:
         if self._occupancy is not None:
-            self._occupancy.set_connections(len(self._all) - len(self._ending))
+            self._occupancy.set(CONNECTIONS, len(self._all) - len(self._ending))
 
     def _make_room(self) -> None:
         """Close up to a sixteenth of the limit, at least one if there is a candidate."""

@@ -20,14 +20,14 @@ from .blocks import LARGE, UNIT, BlockAllocator
 
 _HEAD = mmap.PAGESIZE
 """Bytes before the units' bytes: cells of 64 bits. The first says whether the queue is full, then each process has one for its
-arriving bytes; from `_HELD_TOKENS`, `_CONNECTIONS`, `_LARGE` and `_LOT_SINCE` on others of each process, and from `_BUCKETS` on
-token buckets."""
+arriving bytes; from `_HELD_TOKENS`, `CONNECTIONS`, `LARGE_BODIES` and `_LOT_SINCE` on others of each process, and from
+`_BUCKETS` on token buckets."""
 LEAD = 1
 """The number of the lead, the process whose lane has the tenant's queue."""
 MOST_PROCESSES = 64
 """HTTP processes of one tenant, at most: more would help no machine that there is, and their numbers fit into a byte."""
-_CONNECTIONS = 128
-_LARGE = 256
+ARRIVING, CONNECTIONS, LARGE_BODIES = 0, 128, 256
+"""What each process counts: bytes of arriving bodies, its connections, and large bodies."""
 _HELD_TOKENS = (64, 192)
 """For each of the two token buckets. The number of a process is added to each of these, so none has a process 0."""
 _LOT_SINCE = 320
@@ -69,31 +69,13 @@ class Occupancy:
         """For the lead."""
         self._cells[0] = full
 
-    def set_arriving(self, nbytes: int) -> None:
-        """Set how many bytes of arriving bodies this process has."""
-        self._cells[self.number] = nbytes
+    def set(self, count: int, own: int) -> None:
+        """Set how many of ARRIVING, CONNECTIONS or LARGE_BODIES this process has."""
+        self._cells[count + self.number] = own
 
-    def arriving_elsewhere(self) -> int:
-        """How many bytes of arriving bodies all other processes have."""
-        return sum(self._cells[1 : 1 + MOST_PROCESSES].tolist()) - self._cells[self.number]
-
-    def set_connections(self, count: int) -> None:
-        """Set how many connections this process has."""
-        self._cells[_CONNECTIONS + self.number] = count
-
-    def connections_elsewhere(self) -> int:
-        """How many connections all other processes have."""
-        own = self._cells[_CONNECTIONS + self.number]
-        return sum(self._cells[_CONNECTIONS + 1 : _CONNECTIONS + 1 + MOST_PROCESSES].tolist()) - own
-
-    def set_large_bodies(self, count: int) -> None:
-        """Set how many large bodies this process has."""
-        self._cells[_LARGE + self.number] = count
-
-    def large_bodies_elsewhere(self) -> int:
-        """How many large bodies all other processes have."""
-        own = self._cells[_LARGE + self.number]
-        return sum(self._cells[_LARGE + 1 : _LARGE + 1 + MOST_PROCESSES].tolist()) - own
+    def elsewhere(self, count: int) -> int:
+        """How many of them all other processes have."""
+        return sum(self._cells[count + 1 : count + 1 + MOST_PROCESSES].tolist()) - self._cells[count + self.number]
 
     def bucket(self, index: int) -> tuple[int, int, int]:
         """What is in a token bucket, since when, and what all processes held then (see `scheduling.limits`).
@@ -172,7 +154,7 @@ class Occupancy:
                 end += 1
             self._map[_HEAD + at : _HEAD + end] = bytes(end - at)
             at = units.find(held, end)
-        for first in (0, _CONNECTIONS, _LARGE, *_HELD_TOKENS):
+        for first in (ARRIVING, CONNECTIONS, LARGE_BODIES, *_HELD_TOKENS):
             self._cells[first + number] = 0
 
     def longest_free(self, low: int, high: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..errors import RequestError, TooSlow, Unavailable
 from ..link.blocks import LARGE
-from ..link.occupancy import Occupancy
+from ..link.occupancy import ARRIVING, LARGE_BODIES, Occupancy
 
 GRACE = 30.0
 """Seconds that any body may take to arrive; each `MIN_RATE` bytes that arrived give it one more."""
@@ -68,7 +68,7 @@ class Uploads:
         """
         others = self._reserved - own
         if self._occupancy is not None:
-            others += self._occupancy.arriving_elsewhere()
+            others += self._occupancy.elsewhere(ARRIVING)
         if others and others + own + nbytes > self._limit:
             text = f"a body of {own + nbytes} bytes while {others} bytes of others are on their way"
             raise self._full(f"{text}; together they may have {self._limit}")
@@ -77,7 +77,7 @@ class Uploads:
         self._reserved += nbytes
         self.counted += nbytes
         if self._occupancy is not None:
-            self._occupancy.set_arriving(self._reserved)
+            self._occupancy.set(ARRIVING, self._reserved)
 
     def limit_large(self, most: int | None, full: Callable[[str], RequestError]) -> None:
         """Set how many bodies above `LARGE` may be on their way at a time, None for any number; `full` makes the error."""
@@ -86,7 +86,7 @@ class Uploads:
     def _add_large(self, nbytes: int) -> None:
         """Count a body of so many bytes as large. Raises what `limit_large` says."""
         if self._most_large is not None:
-            large = self._large + (self._occupancy.large_bodies_elsewhere() if self._occupancy is not None else 0)
+            large = self._large + (self._occupancy.elsewhere(LARGE_BODIES) if self._occupancy is not None else 0)
             if large >= self._most_large:
                 text = f"a body of {nbytes} bytes, but {large} of more than {LARGE} are on their way, and no more may be"
                 raise self._full_of_large(f"{text}. Send it again when one has arrived, or send fewer at a time")
@@ -95,7 +95,7 @@ class Uploads:
     def _set_large(self, count: int) -> None:
         self._large = count
         if self._occupancy is not None:
-            self._occupancy.set_large_bodies(count)
+            self._occupancy.set(LARGE_BODIES, count)
 
     def release(self, nbytes: int) -> None:
         """Free the bytes that were reserved for one body."""
@@ -103,7 +103,7 @@ class Uploads:
             self._set_large(self._large - 1)
         self._reserved -= nbytes
         if self._occupancy is not None:
-            self._occupancy.set_arriving(self._reserved)
+            self._occupancy.set(ARRIVING, self._reserved)
 
     def add(self, upload: Upload, nbytes: int) -> None:
         """Add an upload with a body of so many bytes. Raises as `reserve` does."""

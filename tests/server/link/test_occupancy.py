@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server.errors import MemoryFull, TooLarge
 from server.link import occupancy as occupancies
 from server.link.blocks import LARGE, UNIT, BlockAllocator
-from server.link.occupancy import LEAD, Occupancy, SharedBlocks
+from server.link.occupancy import ARRIVING, CONNECTIONS, LARGE_BODIES, LEAD, Occupancy, SharedBlocks
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -86,21 +86,21 @@ def test_bodies_that_are_still_arriving_get_no_more_than_half_of_it(shared: list
 def test_arriving_bodies_are_added_up(shared: list[SharedBlocks]) -> None:
     lead, *helpers = [each._occupancy for each in shared]
     for number, each in enumerate((lead, *helpers)):
-        each.set_arriving(10**number)
-    assert [lead.arriving_elsewhere(), helpers[0].arriving_elsewhere()] == [110, 101]
+        each.set(ARRIVING, 10**number)
+    assert [lead.elsewhere(ARRIVING), helpers[0].elsewhere(ARRIVING)] == [110, 101]
     lead.free_all_of(2)
-    assert lead.arriving_elsewhere() == 100
+    assert lead.elsewhere(ARRIVING) == 100
     lead.set_queue_is_full(True)
     assert helpers[1].queue_is_full
 
 
 def test_connections_and_large_bodies_of_a_process_that_ended_count_no_more(shared: list[SharedBlocks]) -> None:
     lead, ended, _ = [each._occupancy for each in shared]
-    ended.set_connections(3)
-    ended.set_large_bodies(2)
-    assert (lead.connections_elsewhere(), lead.large_bodies_elsewhere()) == (3, 2)
+    ended.set(CONNECTIONS, 3)
+    ended.set(LARGE_BODIES, 2)
+    assert (lead.elsewhere(CONNECTIONS), lead.elsewhere(LARGE_BODIES)) == (3, 2)
     lead.free_all_of(ended.number)
-    assert (lead.connections_elsewhere(), lead.large_bodies_elsewhere()) == (0, 0)
+    assert (lead.elsewhere(CONNECTIONS), lead.elsewhere(LARGE_BODIES)) == (0, 0)
 
 
 HOLDS_THE_LOCK = """
