@@ -7,6 +7,7 @@ from pathlib import Path
 from greenlane.load.figures import figures, merged
 from greenlane.load.rules import BOUND, ENOUGH
 from greenlane.report.page import document, pairs
+from partitions.plan import ranges
 
 from . import lending
 from .attacks import WHAT
@@ -14,7 +15,7 @@ from .findings import Findings
 from .lending import STATES, Lent
 from .measure import Measured, Result
 from .plot import of_lending, of_pair
-from .text import MEANS, about, about_lending, legend, listed, milliseconds, short, times
+from .text import MEANS, about, about_lending, legend, milliseconds, short, times
 
 _STYLE = Path(__file__).parent / "page.css"
 LENDING_NOTES = (
@@ -51,7 +52,8 @@ def _verdict(findings: Findings) -> str:
 
 def _located(findings: Findings) -> str:
     rows = [
-        f"<tr>{_cells([each.tenant, f'{each.unit} {listed(each.units)}'])}<td>{_chip(each.word)} {escape(each.why)}</td>"
+        f"<tr>{_cells([each.tenant, ' '.join((each.unit, ranges(each.units) or 'none'))])}"
+        f"<td>{_chip(each.word)} {escape(each.why)}</td>"
         f"<td>{_chip(each.own_word) if each.own_why else ''} {escape(each.own_why)}</td></tr>"
         for each in findings.located
     ]

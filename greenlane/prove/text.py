@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from greenlane.load.figures import figures, merged
 from greenlane.load.intervals import Interval
 from greenlane.load.rules import BOUND
+from partitions.plan import ranges
 
 from . import lending
 from .attacks import WHAT
@@ -82,9 +83,9 @@ def _not_asked(tenant: Surveyed) -> Iterator[str]:
 def _lines(findings: Findings) -> Iterator[str]:
     yield from ("", "Where work ran")
     for each in findings.located:
-        where = f" on {each.unit}{'s' * (len(each.units) != 1)} {listed(each.units)}" if each.units else ""
+        where = f" on {each.unit}{'s' * (len(each.units) != 1)} {ranges(each.units)}" if each.units else ""
         yield f"  {each.tenant}: probe{where}: {each.word}: {each.why}"
-        own = f" on {listed(each.own)}" if each.own else ""
+        own = f" on {ranges(each.own)}" if each.own else ""
         if each.own_why:
             yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"
     for tenant in findings.tenants:
@@ -147,17 +148,6 @@ def _line(result: Result) -> str:
     one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
     held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
     return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>24} {shared:>9}  {result.ruling.word}"
-
-
-def listed(numbers: tuple[int, ...]) -> str:
-    """Numbers with ranges, as 0-3,8."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found) or "none"
 
 
 def legend(findings: Findings) -> str:
