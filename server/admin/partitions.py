@@ -148,8 +148,7 @@ def _device(controller: Controller, device: ControlledDevice) -> schemas.NamedDe
 
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
-    ladders = controller.placements.ready
-    wide = await controller.placements.wide()
+    ladders, wide = await controller.placements.rungs(), await controller.placements.wide()
     devices = [
         schemas.DeviceGranules(each.name, each.info.unit, len(each.info.granules), each.free) for each in controller.devices
     ]

@@ -64,7 +64,7 @@ class Partition(Schema):
     device: str = Field(description="The device's name.")
     devices: list[DeviceShare] | None = Field(default=None, description="Absent for a tenant on one device.")
     wide: WidePartition | None = Field(default=None, description="Absent without a `burst`, and where no tenant lends.")
-    ladder: list[ReadyShare] = Field(default_factory=list, description="Absent without a `ladder`, and until it is made.")
+    ladder: list[ReadyShare] = Field(default_factory=list, description="What is ready now. Absent where nothing is.")
 
 
 class DeviceGranules(Fact):

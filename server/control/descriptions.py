@@ -114,10 +114,10 @@ class TenantMemory(Fact, rename={"tenant": "name", "limit": "device_memory"}):
 
 
 class ReadyShare(Fact):
-    """A share on which the tenant's models were ready when granules last changed hands, beside its own."""
+    """A share on which the tenant's models are ready beside its own."""
 
     granules: Annotated[Granules, "Indices of granules."]
-    models: Annotated[int, "How many were ready there."]
+    models: Annotated[int, "How many are ready there: fewer than it has while they are made, or where they gave way."]
     bytes: Annotated[int, "Memory that they add: of the device, on cores of the host."]
 
 

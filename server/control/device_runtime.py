@@ -86,6 +86,9 @@ class Placements(Protocol):
     async def stretches(self) -> dict[str, WidePartition]:
         """Its wide partitions, planned or made."""
 
+    async def rungs(self) -> dict[str, list[ReadyShare]]:
+        """What is ready for a move now, of what `hold` asks for, and what it has left and is not closed yet."""
+
 
 class Models(Protocol):
     """The models of its tenants."""

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
@@ -14,13 +15,14 @@ from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
 from .descriptions import ReadyShare
-from .device_runtime import DeviceRuntime
+from .device_runtime import DeviceRuntime, Placements
 from .stretch import Wide, WidePartition, plan_wide
 
 lending_log = logging.getLogger("greenlane.lending")
 ladder_log = logging.getLogger("greenlane.ladder")
 _FAILURES = (RequestError, EngineError, PartitionError)
 """What a device side answers that cannot do what is planned. One that is started again gets the plan then."""
+T = TypeVar("T")
 
 
 class PlacementPlans:
@@ -36,7 +38,7 @@ class PlacementPlans:
         self._tenants = tenants
         self._devices = devices
         self._changing = changing
-        self.ready: dict[str, list[ReadyShare]] = {}
+        self._logged: dict[str, list[ReadyShare]] = {}
         """What was ready for a move when the last plan was carried out, by tenant."""
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
@@ -59,7 +61,7 @@ class PlacementPlans:
     def reconfigure(self, tenants: Mapping[str, TenantConfig]) -> None:
         """Plan for these tenants from now on; some may have come or gone, but none where tenants borrow."""
         self._tenants = tenants
-        self.ready = {name: each for name, each in self.ready.items() if name in tenants}
+        self._logged = {name: each for name, each in self._logged.items() if name in tenants}
         self._loaded = self._loaded or (self._needed and self._work is None)
         self.remake()
 
@@ -97,13 +99,19 @@ class PlacementPlans:
 
     async def wide(self) -> dict[str, WidePartition]:
         """Every wide partition, planned or made, by tenant, as its device side reports it."""
-        found: dict[str, WidePartition] = {}
-        for device in self._devices if any(tenant.burst for tenant in self._tenants.values()) else ():
+        return await self._asked("burst", lambda each: each.stretches())
+
+    async def rungs(self) -> dict[str, list[ReadyShare]]:
+        """What is ready for a move now, by tenant, as its device side reports it."""
+        return await self._asked("ladder", lambda each: each.rungs())
+
+    async def _asked(self, key: str, ask: Callable[[Placements], Awaitable[dict[str, T]]]) -> dict[str, T]:
+        """What device sides answer, if any tenant has this key."""
+        found: dict[str, T] = {}
+        for device in self._devices if self._any(key) else ():
             for runtime in device.distinct():
-                try:
-                    found |= await runtime.placements.stretches()
-                except RequestError:  # It is being started again, and has none.
-                    continue
+                with suppress(RequestError):  # It is being started again, and has none.
+                    found |= await ask(runtime.placements)
         return found
 
     def plan_ready(self, device: ControlledDevice) -> dict[str, list[Granules]]:
@@ -122,7 +130,11 @@ class PlacementPlans:
 
     @property
     def _needed(self) -> bool:
-        return any(tenant.burst or tenant.ladder for tenant in self._tenants.values())
+        return self._any("burst") or self._any("ladder")
+
+    def _any(self, key: str) -> bool:
+        """Whether any tenant has this key."""
+        return any(getattr(tenant, key) for tenant in self._tenants.values())
 
     def _plan_wide(self, device: ControlledDevice) -> dict[str, Wide]:
         homes = {name: partition.granules for name, partition in device.held.items()}
@@ -147,16 +159,15 @@ class PlacementPlans:
 
     async def _carry_out(self) -> None:
         """Every device side is sent all that is planned, as the plan before may not have come to all of them."""
-        tenants = self._tenants.values()
         async with self._changing:
-            for device in self._devices if any(tenant.burst for tenant in tenants) else ():
+            for device in self._devices if self._any("burst") else ():
                 device.wide = self._plan_wide(device)
                 for runtime in device.distinct():
                     try:
                         await runtime.placements.stretch(device.of(runtime, device.wide))
                     except _FAILURES as error:
                         lending_log.warning("no wide partitions for now: %s", error)
-        for device in self._devices if any(tenant.ladder for tenant in tenants) else ():
+        for device in self._devices if self._any("ladder") else ():
             plans = self.plan_ready(device)
             for runtime in device.distinct():
                 await self._hold(runtime, device.of(runtime, plans))
@@ -169,9 +180,9 @@ class PlacementPlans:
             ladder_log.warning("no ladders for now: %s", error)
             return
         for name in plans:
-            before, now = self.ready.pop(name, []), found.get(name)
+            before, now = self._logged.pop(name, []), found.get(name)
             if now:
-                self.ready[name] = now
+                self._logged[name] = now
             for state in now if now and now != before else ():
                 _log_ready(name, state)
 

@@ -73,7 +73,7 @@ class Placements:
         for name in dict.fromkeys((*self._tenants, *ready)):
             self.of(name).hold(ready.get(name, ()))
         await self.settled()
-        return {name: states for name, each in self._tenants.items() if (states := each.states())}
+        return await self.rungs()
 
     async def settled(self) -> None:
         """Wait until all is made, or cannot be."""
@@ -82,6 +82,9 @@ class Placements:
 
     async def stretches(self) -> dict[str, WidePartition]:
         return {name: state for name, each in self._tenants.items() if (state := each.wide_state())}
+
+    async def rungs(self) -> dict[str, list[ReadyShare]]:
+        return {name: states for name, each in self._tenants.items() if (states := each.states())}
 
     def look(self) -> None:
         """Find the models that take too long to go wide, for `stretches`."""

@@ -71,13 +71,24 @@ async def admin(served: Served, path: str, body: object = None) -> Any:
         return answer.json()
 
 
+async def ladders_stand(served: Served) -> None:
+    """Wait until both tenants' model is ready on the other share of their ladder."""
+    async with asyncio.timeout(30):
+        while [rung["models"] for each in (await shares(served)).values() for rung in each.get("ladder", ())] != [1, 1]:
+            await asyncio.sleep(0.05)
+
+
+async def shares(served: Served) -> dict[str, Any]:
+    return (await admin(served, "/admin/partitions"))["partitions"]
+
+
 async def moves(served: Served) -> list[dict[str, Any]]:
     return (await admin(served, "/admin/moves"))["moves"]
 
 
 async def test_a_load_that_comes_and_goes_moves_a_core_and_back_by_ladder(standard: Path) -> None:
     with serving(configuration(standard, *TENANTS), VirtualDevice(4)) as served:
-        until(lambda: set(served.controller.placements.ready) == {"acme", "globex"})
+        await ladders_stand(served)
         await fly(served, "on")
         await asyncio.sleep(3 * PACE.window)
         assert await moves(served) == []

@@ -1,10 +1,10 @@
 """What one device process reports of itself, as the supervisor gets it: the last report where it does not answer."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ...accounts.usage import Report
-from ...control.descriptions import Execution, TenantMemory
+from ...control.descriptions import Execution, ReadyShare, TenantMemory
 from ...control.device_runtime import Models, Placements
 from ...control.stretch import WidePartition
 from ..channels.calls import Caller, proxy
@@ -17,6 +17,7 @@ class _OfTenant(Protocol):
     def tenant(self) -> str: ...
 
 
+_T = TypeVar("_T")
 _Row = TypeVar("_Row", bound=_OfTenant)
 
 
@@ -35,6 +36,7 @@ class DeviceReports:
         self._executions: list[Execution] = []
         self._memory: list[TenantMemory] = []
         self._stretches: dict[str, WidePartition] = {}
+        self._rungs: dict[str, list[ReadyShare]] = {}
 
     def __repr__(self) -> str:
         return f"<DeviceReports, {len(self._executions)} executions>"
@@ -51,14 +53,22 @@ class DeviceReports:
 
     async def stretches(self) -> dict[str, WidePartition]:
         if (found := await in_time(self._placements.stretches())) is not None:
-            self._had.update(self._tenants)
-            self._stretches = {name: each for name, each in found.items() if name in self._had}
+            self._stretches = self._by_tenant(found)
         return self._stretches
+
+    async def rungs(self) -> dict[str, list[ReadyShare]]:
+        if (found := await in_time(self._placements.rungs())) is not None:
+            self._rungs = self._by_tenant(found)
+        return self._rungs
 
     async def usage(self) -> Report | None:
         """None if the process does not answer: what was used is not reported twice."""
         found = await in_time(self._runtime.usage())
         return found and found._replace(tenants=self._own(found.tenants))
+
+    def _by_tenant(self, found: Mapping[str, _T]) -> dict[str, _T]:
+        self._had.update(self._tenants)
+        return {name: each for name, each in found.items() if name in self._had}
 
     def _own(self, rows: Sequence[_Row]) -> list[_Row]:
         self._had.update(self._tenants)

@@ -98,3 +98,6 @@ class RemotePlacements:
 
     async def stretches(self) -> dict[str, WidePartition]:
         return await self._reports.stretches()
+
+    async def rungs(self) -> dict[str, list[ReadyShare]]:
+        return await self._reports.rungs()

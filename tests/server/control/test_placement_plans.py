@@ -9,6 +9,7 @@ from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, ReadyShare
 from server.control.placement_plans import PlacementPlans
+from server.errors import Unavailable
 
 from .test_several_devices import FakeRuntime
 
@@ -22,12 +23,18 @@ class Runtime(FakeRuntime):
         self.free.set()
         self.asked = asyncio.Event()
         self.held: Mapping[str, Sequence[Granules]] = {}
+        self.name = name
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self.asked.set()
         await self.free.wait()
         self.held = ready
         return {}
+
+    async def rungs(self) -> dict[str, list[ReadyShare]]:
+        if self.away:
+            raise Unavailable("it is being started again")
+        return {self.name: [ReadyShare(tuple(each), 1, 0) for each in self.held.get(self.name, ())]}
 
 
 async def loaded() -> None:
@@ -45,6 +52,10 @@ async def test_a_plan_that_gives_up_the_one_before_comes_to_every_device_process
     plans.begin(loaded)
     await plans.carried_out()
     assert {name: len(side.held[name]) for name, side in sides.items()} == {"acme": 1, "globex": 1}
+    assert list(await plans.rungs()) == ["acme", "globex"]
+    sides["acme"].away = True
+    assert list(await plans.rungs()) == ["globex"], "a process that has ended has no rung"
+    sides["acme"].away = False
     device.hold({"acme": (0,), "globex": (3,)})
     sides["acme"].free.clear()
     sides["acme"].asked.clear()

@@ -62,12 +62,12 @@ async def test_models_are_ready_on_every_rung_after_they_are_served(site: Site) 
     await answered(site)
 
 
-async def test_what_is_ready_is_logged_and_kept_for_the_admin_api(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_ready_is_logged_and_reported_for_the_admin_api(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with serving(root, tenants=LADDERS) as site:
         await settled(site)
-        (state,) = site.controller.placements.ready["acme"]
-        assert state == ReadyShare(WIDE, 2, 0)
+        rungs = await site.controller.placements.rungs()
+        assert rungs == {"acme": [ReadyShare(WIDE, 2, 0)], "globex": [ReadyShare((2, 3, 4, 5), 1, 0)]}
     assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
 
 
@@ -122,7 +122,7 @@ async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(roo
         assert (await move(site, acme=4)).paused["acme"].ladder
         await settled(site)
         assert rungs(site)["acme"] == {}
-        assert site.controller.placements.ready == {}
+        assert await site.controller.placements.rungs() == {}
         await move(site, acme=2)
         await settled(site)
         assert rungs(site)["acme"] == {rung: 2}
