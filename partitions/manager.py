@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 
 from .base import Device, Partition
 from .plan import Granules, assign, movers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Move:
     """A change of plan: the granules of every holder before and after it."""
 
     before: Mapping[str, Granules]
     after: Mapping[str, Granules]
 
-    @property
+    @cached_property
     def movers(self) -> tuple[str, ...]:
         """The holders whose granules change, sorted by name. The others are not affected."""
         return movers(self.before, self.after)
