@@ -121,13 +121,12 @@ class Launcher:
         """
         if new:
             self._awake.arrived()
-            if self.tickets.run_now is not None:
-                self._launch_soon()
-                return
-        if not self._scheduler.busy:
-            self._launch_now()
-        elif self._scheduler.any_waiting:
+        if not self._scheduler.launches:
+            return
+        if self._scheduler.busy or (new and self.tickets.run_now is not None):
             self._launch_soon()
+        else:
+            self._launch_now()
 
     def close(self) -> None:
         """Cancel the timer."""

@@ -82,9 +82,9 @@ class Scheduler:
         return bool(self._in_flight)
 
     @property
-    def any_waiting(self) -> bool:
-        """Whether anything is queued."""
-        return bool(self._waiting)
+    def launches(self) -> bool:
+        """Whether anything is queued for which there is room in flight."""
+        return bool(self._waiting) and not self.held and self._running < self._current_limit
 
     @property
     def idle(self) -> bool:

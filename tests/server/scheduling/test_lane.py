@@ -68,6 +68,21 @@ async def test_a_ticket_too_long_for_the_link_is_refused_and_leaves_the_queue_as
     assert lane.statistics().in_flight == 0
 
 
+async def test_a_request_for_which_there_is_no_room_in_flight_does_not_keep_the_event_loop_awake(
+    lane: Lane, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback that finds nothing to launch costs 2 us of a request's 16, as the event loop looks once more for events."""
+    ask(lane)
+    loop, later = asyncio.get_running_loop(), []
+    monkeypatch.setattr(loop, "call_soon", lambda *given, **_: later.append(given))
+    second, _ = ask(lane)
+    ask(lane)
+    monkeypatch.undo()
+    assert later == []
+    await hand.end()
+    assert [ticket.slot for ticket in hand.tickets] == [second.index]
+
+
 async def test_a_full_queue_rejects_a_request_and_counts_it(lane: Lane) -> None:
     for _ in range(3):
         ask(lane)
