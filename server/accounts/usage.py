@@ -11,6 +11,8 @@ from msgspec import Meta
 NS = 10**9
 Count = Annotated[int, Meta(ge=0)]
 """In what other processes send."""
+Name = Annotated[str, Meta(max_length=1024)]
+"""A name or a phrase in what they send."""
 
 
 class Usage(NamedTuple):
@@ -19,10 +21,10 @@ class Usage(NamedTuple):
     `used` is of the tenant's own units, `borrowed` of those of others, by lender.
     """
 
-    model: str
+    model: Name
     works: Count
     used: Count
-    borrowed: Mapping[str, Count]
+    borrowed: Mapping[Name, Count]
 
 
 class TenantUsages(NamedTuple):

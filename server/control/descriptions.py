@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from partitions.plan import Granules
 
-from ..accounts.usage import Count
+from ..accounts.usage import Count, Name
 from ..facts import Fact
 
 
@@ -142,8 +142,8 @@ class Loading(NamedTuple):
     """
 
     tenant: str
-    model: str
-    doing: str = ""
+    model: Name
+    doing: Name = ""
     ready: Count = 0
     failed: Count = 0
     known: Count = 0

@@ -4,7 +4,7 @@ The lead's lane has the requests of all of them, and counts what it refuses and 
 requests of its own connections.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
@@ -39,10 +39,12 @@ def total(lead: Report, helpers: Sequence[Report]) -> Report:
     return Report(served, lead.index, lane, slots, max(report.age for report in (lead, *helpers)), lends)
 
 
-def ended(reports: Sequence[Report]) -> Report:
-    """What helpers that have ended counted, in one report. It keeps totals from falling, which a counter must not."""
+def ended(reports: Sequence[Report], known: Container[Version]) -> Report:
+    """What helpers that have ended counted of these versions, in one report. It keeps totals from falling, which a counter must
+    not.
+    """
     versions = _by_version(reports)
-    served = [ModelReport(name, version, added(found), 0) for (name, version), found in versions.items()]
+    served = [ModelReport(*version, added(found), 0) for version, found in versions.items() if version in known]
     last = reports[-1]
     lane = last.lane._replace(
         rejected=sum(each.lane.rejected for each in reports),

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from ...accounts.usage import Report
+from ...accounts.usage import Report, TenantUsages
 from ...control.descriptions import Execution, ReadyShare, TenantMemory
 from ...control.device_runtime import Models, Placements
 from ...control.stretch import WidePartition
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
 from ..channels.report_source import in_time
+from .known_names import KnownNames
 
 
 class _OfTenant(Protocol):
@@ -25,10 +26,11 @@ class DeviceReports:
     """Belongs to the event loop. `caller` calls the process, which has these `tenants` now.
 
     Each report is the last one that is known if the process does not answer in time. What a process says of tenants that it
-    never had is left out: on cores it is a tenant's own, and could write on another one's bill.
+    never had is left out: on cores it is a tenant's own, and could write on another one's bill. `names` are what it may name.
     """
 
-    def __init__(self, caller: Caller, tenants: Collection[str]) -> None:
+    def __init__(self, caller: Caller, tenants: Collection[str], names: KnownNames) -> None:
+        self._names = names
         self._tenants = tenants
         self._had = set[str]()
         self._models, self._placements = proxy(Models, caller), proxy(Placements, caller)
@@ -64,7 +66,13 @@ class DeviceReports:
     async def usage(self) -> Report | None:
         """None if the process does not answer: what was used is not reported twice."""
         found = await in_time(self._runtime.usage())
-        return found and found._replace(tenants=self._own(found.tenants))
+        return found and found._replace(tenants=[self._known(each) for each in self._own(found.tenants)])
+
+    def _known(self, counted: TenantUsages) -> TenantUsages:
+        """Without what is of too many names."""
+        tenant, keep = counted.tenant, self._names.keep
+        usages = [each for each in counted.usages if all(keep(tenant, name) for name in (each.model, *each.borrowed))]
+        return TenantUsages(tenant, usages)
 
     def _by_tenant(self, found: Mapping[str, _T]) -> dict[str, _T]:
         self._had.update(self._tenants)

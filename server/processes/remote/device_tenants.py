@@ -66,6 +66,10 @@ class DeviceTenants:
     def __repr__(self) -> str:
         return f"<DeviceTenants {', '.join(self.frontends) or 'none'}>"
 
+    def __contains__(self, tenant: str) -> bool:
+        """Whether the process has this tenant, or makes it ready."""
+        return tenant in self.frontends or tenant in self._leaving or tenant in self._coming
+
     def http_side(self, tenant: str) -> HttpSide:
         """What the process calls of this tenant; nothing is done for one that it does not have any more."""
         there: HttpSide | None = self.frontends.get(tenant) or self._leaving.get(tenant) or self._coming.get(tenant)

@@ -49,7 +49,8 @@ class HttpProcesses:
     def remove_helper(self, number: int) -> None:
         """It has ended. What it counted stays in the reports."""
         if found := self._helpers.pop(number, None):
-            self._ended_helpers = [ended([*self._ended_helpers, found[1].last])]
+            known = {(each.name, each.version) for each in self._reports.last.served}  # A process may report any.
+            self._ended_helpers = [ended([*self._ended_helpers, found[1].last], known)]
 
     def forget(self) -> None:
         """The lead has ended, and its helpers with it; counting begins at zero."""

@@ -2,6 +2,7 @@
 granules, with the same models. Pure: nothing here awaits or blocks.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from partitions.plan import Granules
@@ -12,7 +13,12 @@ from ...tenants.catalog import UNLOADED
 from ..channels.device_protocols import Change
 from .crashes import LoadCrashes
 from .device_frontend import DeviceFrontend
+from .known_names import KnownNames
 
+log = logging.getLogger("greenlane.processes")
+
+_MOST_TEXT = 16 << 20
+"""Characters of the configurations that are kept of one tenant's loads: room for thousands, as Triton's have some hundred."""
 Lists = dict[str, list[str]]
 """The models that a tenant may call, as the configuration's `models`, by tenant."""
 Changes = dict[str, Change]
@@ -68,6 +74,7 @@ class KeptState:
     def __init__(self) -> None:
         self.lists = KeptLists()
         self.crashes = LoadCrashes()
+        self.names = KnownNames()
         self.affinity: tuple[frozenset[int], frozenset[int]] | None = None
         """The host's cores of the process, and of its builds."""
         self.plans: Mapping[str, Wide] = {}
@@ -92,8 +99,14 @@ class KeptState:
         self.plans = {name: plan for name, plan in self.plans.items() if name not in tenants}
 
     def on_changed(self, change: Change) -> None:
-        """A model was loaded or unloaded on request."""
-        self._changes[change.tenant, change.name] = change
+        """A model was loaded or unloaded on request, as the process says."""
+        others = sum(len(each.override or "") for name, each in self.changes(change.tenant).items() if name != change.name)
+        if others + len(change.override or "") > _MOST_TEXT:
+            text = "%s gave models configurations of over %d characters; when its process is started again, %.100r has none"
+            log.error(text, change.tenant, _MOST_TEXT, change.name)
+            change = change._replace(override=None)
+        if self.names.keep(change.tenant, change.name):
+            self._changes[change.tenant, change.name] = change
 
     def use_lists(self, lists: Mapping[str, Sequence[str]]) -> None:
         """These tenants may call these models from now on; what was loaded on request stays if they still may."""
@@ -129,6 +142,7 @@ class KeptState:
     def release(self, tenant: str) -> None:
         """The tenant has gone."""
         self.lists.remove(tenant)
+        self.names.remove(tenant)
         for key in [key for key in self._changes if key[0] == tenant]:
             del self._changes[key]
 

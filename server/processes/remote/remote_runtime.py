@@ -55,7 +55,7 @@ class RemoteRuntime:
         self.kept = KeptState()
         self.tenants = DeviceTenants(frontends, self.kept.lists.allows)
         self._calls = DeviceCalls(label, self.tenants)
-        self._reports = DeviceReports(self._calls, self.tenants.frontends)
+        self._reports = DeviceReports(self._calls, self.tenants.frontends, self.kept.names)
         self.moves = RemoteMoves(self._calls, self.kept)
         self.placements = RemotePlacements(self._calls, self.kept, self._reports)
         self.models = RemoteModels(self._calls, self.tenants, self.kept, self._reports)
@@ -84,7 +84,11 @@ class RemoteRuntime:
 
     def handlers(self) -> Handlers:
         """The handlers of what the process may call."""
-        return {**serve(FromRuntime)(lambda: self), **serve(HttpSide, 1)(self.tenants.http_side)}
+        return {**self.handlers_of_hosted(), **serve(HttpSide, 1)(self.tenants.http_side)}
+
+    def handlers_of_hosted(self) -> Handlers:
+        """The same for a tenant's own process, which has the HTTP side as well."""
+        return serve(FromRuntime)(lambda: self)
 
     def on_state(self, state: State) -> None:
         self._on_state(self.frontends, state)
@@ -96,6 +100,8 @@ class RemoteRuntime:
         self.end(reason)
 
     def on_loading(self, loading: Loading) -> None:
+        if loading.tenant not in self.tenants or (loading.model and not self.kept.names.keep(loading.tenant, loading.model)):
+            return
         self.kept.crashes.on_loading(loading.tenant, "" if loading.apart else loading.model)
         self._on_loading(loading)
 

@@ -340,7 +340,7 @@ class SupervisedHttp:
         elif frontend := self._processes[each.tenant].frontend:
             handlers |= frontend.handlers_of_helpers()
         if each.hosted:
-            handlers |= each.hosted.runtime.handlers()
+            handlers |= each.hosted.runtime.handlers_of_hosted()
             each.hosted.runtime.end = partial(self._end_stuck, each)
         return handlers
 

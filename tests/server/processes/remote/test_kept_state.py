@@ -1,5 +1,7 @@
 """What is sent to the process that replaces one with a device side."""
 
+import pytest
+
 from server.control.descriptions import AtStart
 from server.control.stretch import Wide
 from server.processes.channels.device_protocols import Change
@@ -16,6 +18,17 @@ def test_wide_partitions_that_were_planned_before_a_move_are_not_those_of_a_repl
     kept.on_moved({"acme": (0,), "globex": (1, 2, 3)})
     assert kept.plans == {}
     assert kept.start({})[0] == {"acme": (0,), "globex": (1, 2, 3)}
+
+
+def test_configurations_of_loads_are_not_kept_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    """The supervisor does not see whether a process has loaded a model at all."""
+    kept = KeptState()
+    for number in range(5):
+        kept.on_changed(Change("acme", f"m{number}", True, "{}" * (2 << 20)))
+    assert [each.override is None for each in kept.changes("acme").values()] == [False] * 4 + [True]
+    assert "when its process is started again, 'm4' has none" in caplog.text
+    kept.on_changed(Change("globex", "m", True, "{}" * (2 << 20)))
+    assert kept.changes("globex")["m"].override
 
 
 def test_a_tenant_whose_wide_partition_was_taken_away_has_none_and_the_others_keep_theirs() -> None:

@@ -5,17 +5,20 @@ import socket
 
 import pytest
 
-from server.accounts.usage import Report, TenantUsages
+from server.accounts.usage import Report, TenantUsages, Usage
 from server.config.tenant import TenantConfig
 from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, Loading, TenantMemory
 from server.control.device_runtime import Models
 from server.errors import Unavailable
 from server.processes.channels import descriptors
+from server.processes.channels.calls import proxy
 from server.processes.channels.descriptors import DescriptorSender
-from server.processes.channels.device_protocols import Change, ToDeviceProcess, ToRuntime
+from server.processes.channels.device_protocols import Change, FromRuntime, ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
+from server.processes.remote.known_names import MOST
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
+from server.tenants.frontend import HttpSide
 from tests.fakes import PATIENCE
 
 from ..recorder import Recorder
@@ -36,14 +39,14 @@ class Process(Recorder):
         ours, theirs = socket.socketpair()
         sender, self._descriptors = descriptors.pair()
         self._sender: DescriptorSender = sender
-        self._runtime_end = Channel("the device process", runtime.handlers())
-        await self._runtime_end.open(ours)
+        self.supervisors = Channel("the device process", runtime.handlers())
+        await self.supervisors.open(ours)
         await self.channel.open(theirs)
-        await runtime.connect(self._runtime_end, sender)
+        await runtime.connect(self.supervisors, sender)
 
     def close(self) -> None:
         self.channel.close()
-        self._runtime_end.close()
+        self.supervisors.close()
         self._sender.close()
         self._descriptors.close()
 
@@ -81,6 +84,51 @@ async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out(
     assert [each.tenant for each in await runtime.models.memory()] == ["acme"]
     runtime.tenants.leave("acme")
     assert await runtime.usage() == report, "what a tenant used that has left is billed"
+    process.close()
+    acme.close()
+
+
+async def test_a_process_has_the_supervisor_keep_no_names_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    """On cores a client may have taken it over."""
+    acme, said = frontend("acme"), list[Loading]()
+    runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, said.append), Process()
+    await process.connect(runtime)
+    runtime.on_loading(Loading("acme", "m0/1"))
+    runtime.on_loading(Loading("globex", "m0/1"))
+    used = [Usage(f"m{number}/1", 1, 1, {}) for number in range(MOST + 2)]
+    process.answers["usage"] = Report(1, [TenantUsages("acme", used)])
+    assert await runtime.usage() == Report(1, [TenantUsages("acme", used[:MOST])])
+    runtime.on_loading(Loading("acme", "another"))
+    await runtime.models.load("acme", "another")
+    assert (said, runtime.kept.changes("acme")) == ([Loading("acme", "m0/1")], {})
+    assert caplog.text.count(f"the process of tenant acme has said {MOST} names of models") == 1
+    process.close()
+    acme.close()
+
+
+async def test_a_tenants_own_process_may_not_call_its_http_side_in_the_supervisor() -> None:
+    """It has that itself. What it announced, published or paged out would be kept for another process."""
+    acme = frontend("acme")
+    runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
+    ours, theirs = socket.socketpair()
+    supervisors = Channel("the process", runtime.handlers_of_hosted())
+    await supervisors.open(ours)
+    await process.channel.open(theirs)
+    proxy(HttpSide, process.channel, "acme").announce("m")
+    await asyncio.wait_for(supervisors.closed.wait(), PATIENCE)
+    assert supervisors.distrusted
+    process.channel.close()
+    acme.close()
+
+
+@pytest.mark.parametrize("loading", [Loading("acme", "m" * 1025), Loading("acme", "m", "d" * 1025)])
+async def test_a_process_that_says_longer_names_than_there_are_is_replaced(loading: Loading) -> None:
+    acme = frontend("acme")
+    runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
+    await process.connect(runtime)
+    proxy(FromRuntime, process.channel).on_loading(loading)
+    await asyncio.wait_for(process.supervisors.closed.wait(), PATIENCE)
+    assert process.supervisors.distrusted
     process.close()
     acme.close()
 
