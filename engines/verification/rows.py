@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,12 +13,14 @@ from ..errors import EngineError
 from ..memory import view
 from ..signature import Shape, Signature, TensorSpec
 from ..wire import unpack
-from .rule import compare, is_usable
+from .rule import Comparison, compare, is_usable
 from .samples import ATTEMPTS, draw
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Run = Callable[[Sequence[Array]], list[Array]]
 
+LARGE = 1000.0
+"""How many times as large as a row the one beside it is, in the second try: FP16 has room for that."""
 LONGEST = 5.0
 """Seconds that one run may take, or rows are not looked at: a load is not to take much longer for it."""
 
@@ -63,7 +66,7 @@ def dependence(
 ) -> tuple[str, str]:
     """How rows depend on each other, "" if they do not; and why that is not known, "" if it is.
 
-    `shapes` are those of one row. Blocks for four runs, or five. No error is raised.
+    `shapes` are those of one row. Blocks for five runs. No error is raised.
     """
     unknown = ""
     for attempt in range(ATTEMPTS):
@@ -86,17 +89,40 @@ def _dependence(run: Run, signature: Signature, inputs: Sequence[Array], precisi
     if (took := time.monotonic() - began) > LONGEST:
         return "", f"one run took {took:.1f} s"
     second, together = run(rows[1]), run(inputs)
-    if not is_usable(signature.outputs, together):
-        raise _Unknown("its answers to random inputs are not finite, or all 0")
     if odd := [spec.name for spec, each in zip(signature.outputs, together, strict=True) if each.shape[:1] != (2,)]:
         return f"output {odd[0]!r} of two rows has not two", ""
     if any(one.shape[1:] != each.shape[1:] for one, each in zip(first, together, strict=True)):
         return "the shape of a row's answer depends on the rows beside it", ""
     alone = [np.concatenate(each) for each in zip(first, second, strict=True)]
+    if not (is_usable(signature.outputs, alone) or is_usable(signature.outputs, together)):
+        raise _Unknown("its answers to random inputs are not finite, or all 0")
     found = compare(signature.outputs, together, alone, precision)
     if found.agrees:
+        found, beside = _beside_large(run, signature, inputs, first, precision), f"one {LARGE:g} times as large"
+    elif not compare(signature.outputs, first, run(rows[0]), precision).agrees:
+        return "answers to the same inputs differ from run to run", ""
+    else:
+        beside = "another"
+    if found.agrees:
         return "", ""
-    if not compare(signature.outputs, first, run(rows[0]), precision).agrees:
-        raise _Unknown("its answers to the same inputs differ from run to run")
-    text = f"output {found.output!r} of a row beside another is off by {found.error:.2g} from that of the row alone"
+    text = f"output {found.output!r} of a row beside {beside} is off by {found.error:.2g} from that of the row alone"
     return f"{text} (tolerance {found.tolerance:.2g})", ""
+
+
+def _beside_large(
+    run: Run, signature: Signature, inputs: Sequence[Array], first: Sequence[Array], precision: str
+) -> Comparison:
+    """How the answer to the first row differs beside a much larger row, above and below 0, from that of the row alone.
+
+    All rows may be divided by the range of all, or have their largest number subtracted, which similar rows do not show.
+    """
+    found = compare(signature.outputs, first, first, precision)
+    kinds = [spec.datatype.name in ("FP16", "FP32", "FP64") for spec in signature.inputs]
+    for factor in (LARGE, -LARGE) if any(kinds) else ():
+        factors = [factor if kind else 1 for kind in kinds]
+        large = [(each[1:] * by).astype(each.dtype) for each, by in zip(inputs, factors, strict=True)]
+        with suppress(EngineError):
+            together = run([np.concatenate([each[:1], more]) for each, more in zip(inputs, large, strict=True)])
+            beside = compare(signature.outputs, first, [each[:1] for each in together], precision)
+            found = max(found, beside, key=lambda each: each.error)
+    return found
