@@ -32,7 +32,9 @@ def open_regular(path: str | Path, most: int | None = None) -> BufferedReader:
 def read_regular(path: str | Path, most: int) -> bytes:
     """The bytes of a file. Raises OSError as `open_regular` does, also for a file that has grown meanwhile."""
     with open_regular(path, most) as file:
-        content = file.read(most + 1)
+        content: bytes | None = file.read(most + 1)
+    if content is None:  # Of the kernel's own files some have nothing to read for now, as /proc/kmsg.
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
     if len(content) > most:
         raise _too_large(len(content), most, path)
     return content

@@ -15,6 +15,8 @@ from partitions.regular_file import open_regular
 
 from ..signature import dimension_name
 
+MOST_BYTES = (1 << 31) - 1
+"""No message of protobuf is larger, so no ONNX file is; more weights than that are in files of their own."""
 _DOUBLE = 11
 _INT32, _INT64, _BOOL = 6, 7, 9
 _MOST_SIZES = 256

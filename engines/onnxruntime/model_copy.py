@@ -12,6 +12,8 @@ from pathlib import Path
 
 from partitions.regular_file import open_regular
 
+from ..model_files.onnx_file import MOST_BYTES
+
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _PART = 1 << 26
 """Bytes to copy in one system call."""
@@ -39,8 +41,8 @@ class ModelCopy:
 
 
 def copy_model(path: Path) -> ModelCopy:
-    """Copy a file, without the GIL. Blocks. Raises OSError."""
-    with open_regular(path) as file:
+    """Copy a file, without the GIL. Blocks. Raises OSError, also for what is too large for a model."""
+    with open_regular(path, MOST_BYTES) as file:
         descriptor = os.memfd_create("greenlane model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             nbytes = 0

@@ -14,6 +14,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from partitions.regular_file import open_regular
+
 from ..errors import EngineError, ModelRefused
 from ..model_files.onnx_file import source_digest, weight_files
 from ..verification.order import Answered, ReferenceRequest, Shapes, write
@@ -53,7 +55,8 @@ def main() -> int:
 def answer(request: ReferenceRequest) -> None:
     """Compute and write what is asked for. Blocks. Raises ModelRefused, OSError."""
     if request.source:
-        data = request.onnx_path.read_bytes()
+        with open_regular(request.onnx_path) as file:
+            data = file.read()
         if source_digest(data, weight_files(data, request.onnx_path.parent)) != request.source:
             raise ModelRefused(f"{request.onnx_path}: it is not the file that the plan was built from")
     try:

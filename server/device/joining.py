@@ -12,6 +12,7 @@ from engines.verification.rows import dependence, run_on
 from engines.verification.rule import coarsest
 from engines.warmup import usual_shapes
 from partitions import Partition
+from partitions.regular_file import open_regular
 
 _SIZE = 16
 """Tried for sizes that vary and of which nothing is known: with 1, as in a warm-up, many operations do nothing."""
@@ -54,8 +55,11 @@ def look(executor: Executor, partition: Partition, signature: Signature, setting
     `signature` is the model's with its largest batch, `onnx` its file, if it has one: that says which integers it takes and
     how precise it is.
     """
+    data = b""
     try:
-        data = onnx.read_bytes() if onnx else b""
+        if onnx:
+            with open_regular(onnx) as file:
+                data = file.read()
     except OSError as error:
         return Rows(unknown=str(error.strerror))
     on_gpu = executor.engine.platform.startswith("tensorrt")

@@ -26,6 +26,11 @@ def test_a_file_without_a_size_is_read_no_further_either() -> None:
         read_regular("/proc/self/status", 3)
 
 
+def test_a_file_of_the_kernel_that_has_nothing_to_read_is_not_waited_for() -> None:
+    with pytest.raises(OSError, match=r"/proc/kmsg|at most 0 are read"):  # Root may read it, and finds something or not.
+        read_regular("/proc/kmsg", 0)
+
+
 @pytest.mark.parametrize("link", [False, True], ids=["itself", "link"])
 @pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device", "directory"])
 def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str, link: bool) -> None:

@@ -21,7 +21,16 @@ from ...errors import Cancelled, ModelRefused
 from ...model_files.artifact import FORMAT, PORTABLE, Artifact, read_plan, this_platform
 from ...model_files.cache_folder import replace_file
 from ...model_files.known_plans import known_plan, record, states_of
-from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest, structure_digest, weight_files
+from ...model_files.onnx_file import (
+    MOST_BYTES,
+    Declared,
+    OnnxFile,
+    blame,
+    read_onnx,
+    source_digest,
+    structure_digest,
+    weight_files,
+)
 from ...model_files.profiles import Profile, complete
 from ...signature import Signature, TensorSpec
 from ..api import Message, TensorRT, clean_message, collect_messages, find_tensorrt, first_error
@@ -170,7 +179,7 @@ def find_or_build(request: PlanRequest, make: Callable[[bytes], bytes]) -> Path:
     """
     try:
         states = states_of([request.onnx_path])
-        with open_regular(request.onnx_path) as file:
+        with open_regular(request.onnx_path, MOST_BYTES) as file:
             onnx = file.read()
         weights = weight_files(onnx, request.onnx_path.parent)
         states = {**states, **states_of(weights)}

@@ -49,6 +49,13 @@ def test_a_model_copy_is_freed_when_closed_or_collected(tmp_path: Path) -> None:
     assert not os.path.exists(path)
 
 
+def test_a_file_that_is_too_large_for_a_model_is_not_copied(tmp_path: Path) -> None:
+    with open(tmp_path / "model", "wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(OSError, match="has 2147483648 bytes; at most 2147483647 are read"):
+        copy_model(tmp_path / "model")
+
+
 def test_a_model_that_cannot_be_read_raises_os_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         copy_model(tmp_path)
