@@ -12,7 +12,6 @@ import tritonclient.grpc.aio as triton
 from fastapi import Request, Response
 from tritonclient.utils import InferenceServerException
 
-from engines import DATATYPES, Signature, TensorSpec
 from server.api import framework, model_control, trace_settings
 from server.api.framework import ask
 from server.config.schema import Config, ModelsConfig
@@ -20,27 +19,15 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.grpc.server import GrpcServer
 from server.link import ring as links
-from server.link.messages import Done, Extent, Failure, Ticket
+from server.link.messages import Failure
 from server.protocol.classification import Labels
 from server.tenants.auth import digest
-from server.tenants.catalog import ServedModel
-from server.tenants.service import Service, open_tenant
+from server.tenants.service import Service
+from tests.lanes import PlayedTenant
 
-FP32 = DATATYPES["FP32"]
-SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 X = np.array([1, 2], np.float32)
 MAX_BODY = 1 << 20
 GLOBEX_KEY = "globex's key"
-
-
-class Cancelled:
-    """The slots whose tickets the device side was asked to cancel."""
-
-    def __init__(self) -> None:
-        self.slots: list[int] = []
-
-    def cancel(self, slot: int, serial: int) -> None:
-        self.slots.append(slot)
 
 
 class Control:
@@ -61,17 +48,11 @@ class Control:
         return Response()
 
 
-class Bench:
-    """The port of tenant `acme`, which has a model `m`; `work` answers its tickets."""
+class Bench(PlayedTenant):
+    """The port of tenant `acme`."""
 
-    def __init__(self, config: Config, descriptors: links.Descriptors) -> None:
-        acme = config.tenants["acme"]
-        self.far = links.attach(descriptors)
-        self.far.tickets.open()
-        self.cancelled = Cancelled()
-        self.tenant = open_tenant(acme, links.attach(descriptors), self.cancelled)
-        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {}, labels=Labels({"y": b"one\ntwo\n"}))
-        self.tenant.catalog.put("m", [self.served], [])
+    def __init__(self, config: Config, acme: TenantConfig, descriptors: links.Descriptors) -> None:
+        super().__init__(acme, descriptors, labels=Labels({"y": b"one\ntwo\n"}))
         self.tenant.catalog.expected = None  # There are no other models.
         self.service = Service(config, [self.tenant])
         self.service.set_state("serving")
@@ -89,26 +70,19 @@ class Bench:
     def input(self, x: np.ndarray[Any, Any]) -> triton.InferInput:
         return triton.InferInput("x", list(x.shape), "FP32").set_data_from_numpy(x)
 
-    async def ticket(self) -> Ticket:
-        while not (ticket := self.far.tickets.poll()):
-            await asyncio.sleep(0)
-        return ticket
-
-    async def complete(self, ticket: Ticket, failure: Failure | None = None) -> None:
-        """Answer a ticket with its own input, or with a failure."""
-        outputs = () if failure else (Extent(ticket.shapes[0], 0, 4 * ticket.shapes[0][0]),)
-        self.far.completions.put(Done(ticket.slot, outputs, failure, 1, 2))
-        self.far.completions.ring()
-
     async def answered(self, asked: Awaitable[Any], failure: Failure | None = None) -> Any:
         """The answer to a call whose inference ends in this way."""
         call = asyncio.ensure_future(asked)
-        await self.complete(await self.ticket(), failure)
+        ticket = await self.next_ticket()
+        if failure:
+            self.end(ticket, failure=failure)
+        else:
+            self.echo(ticket)
         return await call
 
     async def released(self) -> None:
         """Wait until no slot is in use."""
-        while self.tenant.lane.slots.statistics().used:
+        while self.slots_used:
             await asyncio.sleep(0)
 
 

@@ -152,9 +152,9 @@ async def test_the_shorter_of_timeout_and_the_calls_deadline_is_the_tickets(benc
     now = asyncio.get_running_loop().time()
     for options, seconds in [({"timeout": 50_000_000}, 50), ({"client_timeout": 20.0, "timeout": 50_000_000}, 20)]:
         call = asyncio.ensure_future(bench.infer(**options))
-        ticket = await bench.ticket()
+        ticket = await bench.next_ticket()
         assert seconds - 1 < ticket.deadline - now < seconds + 5
-        await bench.complete(ticket)
+        bench.echo(ticket)
         await call
 
 
@@ -168,11 +168,11 @@ async def test_a_timeout_that_passes_is_answered_at_that_moment(bench: Bench) ->
 async def test_a_call_whose_deadline_passes_is_stopped_and_counted_as_expired(bench: Bench) -> None:
     status, _ = await refused(bench.infer(client_timeout=0.2))
     assert status == "DEADLINE_EXCEEDED"
-    ticket = await bench.ticket()
-    while not bench.cancelled.slots:
+    ticket = await bench.next_ticket()
+    while not bench.cancelled:
         await asyncio.sleep(0)
-    assert bench.cancelled.slots == [ticket.slot]
-    await bench.complete(ticket, Failure("cancelled", ""))
+    assert bench.cancelled == [ticket.slot]
+    bench.end(ticket, failure=Failure("cancelled", ""))
     await bench.released()
     assert bench.served.statistics.failures == {"REJECTED": 1}
     assert bench.tenant.lane.statistics().expired == 1
@@ -180,18 +180,18 @@ async def test_a_call_whose_deadline_passes_is_stopped_and_counted_as_expired(be
 
 async def test_a_cancelled_call_stops_its_inference(bench: Bench) -> None:
     call = asyncio.ensure_future(bench.infer())
-    ticket = await bench.ticket()
+    ticket = await bench.next_ticket()
     call.cancel()
-    while not bench.cancelled.slots:
+    while not bench.cancelled:
         await asyncio.sleep(0)
-    await bench.complete(ticket, Failure("cancelled", ""))
+    bench.end(ticket, failure=Failure("cancelled", ""))
     await bench.released()
     assert bench.served.statistics.failures == {"CANCELED": 1}
 
 
 async def test_a_flood_is_refused_before_its_tensors_arrive(bench: Bench) -> None:
     calls = [asyncio.ensure_future(bench.infer()) for _ in range(3)]
-    ticket = await bench.ticket()
+    ticket = await bench.next_ticket()
     while bench.tenant.lane.statistics().waiting < 2:
         await asyncio.sleep(0)
     channel = grpc.aio.insecure_channel(bench.address)
@@ -202,9 +202,9 @@ async def test_a_flood_is_refused_before_its_tensors_arrive(bench: Bench) -> Non
     assert "Exceeds maximum queue size" in str(refusal.value.details())
     assert bench.tenant.lane.statistics().rejected == 1
     await channel.close()
-    await bench.complete(ticket)
+    bench.echo(ticket)
     for _ in range(2):
-        await bench.complete(await bench.ticket())
+        bench.echo(await bench.next_ticket())
     await asyncio.gather(*calls)
 
 
@@ -313,11 +313,11 @@ async def test_a_cancelled_stream_stops_its_inference(bench: Bench) -> None:
 
     answers = bench.client.stream_infer(requests())
     first = asyncio.ensure_future(anext(answers))
-    ticket = await bench.ticket()
+    ticket = await bench.next_ticket()
     answers.cancel()
-    while not bench.cancelled.slots:
+    while not bench.cancelled:
         await asyncio.sleep(0)
-    await bench.complete(ticket, Failure("cancelled", ""))
+    bench.end(ticket, failure=Failure("cancelled", ""))
     await bench.released()
     first.cancel()
 
@@ -391,7 +391,7 @@ async def test_health_needs_no_tenant_and_no_message(bench: Bench) -> None:
 
 async def test_a_suspended_tenant_is_unavailable(bench: Bench) -> None:
     call = asyncio.ensure_future(bench.infer())
-    await bench.ticket()
+    await bench.next_ticket()
     bench.tenant.suspend("its worker is being restarted")
     assert await refused(call) == ("UNAVAILABLE", "its worker is being restarted")
     assert await refused(bench.infer()) == ("UNAVAILABLE", "its worker is being restarted")
@@ -420,9 +420,9 @@ async def test_a_port_in_use_is_refused_with_its_key(bench: Bench) -> None:
 
 async def test_an_accepted_call_is_answered_while_the_server_stops(bench: Bench) -> None:
     call = asyncio.ensure_future(bench.infer())
-    ticket = await bench.ticket()
+    ticket = await bench.next_ticket()
     stopping = asyncio.ensure_future(bench.server.stop())
-    await bench.complete(ticket)
+    bench.echo(ticket)
     assert (await call).as_numpy("y").tolist() == [1, 2], "what was accepted is answered"
     await stopping
 

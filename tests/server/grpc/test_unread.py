@@ -45,7 +45,7 @@ async def ask(bench: Bench, x: np.ndarray[Any, Any] = BIG, method: str = "ModelI
     """A client whose answer is being written, with so much room for it."""
     client = await connect(int(bench.address.rpartition(":")[2]), room)
     await client.call(method, message(x), end=method == "ModelInfer")
-    await bench.complete(await bench.ticket())
+    bench.echo(await bench.next_ticket())
     while (await client.frame()).kind != HEADERS:
         pass
     return client
@@ -140,7 +140,7 @@ async def test_several_answers_of_one_connection_end_with_it_and_are_counted_onc
     bench.tenant.unread.seconds = 0.05
     client = await ask(bench)
     await client.call("ModelInfer", message(BIG))
-    await bench.complete(await bench.ticket())
+    bench.echo(await bench.next_ticket())
     await asyncio.wait_for(client.closed(), 30)
     while bench.server.tenant_port.kept.answers:
         await asyncio.sleep(0)
@@ -179,7 +179,7 @@ async def test_calls_whose_client_reads_nothing_leave_places_for_others(
     for _ in range(4):
         await client.call(method, message(X))
         if method == "ModelInfer":
-            await bench.complete(await bench.ticket())
+            bench.echo(await bench.next_ticket())
     await asyncio.wait_for(client.closed(), 30)
     assert (ended(bench), waiting(bench)) == (1, 0)
 

@@ -8,40 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Signature, TensorSpec
+from engines import Signature, TensorSpec
 from server.config.tenant import TenantConfig
 from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, QueueFull, TooLarge, Unavailable
 from server.http.exchange import Call
 from server.http.generate import Generation, respond
 from server.http.inference import Target
 from server.link import ring as links
-from server.link.messages import Done, Extent, Failure, Ticket
+from server.link.messages import Done, Extent, Failure
 from server.protocol.request import Limits
-from server.tenants.catalog import ServedModel
-from server.tenants.service import Tenant, open_tenant
-from tests.lanes import opened_tenant
+from tests.lanes import FP32, PlayedTenant, opened_tenant
 
-FP32 = DATATYPES["FP32"]
-SIGNATURE = Signature((TensorSpec("x", FP32, (1,)),), (TensorSpec("y", FP32, (1,)),), in_parts=True)
+IN_PARTS = Signature((TensorSpec("x", FP32, (1,)),), (TensorSpec("y", FP32, (1,)),), in_parts=True)
 BODY = b'{"x": 3}'
 
 
-class Bench:
-    """A tenant with a model `m` that answers in parts, and a client."""
+class Bench(PlayedTenant):
+    """Its model answers in parts, and it has a client."""
 
     def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
-        self.far = links.attach(descriptors)
-        self.far.tickets.open()
-        self.cancelled: list[int] = []
-        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), self)
-        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {})
-        self.tenant.catalog.put("m", [self.served], [])
+        super().__init__(config, descriptors, IN_PARTS)
         self.target = Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20)
         self.gone = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
-
-    def cancel(self, slot: int, serial: int) -> None:
-        self.cancelled.append(slot)
 
     async def receive(self) -> dict[str, str]:
         await self.gone.wait()
@@ -55,23 +44,15 @@ class Bench:
         generation.begin(body)
         return generation
 
-    def ticket(self) -> Ticket:
-        ticket = self.far.tickets.poll()
-        assert ticket
-        return ticket
-
-    async def end(self, *numbers: float, failure: Failure | None = None) -> None:
+    async def part(self, *numbers: float, failure: Failure | None = None) -> None:
         """End the oldest ticket with a part of this number, with the end of the answer, or with this failure."""
-        while not (ticket := self.far.tickets.poll()):
-            await asyncio.sleep(0)
-        outputs = ()
+        ticket, outputs = await self.next_ticket(), ()
         if numbers:
             slot = self.far.arena.slot(ticket.slot)
             slot.use_block(ticket.start, ticket.capacity)
             slot.view[64:68] = np.float32(numbers[0]).tobytes()
             outputs = (Extent((1,), 64, 4),)
-        self.far.completions.put(Done(ticket.slot, outputs, failure, 1, 2))
-        self.far.completions.ring()
+        self.end(ticket, *outputs, failure=failure)
         await settle()
 
     async def respond(self, path: bytes = b"/v2/models/m/generate_stream", body: bytes = BODY) -> Any:
@@ -91,7 +72,7 @@ class Bench:
 
     def is_free(self) -> bool:
         lane = self.tenant.lane
-        return lane.slots.statistics().used == 0 and lane.statistics()[:3] == (0, 0, 0)
+        return self.slots_used == 0 and lane.statistics()[:3] == (0, 0, 0)
 
 
 async def settle() -> None:
@@ -114,12 +95,12 @@ async def test_parts_are_given_one_by_one_until_the_end(bench: Bench) -> None:
     given = []
     for number in (3, 2):
         taking = asyncio.ensure_future(generation.next_part())
-        await bench.end(number)
+        await bench.part(number)
         given.append(await taking)
         await settle()
         assert bench.far.tickets.poll() is None, "the next part was asked for before this one was taken"
     taking = asyncio.ensure_future(generation.next_part())
-    await bench.end()
+    await bench.part()
     assert await taking is None
     assert await generation.next_part() is None
     assert given == [document(3.0), document(2.0)]
@@ -139,20 +120,20 @@ async def test_a_deadline_that_passes_when_a_part_has_come_but_was_not_taken_end
 
 async def test_an_error_between_two_parts_ends_the_answer_at_the_next(bench: Bench) -> None:
     generation = bench.begin()
-    await bench.end(3)
+    await bench.part(3)
     assert await generation.next_part() == document(3.0)
     bench.tenant.lane.suspend("its worker failed")
     with pytest.raises(Unavailable, match="its worker failed"):
         await generation.next_part()
     generation.close(ClientGone(""))
-    await bench.end(failure=Failure("expired", ""))
+    await bench.part(failure=Failure("expired", ""))
     assert bench.is_free()
     assert bench.failures == {"REJECTED": 1}
 
 
 async def test_a_client_that_goes_between_two_parts_ends_the_answer(bench: Bench) -> None:
     generation = bench.begin()
-    await bench.end(3)
+    await bench.part(3)
     await generation.next_part()
     bench.gone.set()
     await settle()
@@ -185,10 +166,10 @@ async def test_a_request_that_is_cancelled_stops_its_answer(bench: Bench) -> Non
 
 async def test_events_are_sent_as_they_come_and_an_error_is_the_last(bench: Bench) -> None:
     answering = asyncio.ensure_future(bench.respond())
-    await bench.end(3)
+    await bench.part(3)
     assert bench.sent[0]["status"] == 200
     assert bench.data == b"data: " + document(3.0) + b"\n\n"
-    await bench.end(failure=Failure("raised", "bad luck"))
+    await bench.part(failure=Failure("raised", "bad luck"))
     assert await answering is None
     assert b'\n\ndata: {"error":"the model raised: bad luck (request ' in bench.data
     assert bench.sent[-1]["more_body"] is False
@@ -197,7 +178,7 @@ async def test_events_are_sent_as_they_come_and_an_error_is_the_last(bench: Benc
 
 async def test_an_answer_without_parts_is_a_stream_without_events(bench: Bench) -> None:
     answering = asyncio.ensure_future(bench.respond())
-    await bench.end()
+    await bench.part()
     assert await answering is None
     assert [message.get("status") for message in bench.sent] == [200, None]
     assert bench.data == b""
@@ -207,9 +188,9 @@ async def test_an_answer_without_parts_is_a_stream_without_events(bench: Bench) 
 async def test_generate_refuses_other_than_one_part(bench: Bench, numbers: tuple[int, ...]) -> None:
     answering = asyncio.ensure_future(bench.respond(b"/v2/models/m/generate"))
     for number in numbers:
-        await bench.end(number)
+        await bench.part(number)
     if not numbers:
-        await bench.end()
+        await bench.part()
     reply = await answering
     assert reply.status == 400
     assert b"exactly one part" in reply.body
@@ -226,7 +207,7 @@ async def test_a_client_that_reads_nothing_is_given_up(bench: Bench) -> None:
 
     bench.send = stuck  # type: ignore[method-assign]
     answering = asyncio.ensure_future(bench.respond())
-    await bench.end(3)
+    await bench.part(3)
     assert await answering is None
     assert bench.ticket().deadline == 0
     assert bench.failures == {"CANCELED": 1}
@@ -235,15 +216,15 @@ async def test_a_client_that_reads_nothing_is_given_up(bench: Bench) -> None:
 async def test_a_part_that_is_too_large_gets_a_larger_block(bench: Bench) -> None:
     generation = bench.begin()
     taking = asyncio.ensure_future(generation.next_part())
-    await bench.end(failure=Failure("outgrown", str(1 << 20)))
-    await bench.end(3)
+    await bench.part(failure=Failure("outgrown", str(1 << 20)))
+    await bench.part(3)
     assert await taking == document(3.0)
 
 
 async def test_a_part_that_is_larger_than_the_memory_ends_the_answer(bench: Bench) -> None:
     generation = bench.begin()
     taking = asyncio.ensure_future(generation.next_part())
-    await bench.end(failure=Failure("outgrown", str(1 << 40)))
+    await bench.part(failure=Failure("outgrown", str(1 << 40)))
     with pytest.raises(TooLarge):
         await taking
 

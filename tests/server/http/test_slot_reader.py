@@ -19,15 +19,15 @@ from server.http.connection import HttpConnection
 from server.http.infer import Infer
 from server.http.inference import Target
 from server.link import ring as links
-from server.link.messages import Done, Extent
+from server.link.messages import Extent
 from server.processes.http_side.connection_handoff import ReplayProtocol
 from server.protocol.request import Limits
 from server.tenants.catalog import ServedModel
-from server.tenants.service import Tenant, open_tenant, slots
+from server.tenants.service import slots
 from server.tenants.unread import UnreadAnswers
+from tests.lanes import PlayedTenant, opened_tenant
 
 from .test_connection import Transport
-from .test_inference import NoControl
 
 MIB = 1 << 20
 COUNT = 20_000
@@ -87,18 +87,13 @@ class SocketTransport(Transport):
         return size
 
 
-class Bench:
-    """A tenant with a model `m`, whose worker answers each request with its input, and connections to it."""
+class Bench(PlayedTenant):
+    """Its worker answers each request with its input, and there are connections to it."""
 
-    def __init__(self, config: TenantConfig) -> None:
-        self.descriptors = links.create(slots(config), config.memory)
-        self.far = links.attach(self.descriptors)
-        self.far.tickets.open()
-        self.tenant: Tenant = open_tenant(config, links.attach(self.descriptors), NoControl())
-        self.tenant.catalog.put("m", [served()], [])
+    def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
+        super().__init__(config, descriptors)
         self.target = Target(self.tenant, "m", None, Limits(MIB, 64 * MIB), 256 * MIB)
         self.state = ServerState()
-        self.tenant.lane.open(asyncio.get_running_loop())
 
     def resolve(self, *_: object) -> Target:
         return self.target
@@ -132,20 +127,19 @@ class Bench:
             while ticket := self.far.tickets.poll():
                 (count,) = ticket.shapes[0]
                 size = self.tenant.lane.slots.at(ticket.slot).capacity if not count else 4 * count
-                self.far.completions.put(Done(ticket.slot, (Extent((count,), 0, size),), None, 1, 2))
-            self.far.completions.ring()
+                self.end(ticket, Extent((count,), 0, size))
             await asyncio.sleep(0)
 
-    def close(self) -> None:
-        self.tenant.lane.close(asyncio.get_running_loop())
-        self.descriptors.close()
+
+ROOM = {"queue": 8, "in_flight": 2}
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
-    bench = Bench(TenantConfig(name="t", granules=1, models=("*",), queue=8, in_flight=2))
-    yield bench
-    bench.close()
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    """A test's parameters are keys of the tenant."""
+    with opened_tenant(Bench, **{**ROOM, **getattr(request, "param", {})}) as bench:
+        yield bench
+        assert not bench.cancelled
 
 
 def answers(written: bytes) -> list[bytes]:
@@ -310,8 +304,8 @@ async def test_full_queue_is_429_when_the_body_is_complete(bench: Bench) -> None
     assert bench.used() == (0, 0)
 
 
-async def test_upload_gives_its_memory_to_a_complete_request_and_is_still_answered() -> None:
-    bench = Bench(TenantConfig(name="t", granules=1, models=("*",), queue=8, in_flight=2, memory=16 * MIB))
+@pytest.mark.parametrize("bench", [{"memory": 16 * MIB}], indirect=True)
+async def test_upload_gives_its_memory_to_a_complete_request_and_is_still_answered(bench: Bench) -> None:
     large = infer(np.arange(MIB, dtype="<f4").tobytes())  # 4 MiB, and as much for its answer.
     _, slow = bench.connect()
     slow.receive(large[: 3 * MIB])
@@ -325,17 +319,16 @@ async def test_upload_gives_its_memory_to_a_complete_request_and_is_still_answer
     for transport in (slow, quick):
         assert answers(transport.written) == [np.arange(MIB, dtype="<f4").tobytes()]
     assert bench.used() == (0, 0)
-    bench.close()
 
 
-async def test_uploads_give_their_slots_to_complete_requests() -> None:
-    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
-    bench, uploading = Bench(config), []
-    for _ in range(slots(config)):
+@pytest.mark.parametrize("bench", [{"queue": 1, "in_flight": 1}], indirect=True)
+async def test_uploads_give_their_slots_to_complete_requests(bench: Bench) -> None:
+    uploading = []
+    for _ in range(slots(bench.tenant.config)):
         _, transport = bench.connect()
         transport.receive(IMAGE[:-1])
         uploading.append(transport)
-    assert bench.used()[0] == slots(config)
+    assert bench.used()[0] == slots(bench.tenant.config)
     _, more = bench.connect()
     more.receive(IMAGE[:-1])
     _, quick = bench.connect()
@@ -347,15 +340,13 @@ async def test_uploads_give_their_slots_to_complete_requests() -> None:
         await bench.work()
         assert answers(transport.written) == [VALUES.tobytes()]
     assert bench.used() == (0, 0)
-    bench.close()
 
 
 def test_real_sockets_receive_into_slots_and_a_slow_reader_holds_none() -> None:
     """38 MB each way under uvloop: the socket takes a part of the answer, and the slot is free while the rest is read."""
     values = np.arange(9_500_000, dtype="<f4")
 
-    async def scenario() -> None:
-        bench = Bench(TenantConfig(name="t", granules=1, models=("*",), queue=8, in_flight=2))
+    async def scenario(bench: Bench) -> None:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -373,7 +364,10 @@ def test_real_sockets_receive_into_slots_and_a_slow_reader_holds_none() -> None:
             assert answers(bytes(received)) == [values.tobytes()]
         ours.close()
         await asyncio.sleep(0.01)
-        bench.close()
+
+    async def opened() -> None:
+        with opened_tenant(Bench, **ROOM) as bench:
+            await scenario(bench)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(scenario())
+        runner.run(opened())

@@ -9,46 +9,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Signature, TensorSpec
 from server.config.tenant import TenantConfig
 from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, NotFound, QueueFull, TooLarge, Unavailable
 from server.inference.inference import Inference
 from server.link import activity
 from server.link import ring as links
 from server.link.activity import LENDS
-from server.link.messages import Done, Extent, Failure, Ticket
+from server.link.messages import Done, Failure, Ticket
 from server.scheduling.admission import ENDED
 from server.scheduling.guard import ENOUGH, Guard
 from server.scheduling.lender import ALONE, MET, Lender
 from server.tenants.catalog import ServedModel
-from server.tenants.service import Tenant, open_tenant
-from tests.lanes import opened_tenant
+from tests.lanes import SIGNATURE, PlayedTenant, opened_tenant
 
-FP32 = DATATYPES["FP32"]
-SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 VALUES = np.array([1, 2], np.float32)
 
 
-class Cancelled:
-    """The tickets that the device side was asked to cancel."""
-
-    def __init__(self) -> None:
-        self.slots: list[int] = []
-
-    def cancel(self, slot: int, serial: int) -> None:
-        self.slots.append(slot)
-
-
-class Bench:
-    """A tenant with a model `m`; `ends` is what inferences ended with."""
+class Bench(PlayedTenant):
+    """`ends` is what inferences ended with."""
 
     def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
-        self.far = links.attach(descriptors)
-        self.far.tickets.open()
-        self.cancelled = Cancelled()
-        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), self.cancelled)
-        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {})
-        self.tenant.catalog.put("m", [self.served], [])
+        super().__init__(config, descriptors)
         self.ends: list[Done | Exception] = []
 
     def submit(self, timeout: float | None = None, unasked: int = 0) -> Inference:
@@ -59,32 +40,23 @@ class Bench:
         inference.submit((VALUES.shape,), 0, timeout, self.ends.append, unasked)
         return inference
 
-    def ticket(self) -> Ticket:
-        ticket = self.far.tickets.poll()
-        assert ticket
-        return ticket
-
     async def answer(self, ticket: Ticket, failure: Failure | None = None) -> Done | Exception:
         """Complete this ticket with its input as output, or fail it; returns what the inference ended with."""
-        outputs = () if failure else (Extent(VALUES.shape, 0, VALUES.nbytes),)
-        self.far.completions.put(Done(ticket.slot, outputs, failure, 1, 2))
-        self.far.completions.ring()
+        if failure:
+            self.end(ticket, failure=failure)
+        else:
+            self.echo(ticket)
         while not self.ends:
             await asyncio.sleep(0)
         return self.ends.pop()
 
-    async def outgrow(self, ticket: Ticket, nbytes: int) -> Ticket:
+    async def outgrown(self, ticket: Ticket, nbytes: int) -> Ticket:
         """Report that this ticket needs `nbytes` of memory; returns the ticket that replaces it."""
-        self.far.completions.put(Done(ticket.slot, (), Failure("outgrown", str(nbytes)), 1, 2))
-        self.far.completions.ring()
+        self.outgrow(ticket, nbytes)
         while not (again := self.far.tickets.poll()):
             assert not self.ends
             await asyncio.sleep(0)
         return again
-
-    @property
-    def slots_used(self) -> int:
-        return self.tenant.lane.slots.statistics().used
 
 
 @pytest.fixture
@@ -107,7 +79,7 @@ async def test_completion_is_reported_and_counted_when_the_front_has_encoded_it(
 async def test_outputs_that_are_not_asked_for_are_left_out_of_its_ticket_and_of_the_one_that_replaces_it(bench: Bench) -> None:
     bench.submit(unasked=0b101)
     ticket = bench.ticket()
-    again = await bench.outgrow(ticket, 1 << 20)
+    again = await bench.outgrown(ticket, 1 << 20)
     assert (ticket.unasked, again.unasked) == (0b101, 0b101)
 
 
@@ -171,7 +143,7 @@ async def test_outgrown_inference_is_admitted_once_and_ends_once(
     admitted, admit = [], bench.tenant.lane.admission.admit
     monkeypatch.setattr(bench.tenant.lane.admission, "admit", lambda *given: admitted.append(admit(*given)) or ENDED)
     inference = bench.submit(seconds)
-    again = await bench.outgrow(bench.ticket(), 3 << 20)
+    again = await bench.outgrown(bench.ticket(), 3 << 20)
     assert again.capacity == 3 << 20
     done = await bench.answer(again)
     assert isinstance(done, Done)
@@ -197,7 +169,7 @@ async def test_deadline_that_passes_ends_it_and_stops_it_on_the_device(bench: Be
     while not bench.ends:
         await asyncio.sleep(0)
     assert isinstance(bench.ends.pop(), DeadlineExceeded)
-    assert bench.cancelled.slots == [ticket.slot]
+    assert bench.cancelled == [ticket.slot]
 
 
 async def test_outputs_larger_than_all_memory_are_too_large(bench: Bench) -> None:
@@ -211,9 +183,8 @@ async def test_cancelled_inference_stops_on_the_device_and_reports_nothing(bench
     inference = bench.submit()
     ticket = bench.ticket()
     inference.cancel(ClientGone("gone"))
-    assert bench.cancelled.slots == [ticket.slot]
-    bench.far.completions.put(Done(ticket.slot, (), Failure("cancelled", ""), 1, 2))
-    bench.far.completions.ring()
+    assert bench.cancelled == [ticket.slot]
+    bench.end(ticket, failure=Failure("cancelled", ""))
     while bench.slots_used:
         await asyncio.sleep(0)
     assert (bench.ends, bench.served.statistics.failures) == ([], {"CANCELED": 1})
