@@ -17,7 +17,7 @@ import onnx.parser
 from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
 from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcess, begun, poisson
-from greenlane.load.server_process import alive, family_of
+from greenlane.load.server_process import family_of
 from greenlane.load.wire import Broken, Caller, post
 from server.tenants.auth import digest
 from tests.end_to_end.repository import HEADER, SPIN
@@ -29,6 +29,7 @@ from .clients import apart
 from .deployment import Deployment, Server, Tenant, launched
 from .goals import Felt, felt
 from .hostile import ADMIN_KEY, ATTACKER, ATTACKER_KEY, MODELS, Crowd
+from .watched_server import alive
 
 VICTIM, VICTIM_KEY, KEPT, NEW = "victim", "key of the victim", "kept", "new"
 """The tenant that is timed, and what its connections are: kept, or new for each request."""

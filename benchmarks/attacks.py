@@ -19,11 +19,12 @@ from time import perf_counter
 
 from greenlane.load import machine
 from greenlane.load.jobs import Tally
-from greenlane.options import count, named, positive
+from greenlane.options import count, positive
 
 from .attacked import DISPATCHER, LIMIT, SHARED, Attacked, build, opened
 from .goals import MISSED, Felt, Goal, Row
 from .hostile import ATTACKER, ATTACKS, DOOR, MOVING, Crowd
+from .options import named
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
 STOPPED = {f"stopped-{name.strip('()')}": name for name in (ATTACKER, SHARED, DISPATCHER)}

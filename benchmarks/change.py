@@ -18,13 +18,14 @@ from pathlib import Path
 from time import perf_counter
 
 from greenlane.load import machine
-from greenlane.options import count, named, positive
+from greenlane.options import count, positive
 
 from . import nets
 from .bench import Bench, opened, share_out
 from .changes import CHANGES
 from .cold import cold_starts
 from .goals import GOALS, MISSED, Row
+from .options import named
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
 PHASES = (*CHANGES, "depth", "cold")

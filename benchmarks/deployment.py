@@ -3,13 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
 from greenlane.load import wire
 from greenlane.load.server_process import becomes_ready, free_port, logging_process
+
+from .watched_server import restricted
 
 PATIENCE = 300.0
 """Seconds after which a server that does not get ready is given up: a GPU's engines are compiled meanwhile."""
@@ -98,7 +100,9 @@ def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator
     config, log, port = folder / f"{deployment.name}.toml", folder / f"{deployment.name}.log", free_port()
     config.write_text(deployment.config(repository))
     command = [sys.executable, "-m", *deployment.program, "--config", str(config), "--port", str(port)]
-    with logging_process(command, log, cores=deployment.cores) as process:
+    with ExitStack() as started:
+        with restricted(deployment.cores):
+            process = started.enter_context(logging_process(command, log))
         yield Server(deployment, port, process, log)
 
 

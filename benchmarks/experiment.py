@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
 from greenlane.load.jobs import ClosedLoop, OpenLoop, Tally
-from greenlane.load.processes import arrivals, run, share, together
+from greenlane.load.processes import run
 from greenlane.load.rules import BOUND
 
 from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SHARED, SPLIT, VICTIM
 from .asks import as_json, binary, truth, wrong
 from .clients import Clients
 from .kinds import KINDS, TRIO, TRIO_OF
+from .loads import arrivals, share, together
 from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 SETTLE = 0.2

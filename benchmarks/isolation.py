@@ -16,7 +16,7 @@ from . import needs  # noqa: F401
 
 # isort: split
 from greenlane.load.rules import BOUND
-from greenlane.options import checked, cores, count, positive
+from greenlane.options import checked, count, positive
 from partitions import DeviceUnavailable
 
 from .arrangement import Impossible
@@ -24,6 +24,7 @@ from .awake import awake
 from .clients import ANY, ENOUGH, TENANTS
 from .deployment import NotServed
 from .findings import Findings, document, table
+from .options import cores
 from .overhttp import WHAT, over_http
 
 

@@ -22,9 +22,10 @@ from statistics import median
 
 from greenlane.load import machine
 from greenlane.load.jobs import Ask
-from greenlane.load.server_process import ServerProcess, alive, server_process
 from greenlane.load.wire import Broken, Caller, post
 from server.demo import build
+
+from .watched_server import ServerProcess, alive, server_process
 
 TENANTS = ("acme", "globex")
 BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}'

@@ -24,11 +24,11 @@ from greenlane.load import machine, wire
 from greenlane.load.figures import percentile
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Seen, Tally
 from greenlane.load.processes import poisson, run
-from greenlane.load.server_process import server_process
 from server.launch_loop.library import SWITCH
 
 from . import nets, subjects
 from .asks import binary, inference, tensor
+from .watched_server import server_process
 
 CASES = {"rigid": "server", "lent": "server", "unbounded": "benchmarks.unbounded"}
 WHOLE = "whole device"

@@ -19,15 +19,16 @@ from statistics import median
 from . import needs  # noqa: F401
 
 # isort: split
-from greenlane.load.server_process import restricted
-from greenlane.options import checked, cores, count, port, positive
+from greenlane.options import checked, count, port, positive
 
 from .bare import session
 from .cases import CASES, Case, tensor
 from .client import client
 from .models import build, model_path
+from .options import cores
 from .servers import PYTHON, Server, bare, greenlane
 from .sidebyside import Comparison, SideBySide, heading
+from .watched_server import restricted
 
 TARGET = 1000.0
 """Microseconds of CPU that an image may cost beyond its model."""

@@ -1,11 +1,10 @@
 """The findings as pictures: p99 bars, the distribution of latencies, and what happened when. PNG, drawn without a display."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from greenlane.load.figures import cumulative
 from greenlane.report.pictures import INK, plain, png, tidy
 
 from .findings import Findings, times
@@ -19,6 +18,14 @@ def draw(findings: Findings) -> dict[str, bytes]:
     """Every picture by its name: `bars`, `distributions`, `timeline`."""
     pictures: dict[str, Callable[[Findings], Figure]] = {"bars": bars, "distributions": distributions, "timeline": timeline}
     return {name: png(picture(findings)) for name, picture in pictures.items()}
+
+
+def cumulative(values: Iterable[float], points: int = 400) -> tuple[list[float], list[float]]:
+    """Latencies and the part of requests slower than each, for a plot: every step where there are few, thinned where many."""
+    ascending = sorted(values)
+    count = len(ascending)
+    picked = sorted({*range(0, count, max(1, count // points)), *range(max(0, count - points // 4), count)})
+    return [ascending[index] for index in picked], [(count - index) / count for index in picked]
 
 
 def bars(findings: Findings) -> Figure:

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from greenlane.load.server_process import READY, family_of, server_process
+from greenlane.load.server_process import family_of
 from greenlane.load.wire import ask
 
 from .bare import REPOSITORY
 from .cases import Request
+from .watched_server import READY, server_process
 
 PYTHON = Path(".venv", "bin", "python")
 """Of a checkout, as `scripts/install` makes it."""

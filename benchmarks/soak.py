@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from greenlane.load import machine
-from greenlane.load.server_process import ServerProcess, server_process
 
 from .soak_clients import MODELS, ROWS, Client, onnx_of
 from .soak_events import Events, Sample, ask, watch
 from .soak_report import Account, Report
+from .watched_server import ServerProcess, server_process
 
 TENANTS = """[tenants.acme]
 granules = 6

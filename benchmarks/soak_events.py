@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from greenlane.load import wire
-from greenlane.load.server_process import ServerProcess
 
 from .soak_clients import MODELS
+from .watched_server import ServerProcess
 
 
 class Event(NamedTuple):

@@ -24,10 +24,11 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from greenlane.load.server_process import ProcessStatus, server_process
+from greenlane.load.server_process import ProcessStatus
 from greenlane.options import count
 
 from .servers import PYTHON
+from .watched_server import server_process
 
 HIDDEN = 700
 """Of each model's two layers: 4 MB of weights."""

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
-from greenlane.load.figures import Figures, Samples, figures, medians, ratio
+from greenlane.load.figures import Figures, Samples, figures
 from greenlane.load.intervals import Interval, growth
 
 ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", "control, under load"
@@ -98,6 +99,18 @@ def judge(victim: str, aggressor: str, rounds: Mapping[str, Sequence[Figures]], 
     certain = min(one.p99 for one in under) > bound * max(one.p99 for one in alone)  # It leaks, whichever is right.
     word, why = decide(ratios["p99"], control_ratio, held.failed, wrong, bound, certain or spread <= STEADY)
     return Verdict(victim, aggressor, medians(alone), held, noisy, ratios, control_ratio, spread, word, why, fewest)
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Counts summed, latencies as medians over the rounds."""
+    latencies = (median(getattr(one, name) for one in rounds) for name in ("p50", "p99", "p999", "worst"))
+    return Figures(sum(one.count for one in rounds), sum(one.failed for one in rounds), *latencies)
+
+
+def ratio(under: Sequence[Figures], alone: Sequence[Figures], name: str) -> float:
+    """The median over rounds of how many times larger a figure was, round by round; NaN without rounds."""
+    ratios = [getattr(one, name) / getattr(base, name) for one, base in zip(under, alone, strict=True)]
+    return median(ratios) if ratios else math.nan
 
 
 def decide(held: float, control: float, failed: int, wrong: int, bound: float, steady: bool = True) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 from typing import NoReturn
 
@@ -67,33 +67,12 @@ def positive(text: str) -> float:
     return number
 
 
-def cores(text: str) -> tuple[int, ...]:
-    """Core numbers and ranges of them with commas between, in the order of the text. Raises ValueError."""
-    parts = [re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII) for part in text.split(",")]
-    ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
-    if not (len(ranges) == len(parts) and all(ranges)):
-        raise ValueError(f"{text!r}; expected cores such as 12-15 or 0,2")
-    return tuple(core for each in ranges for core in each)
-
-
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
     """The name of an input, and its shape. Raises ValueError."""
     name, colon, sizes = text.rpartition(":")
     if not (colon and name) or not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", sizes, re.ASCII):
         raise ValueError(f"{text!r} is no shape; expected INPUT:1x3x224x224")
     return name, tuple(map(int, sizes.split("x")))
-
-
-def named(there: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Some of these names, with commas between."""
-
-    def convert(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if unknown := [name for name in names if name not in there]:
-            raise ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
-        return names
-
-    return convert
 
 
 def _whole(text: str, least: int, most: int | None, expected: str) -> int:

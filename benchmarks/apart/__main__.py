@@ -20,12 +20,12 @@ from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from greenlane.load.server_process import ServerProcess, server_process
 from greenlane.load.wire import ask, post
 from greenlane.options import count, positive
 
 from .. import nets
 from ..depth import request_of
+from ..watched_server import ServerProcess, server_process
 
 MODELS = "tiny", "mob"
 RATE = 250

@@ -18,10 +18,11 @@ from typing import Any
 
 from benchmarks.inside import quiet
 from greenlane.load import machine
-from greenlane.options import count, named, positive
+from greenlane.options import count, positive
 from server.workers import worker
 from server.workers.gil_priority import GilPriorities
 
+from ..options import named
 from . import measures
 from .measures import VARIANTS, Row
 from .on_cuda import CudaBench

@@ -22,8 +22,9 @@ from benchmarks import needs  # noqa: F401
 # isort: split
 from greenlane.load import machine
 from greenlane.load.processes import LoadProcessFailed
-from greenlane.options import checked, cores, count, positive
+from greenlane.options import checked, count, positive
 
+from ..options import cores
 from . import data
 from .measure import Measurement, Phase, Settings
 from .models import build

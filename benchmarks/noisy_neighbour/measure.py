@@ -10,8 +10,9 @@ from time import perf_counter, sleep
 from greenlane.load.figures import Samples
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Tally
 from greenlane.load.others import Others
-from greenlane.load.processes import poisson, run, together
+from greenlane.load.processes import poisson, run
 
+from ..loads import together
 from .plan import PHASES, Aggressor, Turn, Which
 from .served import Server
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from greenlane.load.figures import cumulative
 from greenlane.report.pictures import INK, plain, png, tidy
 
+from ..plots import cumulative
 from .measure import Phase
 from .plan import Which
 from .summary import counted

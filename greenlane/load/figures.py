@@ -1,4 +1,4 @@
-"""From samples to figures: percentiles of one phase, medians over rounds, ratios. Pure arithmetic.
+"""From samples to figures: percentiles of one phase. Pure arithmetic.
 
 A sample that was not answered counts with the time it had been waited for, so that a stall is never hidden.
 """
@@ -6,7 +6,6 @@ A sample that was not answered counts with the time it had been waited for, so t
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
@@ -59,18 +58,6 @@ def figures(samples: Samples) -> Figures:
     return Figures(len(samples), failed, worst=percentile(ascending, 1), **points)
 
 
-def medians(rounds: Sequence[Figures]) -> Figures:
-    """Counts summed, latencies as medians over the rounds."""
-    latencies = (median(getattr(one, name) for one in rounds) for name in ("p50", "p99", "p999", "worst"))
-    return Figures(sum(one.count for one in rounds), sum(one.failed for one in rounds), *latencies)
-
-
-def ratio(under: Sequence[Figures], alone: Sequence[Figures], name: str) -> float:
-    """The median over rounds of how many times larger a figure was, round by round; NaN without rounds."""
-    ratios = [getattr(one, name) / getattr(base, name) for one, base in zip(under, alone, strict=True)]
-    return median(ratios) if ratios else math.nan
-
-
 def merged(parts: Iterable[Samples]) -> Samples:
     """The samples of several processes as one, in the order they were due."""
     rows = sorted(row for part in parts for row in zip(part.due, part.latency, part.status, strict=True))
@@ -78,11 +65,3 @@ def merged(parts: Iterable[Samples]) -> Samples:
     for row in rows:
         whole.add(*row)
     return whole
-
-
-def cumulative(values: Iterable[float], points: int = 400) -> tuple[list[float], list[float]]:
-    """Latencies and the part of requests slower than each, for a plot: every step where there are few, thinned where many."""
-    ascending = sorted(values)
-    count = len(ascending)
-    picked = sorted({*range(0, count, max(1, count // points)), *range(max(0, count - points // 4), count)})
-    return [ascending[index] for index in picked], [(count - index) / count for index in picked]

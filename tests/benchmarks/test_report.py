@@ -29,7 +29,7 @@ from benchmarks.findings import Findings, Throughput, busiest, document, few, mi
 from benchmarks.isolation import main
 from benchmarks.notes import notes
 from benchmarks.page import render
-from benchmarks.plots import draw
+from benchmarks.plots import cumulative, draw
 from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase
 from greenlane.load.figures import Samples
 from greenlane.load.machine import describe
@@ -283,3 +283,12 @@ def test_contradictory_options_are_refused(arguments: list[str], message: str, c
 def test_inside_knows_fewer_aggressors_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--inside", "--only", "json"]) == 2
     assert "--inside knows compute, transfer, three, trio, and not json" in capsys.readouterr().err
+
+
+def test_a_distribution_keeps_its_slowest_requests_when_it_is_thinned() -> None:
+    values, slower = cumulative(range(100_000), points=100)
+
+    assert len(values) < 300
+    assert (values[0], slower[0]) == (0, 1)
+    assert (values[-1], slower[-1]) == (99_999, 1 / 100_000)
+    assert cumulative([]) == ([], [])

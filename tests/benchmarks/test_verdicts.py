@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase, decide, judge
+from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase, decide, judge, medians, ratio
 from greenlane.load.figures import Figures, Samples
 
 
@@ -69,3 +69,12 @@ def test_a_wrong_answer_in_any_phase_spoils_the_verdict() -> None:
     phases = tuple(phase(kind, 1, wrong=int(kind == CONTROL)) for kind in KINDS)
 
     assert Combination("mlp", "small", phases, bound=1.3).verdict().word == "WRONG"
+
+
+def test_medians_are_over_rounds_and_counts_are_sums() -> None:
+    assert medians([flat(10), flat(1000, failed=1), flat(30)]) == Figures(300, 1, 15, 30, 60, 60)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios_and_not_the_ratio_of_medians() -> None:
+    assert ratio([flat(10), flat(60), flat(90)], [flat(10), flat(20), flat(90)], "p99") == 1
+    assert math.isnan(ratio([], [], "p99"))

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from greenlane.load.server_process import READY, ServerProcess, alive, terminate
+from benchmarks.watched_server import READY, ServerProcess, alive
+from greenlane.load.server_process import terminate
 from tests.forked import Forked
 from tests.simulation.mps import FakeMps
 

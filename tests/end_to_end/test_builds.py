@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.watched_server import alive
 from engines.errors import ModelRefused
 from engines.tensorrt.api import find_tensorrt
-from greenlane.load.server_process import alive
 from tests.engines.small import ADD, model
 
 from .harness import cores

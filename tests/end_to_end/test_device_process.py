@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from greenlane.load.server_process import alive
+from benchmarks.watched_server import alive
 
 from .fixtures import server_with
 from .harness import PATIENCE, cores

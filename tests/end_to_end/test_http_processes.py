@@ -15,7 +15,8 @@ import httpx
 import numpy as np
 import pytest
 
-from greenlane.load.server_process import alive, free_port
+from benchmarks.watched_server import alive
+from greenlane.load.server_process import free_port
 from server.http.connection_limits import REFUSAL_RATE
 from server.processes.http_side.http_process import _UNAUTHENTICATED_RATE
 from server.tenants.auth import digest

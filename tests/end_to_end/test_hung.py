@@ -14,7 +14,7 @@ from types import MappingProxyType
 import httpx
 import pytest
 
-from greenlane.load.server_process import alive
+from benchmarks.watched_server import alive
 from server.config.tenant import TenantConfig
 
 from .fixtures import server_with

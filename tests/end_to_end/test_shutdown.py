@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from greenlane.load.server_process import alive, free_port
+from benchmarks.watched_server import alive
+from greenlane.load.server_process import free_port
 from server.host.leaving import GAVE_UP
 from server.tenants.auth import digest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from greenlane.load.server_process import alive
+from benchmarks.watched_server import alive
 
 from .processes import Running, configure, running, running_folder, tenant
 from .wire import answered, client, until

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from greenlane.load.server_process import ProcessStatus, alive
+from benchmarks.watched_server import alive
+from greenlane.load.server_process import ProcessStatus
 from server.host.leaving import NEEDS_RESTART
 from server.host.watch import write_stacks
 

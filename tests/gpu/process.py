@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.watched_server import ServerProcess, server_process
 from greenlane.load.jobs import Ask
-from greenlane.load.server_process import ServerProcess, server_process
 from greenlane.load.wire import Answer, Caller, ask, post
 
 PATIENCE = 180.0

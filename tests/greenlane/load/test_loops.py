@@ -11,11 +11,12 @@ from time import perf_counter
 
 import pytest
 
+from benchmarks.loads import together
 from greenlane.load import openloop
 from greenlane.load.closedloop import closed_loop
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.openloop import Generator
-from greenlane.load.processes import LoadProcessFailed, begun, run, together
+from greenlane.load.processes import LoadProcessFailed, begun, run
 from greenlane.load.server_process import free_port
 from greenlane.load.wire import Broken, Caller, Connection
 
