@@ -69,7 +69,7 @@ async def advice(
             about.lending += lending_advice.advise_neighbours(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
-    return json_response({"seconds": length, "tenants": tenants})
+    return json_response(schemas.Advices(length, tenants))
 
 
 def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:

@@ -21,7 +21,7 @@ router = admin_router("Autopilot")
 @router.get("/moves", response_model=schemas.Moves)
 async def moves(controller: ControllerDep) -> Response:
     """The last 256 moves of granules, the newest first: who wanted them, why, and how long they took."""
-    return json_response({"moves": list(controller.moves)})
+    return json_response(schemas.Moves(list(controller.moves)))
 
 
 @router.get("/autopilot", response_model=schemas.Autopilot)

@@ -24,7 +24,7 @@ _COUNTERS = {
 @router.get("/memory", response_model=schemas.Memory)
 async def memory(controller: ControllerDep) -> Response:
     """What each tenant's models take of the device's memory, and which of them are paged out."""
-    return json_response({"tenants": await controller.memory()})
+    return json_response(schemas.Memory(await controller.memory()))
 
 
 def families(memory: Sequence[TenantMemory]) -> Iterator[Metric]:

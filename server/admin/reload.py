@@ -31,4 +31,4 @@ async def reload(reloader: Annotated[Reloader, Depends(_reloader)]) -> Response:
     """
     # Shielded, as a load is: what has begun is completed, even if its client disconnects.
     changes = await asyncio.shield(asyncio.ensure_future(reloader.reload_on_request()))
-    return json_response({"changed": [schemas.ChangedKey(each.key, each.old, each.new) for each in changes]})
+    return json_response(schemas.Reloaded([schemas.ChangedKey(each.key, each.old, each.new) for each in changes]))
