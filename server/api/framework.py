@@ -57,8 +57,8 @@ def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = Non
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """This content, which may have facts in it, as JSON.
 
-    Routes return it rather than an instance of their response model, which therefore only documents: FastAPI neither
-    validates nor copies a Response. Tests compare every answer with its model (tests/end_to_end/test_openapi.py).
+    Routes return a Response, which FastAPI neither validates nor copies: their response models only document. Tests compare
+    every answer with its model (tests/end_to_end/test_openapi.py).
     """
     return Response(orjson.dumps(content, default=to_builtins), status, headers, "application/json")
 

@@ -1,7 +1,7 @@
-"""Requests and answers of the tenants' API as pydantic models, which /openapi.json shows.
+"""What /openapi.json shows of the tenants' API and no fact says: as pydantic models, which only document.
 
-They document: requests are read by `protocol.json_document`, whose errors name field and value, and answers are written
-without being validated. tests/end_to_end/test_openapi.py compares real answers with them, order of fields included.
+Requests are read by `protocol.json_document`, whose errors name field and value; inferences are answered without a framework.
+tests/end_to_end/test_openapi.py compares real answers with what is shown, order of fields included.
 """
 
 from typing import Annotated, Any, Literal
