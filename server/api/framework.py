@@ -9,10 +9,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from msgspec import to_builtins
+from msgspec.json import encode
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Lifespan
@@ -60,7 +59,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     Routes return a Response, which FastAPI neither validates nor copies: their response models only document. Tests compare
     every answer with its model (tests/end_to_end/test_openapi.py).
     """
-    return Response(orjson.dumps(content, default=to_builtins), status, headers, "application/json")
+    return Response(encode(content), status, headers, "application/json")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
