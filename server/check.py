@@ -25,7 +25,7 @@ from .config.tenant import TenantConfig
 from .config.text import TextOptions
 from .device.budget import Claim, missing, refusal, sized
 from .device.cache_paths import open_builds
-from .device.loaded_model import LoadedModel, close_oversized
+from .device.loaded_model import LoadedModel
 from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken_more
 from .processes.supervision import process_counts
@@ -325,8 +325,7 @@ class _Check:
                 claims: list[Claim] = []
                 counted: set[Hashable] = set()
                 for name in model_loader.in_order(names):
-                    found = model_loader.attempt(name, partition, among=models)
-                    loaded = models[name] = close_oversized(found, self._config.tenants[tenant])
+                    loaded = models[name] = model_loader.attempt(name, partition, models, self._config.tenants[tenant])
                     self._print_model(loaded)
                     self._check_budget(self._config.tenants[tenant], loaded, claims, counted)
                     for executor in loaded.executors.values():

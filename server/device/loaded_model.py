@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engines import Engine, Executor, Signature, TensorSpec
+from engines import Engine, Executor, ModelRefused, Signature, TensorSpec
 from engines.memory import added
 from engines.signature import align
 
@@ -206,27 +206,16 @@ def versions(loaded: LoadedModel) -> str:
     return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"
 
 
-def close_oversized(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
-    """Close the executors of versions whose smallest request does not fit the tenant's memory, and return what remains.
-
-    Each such version is a problem of the result. One whose largest request alone does not fit remains, with a warning. Blocks
-    while an executor is closed.
-    """
+def fit(signature: Signature, tenant: TenantConfig) -> str:
+    """A warning, or "", of a model whose largest request may not fit. Raises ModelRefused if its smallest one does not."""
     most, key = largest_block(tenant.memory), dotted(("tenants", tenant.name, "memory"))
-    served, problems, warnings, executors = [], list(loaded.problems), list(loaded.warnings), dict(loaded.executors)
-    for each in loaded.served:
-        least, largest = needed(each.signature, largest=False), needed(each.signature, largest=True)
-        limit = f"{key} of {tenant.memory} lets one take {most}"
-        if least is not None and sum(least) > most:
-            reason = f"its smallest request takes {_sum(least)}, but {limit}; raise it"
-            problems.append(IndexEntry(each.name, each.version, "UNAVAILABLE", reason))
-            executors.pop(each.key).close()
-            continue
-        if largest is not None and sum(largest) > most:
-            text = f"its largest request takes {_sum(largest)}, but {limit}: larger ones are answered 413"
-            warnings.append(f"model {each.name} {each.version}: {text}")
-        served.append(each)
-    return replace(loaded, served=served, problems=problems, warnings=warnings, executors=executors)
+    least, largest = needed(signature, largest=False), needed(signature, largest=True)
+    limit = f"{key} of {tenant.memory} lets one take {most}"
+    if least is not None and sum(least) > most:
+        raise ModelRefused(f"its smallest request takes {_sum(least)}, but {limit}; raise it")
+    if largest is not None and sum(largest) > most:
+        return f"its largest request takes {_sum(largest)}, but {limit}: larger ones are answered 413"
+    return ""
 
 
 def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:

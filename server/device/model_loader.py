@@ -37,6 +37,7 @@ from partitions.base import Loads, UnpacedLoads
 from ..config.schema import Config, ModelOptions
 from ..config.server import ServerConfig
 from ..config.tables import dotted
+from ..config.tenant import TenantConfig
 from ..link.messages import Shape
 from ..protocol.classification import Labels
 from ..repository.description import describe
@@ -61,7 +62,7 @@ from ..text.folder import NoEncoder
 from .ahead import Making, making_of
 from .engine_pool import EnginePool
 from .joining import UNSEEN, Rows, look
-from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp
+from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp, fit
 
 log = logging.getLogger("greenlane.models")
 
@@ -162,9 +163,15 @@ class ModelLoader:
                     log.exception("unexpected error while making model %s version %s ahead", name, file.version)
         return made
 
-    def attempt(self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING) -> LoadedModel:
-        """Prepare and bind a model without logging its problems. `among` is as in `prepare`."""
-        loaded = self._bind(self.prepare(name, among=among), partition)
+    def attempt(
+        self,
+        name: str,
+        partition: Partition,
+        among: Mapping[str, LoadedModel] = NOTHING,
+        tenant: TenantConfig | None = None,
+    ) -> LoadedModel:
+        """Prepare and bind a model without logging its problems. `among` is as in `prepare`, `tenant` as in `bind`."""
+        loaded = self._bind(self.prepare(name, among=among), partition, tenant)
         self.let_go(loaded.engines.values())
         return loaded
 
@@ -206,19 +213,22 @@ class ModelLoader:
         self,
         prepared: PreparedModel,
         partition: Partition,
+        tenant: TenantConfig | None = None,
         whole: bool = False,
         kept: bool = False,
         background: bool = False,
     ) -> LoadedModel:
         """Bind a model that `prepare` returned to a partition, and log its problems. Call it once for each such model.
 
+        A version whose smallest request does not fit the memory of the `tenant` is a problem, and is not bound: its warm-up
+        would take that memory, too.
         `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`. `background`: it may take its
         time, as tenants are served meanwhile. The engines of the result are not freed before `let_go`, called when its
         executors are in a worker, or closed.
         """
         before, began = self._device_loads.waited(), time.monotonic()
         with self._device_loads.background() if background else nullcontext():
-            loaded = self._bind(prepared, partition, whole)
+            loaded = self._bind(prepared, partition, tenant, whole)
         if background and self._device_loads.waited() - before > LONG_PAUSES:
             text = "model %s: %.0f s to have its kernels loaded, with pauses for what is served (models.paced_loads)"
             log.info(text, loaded.name, time.monotonic() - began)
@@ -280,7 +290,9 @@ class ModelLoader:
         """Free every engine; no executor may be left. Blocks."""
         self._engines.close()
 
-    def _bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False) -> LoadedModel:
+    def _bind(
+        self, prepared: PreparedModel, partition: Partition, tenant: TenantConfig | None, whole: bool = False
+    ) -> LoadedModel:
         """The engines of the result are held, one hold for each version."""
         loaded = prepared.loaded
         for version in prepared.versions:
@@ -288,7 +300,7 @@ class ModelLoader:
             try:
                 if not (whole and loaded.problems):
                     with self._recording(version.file, loaded):
-                        self._bind_version(version, partition, loaded, prepared.learnt)
+                        self._bind_version(version, partition, tenant, loaded, prepared.learnt)
             finally:
                 if len(loaded.engines) == before:
                     self._engines.let_go(version.engine)
@@ -345,13 +357,19 @@ class ModelLoader:
                 log.warning("%s", line, extra={"caller": f"model {loaded.name}"})
 
     def _bind_version(
-        self, version: PreparedVersion, partition: Partition, loaded: LoadedModel, learnt: list[tuple[Shape, ...]]
+        self,
+        version: PreparedVersion,
+        partition: Partition,
+        tenant: TenantConfig | None,
+        loaded: LoadedModel,
+        learnt: list[tuple[Shape, ...]],
     ) -> None:
         file, resolved, engine, stamp = version
         number, signature = str(file.version), apply(file.config, engine.signature)
         self._check_warm_up(file, resolved.settings, signature)
         outer = file.functions.outer(signature) if file.functions else signature
         functions = file.functions.definition(signature) if file.functions else None
+        too_large = fit(outer, tenant) if tenant else ""
         executor = engine.bind(partition)
         if file.text and not file.config.steps:
             loaded.warnings.extend(_try_texts(file, outer, executor))
@@ -368,7 +386,7 @@ class ModelLoader:
             stop_padding(executor)
             resolved = replace(resolved, settings=resolved.settings.merge(batch_padding=False))
         execution = {**executor.describe(), **({"rows": rows.described()} if rows is not UNSEEN else {})}
-        notes = [why_not] if why_not else []
+        notes = [note for note in (why_not, too_large) if note]
         notes += [*_required(file.config, signature), *_notes(execution)]
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
         platform = PLATFORM if file.config.steps else engine.platform

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..workers.placement import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead
-from .loaded_model import LoadedModel, LoadedModels, PreparedModel, close_oversized, expected, learnt_shapes
+from .loaded_model import LoadedModel, LoadedModels, PreparedModel, expected, learnt_shapes
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .placements import Placements
@@ -353,12 +354,8 @@ class TenantModels:
         if (before := self.served.of(tenant).get(prepared.loaded.name)) is not None:
             executors = self._workers[tenant].executors
             prepared.learnt.extend(learnt_shapes(executors[key] for each in before.served if (key := each.key) in executors))
-        loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept, served)
-        fitting = await asyncio.to_thread(close_oversized, loaded, self.tenants[tenant])
-        known = frozenset(loaded.messages(kept))
-        for line in fitting.messages(kept):
-            if line not in known:
-                log.warning("%s", line, extra={"caller": tenant})
+        bind = partial(self._model_loader.bind, prepared, partition, self.tenants[tenant], whole, kept, served)
+        fitting = await loop.run_in_executor(threads, bind)
         try:
             more = taken_more(fitting.executors.values(), shared_in(self._workers[tenant]))
             await self.pager.make_room(tenant, reservation, more)

@@ -1,13 +1,13 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import DATATYPES, Signature, TensorSpec
+from engines import DATATYPES, ModelRefused, Signature, TensorSpec
 from engines.signature import align
 from server.config.tenant import TenantConfig
-from server.device.loaded_model import LoadedModel, close_oversized, needed
-from server.tenants.catalog import ServedModel
-from tests.fakes import FakeDevice, FakeEngine
+from server.device.loaded_model import fit, needed
 
 FP32 = DATATYPES["FP32"]
 MIB = 1 << 20
@@ -52,37 +52,23 @@ def test_every_request_within_the_limits_is_within_the_memory_needs(least: int, 
         assert smallest[0] <= align(rows * width * 4) <= largest[0]
 
 
-def loaded(*signatures: Signature) -> LoadedModel:
-    partition = FakeDevice().carve([0])
-    served = [ServedModel("m", str(place), f"m/{place}#1", each, "fake", {}) for place, each in enumerate(signatures)]
-    return LoadedModel("m", served, [], {each.key: FakeEngine(each.signature).bind(partition) for each in served})
-
-
 def tenant(memory: int) -> TenantConfig:
     return TenantConfig(name="acme", granules=1, models=("*",), memory=memory)
 
 
 def test_a_model_that_fits_is_served_without_a_warning() -> None:
-    one = loaded(signature("n", 32), signature(1024))
-    assert close_oversized(one, tenant(MIB)) == one
+    assert fit(signature("n", 32), tenant(MIB)) == fit(signature(1024), tenant(MIB)) == ""
 
 
-def test_a_version_whose_smallest_request_never_fits_is_refused_and_closed() -> None:
-    one = loaded(signature(MIB), signature(1024))
-    fitting = close_oversized(one, tenant(8 * MIB))
-    assert [each.version for each in fitting.served] == ["1"]
-    assert list(fitting.executors) == ["m/1#1"]
-    assert one.executors["m/0#1"].closed  # type: ignore[attr-defined]
-    assert fitting.messages() == (
-        f"model m 0 is unavailable: its smallest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs "
-        f"{4 * MIB}), but tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}; raise it",
-    )
+def test_a_model_whose_smallest_request_never_fits_is_refused() -> None:
+    need = f"{8 * MIB} bytes of memory (inputs {4 * MIB} + outputs {4 * MIB})"
+    limit = f"tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}"
+    with pytest.raises(ModelRefused, match=re.escape(f"its smallest request takes {need}, but {limit}; raise it")):
+        fit(signature(MIB), tenant(8 * MIB))
 
 
 def test_a_model_whose_largest_request_does_not_fit_is_served_with_a_warning() -> None:
-    fitting = close_oversized(loaded(signature("b", MIB // 4, max_batch=4)), tenant(8 * MIB))
-    assert [each.version for each in fitting.served] == ["0"]
-    assert fitting.messages() == (
-        f"model m 0: its largest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs {4 * MIB}), but "
-        f"tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}: larger ones are answered 413",
+    assert fit(signature("b", MIB // 4, max_batch=4), tenant(8 * MIB)) == (
+        f"its largest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs {4 * MIB}), but "
+        f"tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}: larger ones are answered 413"
     )

@@ -10,6 +10,7 @@ from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature,
 from engines.signature import Default
 from partitions import Partition
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.config.tenant import TenantConfig
 from server.device.loaded_model import LoadedModel
 from server.device.model_loader import ModelLoader, Read, open_model_loader
 from server.repository.model_repository import Repository
@@ -116,6 +117,19 @@ def test_attempt_returns_its_messages_and_logs_none(
         "model m 1 is unavailable: m/1/model.onnx: no good",
     )
     assert messages(caplog) == []
+
+
+def test_a_version_that_does_not_fit_the_tenants_memory_is_not_bound(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m")
+    add(tmp_path, "m2")
+    large, script = Signature((TensorSpec("x", DATATYPES["FP32"], (1 << 40,)),), ()), Script()
+    engines = {"m": FakeEngine(large, script), "m2": FakeEngine(SIGNATURE, script)}
+    models = library(tmp_path, lambda path, max_batch, settings: engines[path.parent.parent.name])
+    tenant = TenantConfig(name="acme", granules=1, models=("*",), memory=1 << 20)
+    found = [models.attempt(name, partitions[0], tenant=tenant) for name in engines]
+    assert [len(each.executors) for each in engines.values()] == [0, 1]
+    assert [len(each.served) for each in found] == [0, 1]
+    assert found[0].problems[0].reason.startswith("its smallest request takes 4398046511104 bytes of memory (inputs")
 
 
 def test_an_engine_is_read_once_for_all_partitions(tmp_path: Path, partitions: list[Partition]) -> None:
