@@ -419,7 +419,7 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     inputs = [_spec(value) for value in session.get_inputs()]
     for spec in [_spec(value) for value in weights]:
         inputs.append(with_default(spec, _NUMBERS[spec.datatype.name], model.view(), path))
-    outputs = tuple(_spec(value) for value in session.get_outputs() if _datatype(value))
+    outputs = tuple(dict.fromkeys(_spec(value) for value in session.get_outputs() if _datatype(value)))
     left_out = [_left_out(value) for value in session.get_outputs() if not _datatype(value)]
     if left_out and not outputs:
         raise ModelRefused(f"{path}: it has no output that can be served: {left_out[0]}")

@@ -214,6 +214,12 @@ def test_an_output_may_be_an_input_or_a_constant(load: Loader, partition: CpuPar
     assert (x.tolist(), c.tolist()) == ([5, 6, 7], [1, 2])
 
 
+def test_an_output_that_is_listed_twice_is_given_once(load: Loader, partition: CpuPartition) -> None:
+    twice = "twice (float[n] x) => (float[n] y, float[n] y, float[n] z) { y = Neg(x) z = Abs(x) }"
+    with closing(load(twice).bind(partition)) as executor:
+        assert [each.tolist() for each in run(executor, np.array([1, -2], np.float32))] == [[-1, 2], [1, 2]]
+
+
 def test_a_model_without_inputs_gives_what_it_has(load: Loader, partition: CpuPartition) -> None:
     with closing(load("constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }").bind(partition)) as executor:
         assert run(executor)[0].tolist() == [1, 2]
