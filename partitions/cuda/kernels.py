@@ -8,8 +8,8 @@ from cuda.bindings import driver
 from cuda.core import Buffer, Device, Kernel, Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
 
-from ..errors import PartitionError
-from .driver import CUDAError, handle_return, translated
+from ..errors import DeviceLost, PartitionError
+from .driver import handle_return, translated
 
 log = logging.getLogger("greenlane.partitions")
 
@@ -75,10 +75,13 @@ class Kernels:
 
 
 def _compiled(program: Program, names: tuple[str, ...], kept: Path | None) -> tuple[Kernel, ...]:
-    """The kernels of these names, from the folder if they are there. Raises CUDAError."""
-    try:
-        if kept:
-            return tuple(map(program.compile("cubin", cache=FileStreamProgramCache(kept)).get_kernel, names))
-    except (OSError, CUDAError) as error:
-        log.warning("%s: compiled kernels cannot be kept there, so each process compiles them: %s", kept, error)
+    """The kernels of these names, from the folder if they are there. Raises CUDAError, DeviceLost."""
+    if kept:
+        try:
+            with translated(f"taking kernels from {kept}"):
+                return tuple(map(program.compile("cubin", cache=FileStreamProgramCache(kept)).get_kernel, names))
+        except DeviceLost:
+            raise
+        except (OSError, PartitionError) as error:
+            log.warning("%s: compiled kernels cannot be kept there, so each process compiles them: %s", kept, error)
     return tuple(map(program.compile("cubin").get_kernel, names))
