@@ -117,17 +117,8 @@ def _advised(
     else:
         found = need(before, after)
         said = advising.advise(name, found, share, tenant.target_p99)
-    return schemas.Advice(
-        granules,
-        device.name,
-        milliseconds(tenant.target_p99) if tenant.target_p99 else None,
-        said.verdict,
-        said.granules,
-        said.certainty,
-        said.text,
-        _measured(found) if found else None,
-        [],
-    )
+    target = milliseconds(tenant.target_p99) if tenant.target_p99 else None
+    return schemas.Advice(granules, device.name, target, *said, _measured(found) if found else None, [])
 
 
 def _measured(found: Need) -> schemas.Needed:

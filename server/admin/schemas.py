@@ -6,10 +6,13 @@ from msgspec import Meta
 from pydantic import Field, RootModel
 
 from ..api.schemas import RepositoryEntry, Schema
+from ..control.controller import DeviceState
 from ..control.descriptions import ReadyShare, TenantMemory
 from ..control.moves import Move
 from ..control.stretch import WidePartition
 from ..facts import Fact
+from ..observing.advice import Certainty, Verdict
+from ..observing.pilot import Mode
 
 Unit = Annotated[str, Field(description="What a granule is made of: cores of a CPU, SMs of a GPU.", examples=["core"])]
 Granules = Annotated[list[int], Field(description="Indices of granules.")]
@@ -32,7 +35,7 @@ class NamedDevice(Fact):
     granules: list[Granule]
     tenants: Annotated[list[str], "Those that are on it now."]
     state: Annotated[
-        Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"],
+        DeviceState,
         "`incomplete`: a model failed to load; `restarting`: its process has ended, and is started again.",
     ]
 
@@ -168,7 +171,7 @@ class Moves(Fact):
 class AutopilotMode(Schema):
     """Whether the autopilot moves granules (`on`), only says what it would move (`dry-run`), or does nothing (`off`)."""
 
-    mode: Literal["off", "dry-run", "on"]
+    mode: Mode
 
 
 class Measured(Fact):
@@ -195,7 +198,7 @@ class Piloted(Fact):
 class Autopilot(Fact):
     """The autopilot: its mode, and what it sees."""
 
-    mode: Literal["off", "dry-run", "on"]
+    mode: Mode
     paused_for_seconds: Annotated[float, "Nothing is moved for so long, because an operator moved granules."]
     notes: Annotated[list[str], "Why tenants that miss their targets get nothing."]
     tenants: dict[str, Piloted]
@@ -274,13 +277,13 @@ class Advice(Fact):
     device: Annotated[str, "The device's name."]
     target_ms: Annotated[float | None, "Its `target_p99`."]
     verdict: Annotated[
-        Literal["keep", "fewer", "more", "unknown"],
+        Verdict,
         "`fewer`: its target would be kept with `advised_granules`; `more`: it misses it; `unknown`: too few "
         "requests, or no `target_p99`.",
     ]
     advised_granules: Annotated[int | None, "null where that is unknown, or the whole device would hardly do."]
     certainty: Annotated[
-        Literal["high", "low", "none"],
+        Certainty,
         "`high`: measured, or an estimate that is on the safe side, as it takes runs to be longer in proportion "
         "with fewer granules; `low`: the least that it takes by that estimate, or a p99 about at its target.",
     ]

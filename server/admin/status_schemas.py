@@ -1,21 +1,22 @@
 """The answer of `GET /admin/status`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+from ..control.controller import DeviceState
 from ..control.moves import Move
 from ..control.stretch import WidePartition
 from ..facts import Fact
 from ..observing.baseline import Isolation
+from ..observing.pilot import Mode
 from ..observing.problems import Problem
+from ..tenants.catalog import ModelState
 from .schemas import Granules, Unit
-
-_STATES = Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"]
 
 
 class Pilot(Fact):
     """The autopilot."""
 
-    mode: Literal["off", "dry-run", "on"]
+    mode: Mode
     paused_for_seconds: float
     notes: Annotated[list[str], "Why tenants that miss their targets get nothing."]
 
@@ -58,7 +59,7 @@ class DeviceNow(Fact):
     kind: str
     description: str
     unit: Unit
-    state: _STATES
+    state: DeviceState
     granules: Annotated[list[int], "The size of each in units."]
     free: Annotated[int, "Granules that no tenant has."]
     health: DeviceHealth
@@ -106,7 +107,7 @@ class ModelNow(Fact):
     tenant: str
     name: str
     version: str
-    state: Literal["READY", "LOADING", "UNAVAILABLE"]
+    state: ModelState
     reason: str
     execution: Annotated[dict[str, Any] | None, "How it runs, as `greenlane.execution` in the model's configuration."]
     device_bytes: int | None
@@ -120,7 +121,7 @@ class Status(Fact):
 
     version: str
     at: Annotated[float, "Seconds since 1970."]
-    state: _STATES
+    state: DeviceState
     ready: bool
     progress: Annotated[str, "How many models are ready while the server starts, and what is done; empty later."]
     moving: Annotated[bool, "Granules change hands now."]

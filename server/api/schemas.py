@@ -10,6 +10,7 @@ from msgspec import Meta
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..facts import Fact
+from ..tenants.catalog import ModelState
 
 
 class Schema(BaseModel):
@@ -73,7 +74,7 @@ class RepositoryEntry(Schema):
 
     name: str
     version: str | None = Field(None, description="Left out where the state is that of the whole model.")
-    state: Literal["READY", "LOADING", "UNAVAILABLE"]
+    state: ModelState
     reason: str | None = Field(None, description="Why it is not ready.")
 
 

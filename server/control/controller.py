@@ -49,7 +49,7 @@ _STANDSTILL = 600.0
 lock for so long, so what blocks the looks will not end."""
 _MOST_ASKED = 10
 """How often all processes are asked what is served, before the log says that the server is ready."""
-DeviceState = State | Literal["restarting"]
+DeviceState = Literal[State, "restarting"]
 T = TypeVar("T")
 
 

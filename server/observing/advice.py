@@ -8,7 +8,7 @@ takes.
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..tenants.statistics import BOUNDS
 from .autopilot import FULL, KEEPS
@@ -37,8 +37,7 @@ class Share:
         return f"{count} {self.unit}{'s' * (count != 1)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """A verdict, the granules that would do (None where that is unknown, or the whole device would not), and a sentence."""
 
     verdict: Verdict

@@ -79,13 +79,16 @@ class ServedModel(ModelVersion):
         return cls(**plain, running=running, text=text)
 
 
+ModelState = Literal["READY", "LOADING", "UNAVAILABLE"]
+
+
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
     """A line of the repository index; `version` is empty if the problem concerns the whole model."""
 
     name: str
     version: str
-    state: Literal["READY", "LOADING", "UNAVAILABLE"]
+    state: ModelState
     reason: str = ""
 
     def as_json(self) -> dict[str, str]:
