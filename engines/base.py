@@ -365,6 +365,14 @@ class Engine(Protocol):
         """`<project>_<format>` as in the Open Inference Protocol."""
 
     @property
+    def by_shape(self) -> bool:
+        """Whether its library makes kernels for each shape.
+
+        Then a new shape takes long to get ready, batches may be padded to ready ones (`RuntimeSettings.batch_padding`), FP32
+        may be rounded to TF32 in products, and one shape may be answered wrongly where others are not.
+        """
+
+    @property
     def memory(self) -> Mapping[str, int]:
         """Bytes of the device's memory that it takes itself, by names of MEMORY, until it is closed. Any thread."""
 

@@ -40,6 +40,7 @@ class SequenceEngine:
     """Runs engines one after another; see `engines.base.Engine`."""
 
     platform = "ensemble"
+    by_shape = False  # As a whole; each step is looked at by itself.
 
     def __init__(self, wiring: Wiring, settings: RuntimeSettings) -> None:
         self.wiring = wiring

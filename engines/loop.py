@@ -21,7 +21,7 @@ class LoopEngine(StepwiseEngine):
     def __init__(self, engine: Engine, loop: Loop) -> None:
         """Raises ModelRefused for tensors that the engine does not have, and for an output that is no such input."""
         super().__init__(_model(loop), _signature(engine.signature, loop), {_MODEL: engine})
-        self.platform = engine.platform
+        self.platform, self.by_shape = engine.platform, engine.by_shape
         self._engine = engine
 
     @property

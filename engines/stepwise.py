@@ -68,6 +68,7 @@ class StepwiseEngine:
     """
 
     platform = "python_stepwise"
+    by_shape = False
 
     def __init__(self, model: Model, signature: Signature, engines: Mapping[str, Engine] | None = None) -> None:
         self.model = model

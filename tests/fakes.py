@@ -495,6 +495,7 @@ class FakeEngine:
     """
 
     platform = "fake_fake"
+    by_shape = False
 
     def __init__(
         self,

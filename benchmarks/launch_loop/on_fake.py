@@ -40,6 +40,7 @@ class FakeModel:
     """An engine of one input and one output, and its own executor: the output is the input's bytes plus 1, repeated."""
 
     platform = "fake"
+    by_shape = False
     memory: Mapping[str, int] = {}
     executor_memory: Mapping[str, int] = {}
 

@@ -52,6 +52,7 @@ class OnnxEngine:
     """An ONNX file, read once; see `engines.base.Engine` for the contract."""
 
     platform = "onnxruntime_onnx"
+    by_shape = False
 
     def __init__(
         self,

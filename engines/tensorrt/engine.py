@@ -34,6 +34,7 @@ class TensorRTEngine:
     """
 
     platform = "tensorrt_plan"
+    by_shape = True
 
     def __init__(self, loaded: LoadedPlan, open_instance: Opener = open_instance) -> None:
         self.loaded = loaded

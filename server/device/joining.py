@@ -62,16 +62,16 @@ def look(executor: Executor, partition: Partition, signature: Signature, setting
                 data = file.read()
     except OSError as error:
         return Rows(unknown=str(error.strerror))
-    on_gpu = executor.engine.platform.startswith("tensorrt")
-    precision = coarsest(precisions(data), rounds=on_gpu or not onnx)
+    by_shape = executor.engine.by_shape
+    precision = coarsest(precisions(data), rounds=by_shape or not onnx)
     bounds = index_bounds(data)
     found = Rows(unknown="there are no shapes to try it with")
     run = partial(run_on, executor)
-    for shapes in _tries(executor, signature, settings, on_gpu):
+    for shapes in _tries(executor, signature, settings):
         found = Rows(*partition.run(partial(dependence, run, signature, shapes, precision, bounds)))
         if not found.unknown:
             break
-    if found != UNSEEN and on_gpu and not onnx:
+    if found != UNSEEN and by_shape and not onnx:
         for other in _other_sizes(signature, shapes):
             again = Rows(*partition.run(partial(dependence, run, signature, other, precision, bounds)))
             if again == UNSEEN:
@@ -103,13 +103,13 @@ def _is_taken(signature: Signature, shapes: Sequence[Shape]) -> bool:
     return all(size > 1 for shape in shapes for size in shape[1:])
 
 
-def _tries(executor: Executor, signature: Signature, settings: RuntimeSettings, on_gpu: bool) -> Iterator[Sequence[Shape]]:
-    """Shapes of one row: on a GPU with sizes that are ready, so that nothing is compiled for it."""
+def _tries(executor: Executor, signature: Signature, settings: RuntimeSettings) -> Iterator[Sequence[Shape]]:
+    """Shapes of one row; where others would have to be made ready first, of sizes that are."""
     ready = executor.describe().get("shapes")
     sets = [each for each in ready if each] if isinstance(ready, list) else []
     several = [each for each in sets if each[0][0] > 1]
     shapes = [tuple(shape) for shape in (several or sets or [usual_shapes(settings, signature.inputs)])[0]]
-    if not on_gpu:
+    if not executor.engine.by_shape:
         grown = [
             tuple(_SIZE if size == 1 and isinstance(dim, str) else size for size, dim in zip(shape, spec.dims, strict=True))
             for spec, shape in zip(signature.inputs, shapes, strict=True)

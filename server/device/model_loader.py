@@ -391,7 +391,8 @@ class ModelLoader:
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
         platform = PLATFORM if file.config.steps else engine.platform
         folder = file.filename.partition("/")[0]
-        config = describe(file.name, file.config, outer, platform, folder, how, execution)
+        on_gpu = partition.host_cores is None
+        config = describe(file.name, file.config, outer, platform, folder, how, execution, on_gpu)
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
@@ -406,7 +407,7 @@ class ModelLoader:
     ) -> Rows:
         """What is found of the model's rows where requests would be joined, or the library would add rows."""
         file, settings = version.file, version.resolved.settings
-        pads = version.engine.platform.startswith("tensorrt") and settings.pads(signature) and largest_batch(signature) > 1
+        pads = version.engine.by_shape and settings.pads(signature) and largest_batch(signature) > 1
         if settings.verify == "off" or not (joined or pads):
             return UNSEEN
         return look(executor, partition, signature, settings, file.path if file.path.suffix == ".onnx" else None)

@@ -26,6 +26,7 @@ def describe(
     filename: str = "model.onnx",
     batching: Batching | None = None,
     execution: Mapping[str, object] | None = None,
+    on_gpu: bool = False,
 ) -> Object:
     """The whole configuration of a model that is served.
 
@@ -45,7 +46,7 @@ def describe(
         "output": list(_tensors(stated["output"], _blank("output"), signature.outputs, most)),
         "optimization": {**as_json(MESSAGE().optimization), **_PINNED, **stated.get("optimization", {})},
         "dynamic_batching": batching and _batching(stated.get("dynamic_batching"), batching),
-        "instance_group": _groups(stated["instance_group"], name, platform),
+        "instance_group": _groups(stated["instance_group"], name, on_gpu),
         "default_model_filename": filename,
         "model_transaction_policy": {"decoupled": True} if signature.in_parts else stated.get("model_transaction_policy"),
         "parameters": {**stated["parameters"], **_execution(execution or {})},
@@ -81,9 +82,9 @@ def _batching(stated: Object | None, batching: Batching) -> Object:
     return {**shown, "preferred_batch_size": sizes, "max_queue_delay_microseconds": round(batching.delay * 1e6)}
 
 
-def _groups(stated: Sequence[Object], name: str, platform: str) -> list[Object]:
+def _groups(stated: Sequence[Object], name: str, on_gpu: bool) -> list[Object]:
     """The instance group as configured, if it is one of one instance, as there is; otherwise that."""
-    kind = "KIND_GPU" if platform.startswith("tensorrt") else "KIND_CPU"
+    kind = "KIND_GPU" if on_gpu else "KIND_CPU"
     groups = [{**group, "count": group["count"] or 1, "name": group["name"] or f"{name}_{n}"} for n, group in enumerate(stated)]
     if sum(group["count"] for group in groups) != 1:
         groups = [{**as_json(MESSAGE().instance_group.add()), "name": name, "count": 1}]

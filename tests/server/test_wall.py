@@ -1,5 +1,6 @@
-"""The wall's contract in pyproject.toml names every package of `server`, as import-linter passes what it does not name."""
+"""The seams of `server`: the wall's contract names every package, as import-linter passes what it does not name."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -27,3 +28,11 @@ def test_every_package_of_server_is_on_one_side_of_the_wall() -> None:
     there = (modules("server") - {"server.processes"}) | modules("server.processes")
     assert set(wall["source_modules"]) | set(wall["forbidden_modules"]) | COMPOSES_BOTH_SIDES == there
     assert not set(wall["source_modules"]) & (set(wall["forbidden_modules"]) | COMPOSES_BOTH_SIDES)
+
+
+def test_nothing_in_server_finds_out_by_its_name_which_library_an_engine_is_of() -> None:
+    """What is to be known is asked of the engine, so that another library has an answer."""
+    question = re.compile(r"platform\.(startswith|removeprefix)\b|\.platform (==|!=|in|not in) |TensorRTEngine|OnnxEngine")
+    files = sorted((ROOT / "server").rglob("*.py"))
+    asked = [str(path.relative_to(ROOT)) for path in files if question.search(path.read_text())]
+    assert (len(files) > 300, asked) == (True, [])

@@ -139,7 +139,7 @@ def test_instance_groups_get_the_names_and_kinds_that_triton_gives_them() -> Non
     for text, name in (("instance_group { kind: KIND_AUTO }", "m_0"), ('instance_group { name: "b" kind: KIND_CPU }', "b")):
         (group,) = shown(text)["instance_group"]
         assert (group["name"], group["kind"], group["count"]) == (name, "KIND_CPU", 1)
-    plan = describe("m", ModelConfig(), MODEL, "tensorrt_plan", "model.plan")
+    plan = describe("m", ModelConfig(), MODEL, "tensorrt_plan", "model.plan", on_gpu=True)
     assert (plan["instance_group"][0]["kind"], plan["default_model_filename"]) == ("KIND_GPU", "model.plan")
 
 
