@@ -34,6 +34,8 @@ from .wire import (
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
 QUEUE, IN_FLIGHT = 4, 2
+LONG = 2000
+"""Iterations of `spin` that take so long that works are not launched ahead of them."""
 TENANTS = tenant(queue=QUEUE, http_processes=3) + tenant("globex", "identity")
 ACME, GLOBEX = "X-Tenant: acme", {"X-Tenant": "globex"}
 
@@ -113,6 +115,8 @@ def post_statistics(connection: Connection) -> dict[str, object]:
 def test_the_queue_is_one_its_order_too_and_who_leaves_makes_room(server: Running, admin: httpx.Client) -> None:
     with ExitStack() as stack:
         lead, one, other = each_process(server, stack).values()
+        lead.send(posted("spin", spin(LONG), ACME))  # After some dozen short works alone, more than two would be in flight.
+        assert lead.answer().status == 200
         running = [stack.enter_context(Connection(server)) for _ in range(IN_FLIGHT)]
         for connection in running:
             connection.send(posted("spin", spin(FOREVER), ACME))
