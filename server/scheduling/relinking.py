@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 
 from ..link.ring import Link
 from .scheduler import Scheduler
@@ -12,7 +13,7 @@ class Waiters:
     """Conditions that are checked when `wake` is called. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = []
 
     def __repr__(self) -> str:
         return f"<Waiters {len(self._waiting)} waiting>"
@@ -21,19 +22,28 @@ class Waiters:
         """Return once this is so: now, or when it is so at a call of `wake`."""
         if not condition():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((condition, waiter))
+            self.call_when(condition, partial(_end, waiter))
             await waiter
+
+    def call_when(self, condition: Callable[[], bool], function: Callable[[], object]) -> None:
+        """Call this once, in the first call of `wake` in which it is so."""
+        self._waiting.append((condition, function))
 
     def wake(self) -> None:
         """Something has changed."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        for condition, waiter in waiting:
-            if not condition():
-                self._waiting.append((condition, waiter))
-            elif not waiter.done():
-                waiter.set_result(None)
+        for condition, function in waiting:
+            if condition():
+                function()
+            else:
+                self._waiting.append((condition, function))
+
+
+def _end(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():  # What waits may have been cancelled.
+        waiter.set_result(None)
 
 
 class Relinking:

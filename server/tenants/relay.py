@@ -84,7 +84,7 @@ class Relay:
         self._rings = False
         self._gone = False
         self._loop: Any = None
-        self._until_room: asyncio.Task[None] | None = None
+        self._shows_full = False
 
     def __repr__(self) -> str:
         return f"<Relay of {self._lane.name}, {len(self._running)} requests>"
@@ -109,15 +109,14 @@ class Relay:
             log.error("a helper of tenant %s is cut off: %s", self._lane.name, error)
             self.close()
             return
-        if self._lane.full and self._until_room is None:
-            self._until_room = self._loop.create_task(self._refuse_until_room())
+        if self._lane.full and not self._shows_full:
+            self._show_full(True)
+            self._lane.call_when_room(lambda: self._show_full(False))
 
-    async def _refuse_until_room(self) -> None:
-        """Have helpers refuse requests by themselves, before their bodies have come, until the queue has room again."""
-        self._occupancy.set_queue_is_full(True)
-        await self._lane.has_room()
-        self._occupancy.set_queue_is_full(False)
-        self._until_room = None
+    def _show_full(self, full: bool) -> None:
+        """Have helpers refuse requests by themselves, before their bodies have come, or not any more."""
+        self._shows_full = full
+        self._occupancy.set_queue_is_full(full)
 
     def _begin(self, ticket: Ticket) -> None:
         """Queue a request, or refuse it."""
@@ -251,9 +250,6 @@ class Relay:
         self._loop.remove_reader(self._link.tickets.event)
         self._loop.remove_reader(self._on_cancel.fileno())
         self._on_cancel.close()
-        if self._until_room:
-            self._until_room.cancel()
-            self._occupancy.set_queue_is_full(False)
         for request in list(self._running.values()):
             if request.freed:
                 self._complete(request)
