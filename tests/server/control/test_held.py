@@ -1,7 +1,6 @@
 """Several processes have partitions of one device: it is seen that these are apart by holding all of them at the same time."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ from partitions import DeviceUnavailable, Misplaced
 from partitions.base import Held
 from partitions.plan import Granules
 from partitions.probe import Placement
-from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Loading, Paused
 from server.control.device_runtime import DeviceRuntime
 from server.errors import Conflict, Unavailable
+
+from .test_several_devices import two_devices
 
 MILLISECOND = 1_000_000
 
@@ -71,13 +71,7 @@ class Site:
 
     def __init__(self, others: tuple[str, ...] = ()) -> None:
         shares = {"acme": "0", "globex": "0", "initech": "0"} | dict.fromkeys(others, "1")
-        tenants = [TenantConfig(name=name, device=on, granules=1, models=("*",)) for name, on in shares.items()]
-        config = Config(
-            devices={"0": DeviceConfig(), "1": DeviceConfig()},
-            models=ModelsConfig(repository=Path()),
-            tenants={tenant.name: tenant for tenant in tenants},
-            source="test",
-        )
+        config = two_devices(*(TenantConfig(name=name, device=on, granules=1, models=("*",)) for name, on in shares.items()))
         frontends: Any = dict.fromkeys(config.tenants)
         self.controller = Controller(config, frontends, lambda _: None, self._transfer)
         self.processes: dict[str, Any] = {name: Process(name) for name in config.tenants}

@@ -1,18 +1,16 @@
 """A change of lists of models over several devices: all load what is added before one serves it, or none does."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.config.changes import with_tables
-from server.config.schema import Config, DeviceConfig, ModelsConfig
+from server.config.schema import Config
 from server.config.tenant import TenantConfig
-from server.control.controller import Controller
 from server.errors import Conflict, Unavailable
 
-from .test_several_devices import FakeRuntime
+from .test_several_devices import FakeRuntime, controller_of, two_devices
 
 BOTH = {"acme": ["a", "b"], "globex": ["b"]}
 
@@ -48,21 +46,12 @@ class Site:
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        tenants = [
+        self.runtimes = {name: ListedRuntime(self.steps, name) for name in "01"}
+        config = two_devices(
             TenantConfig(name="globex", device="1", granules=1, models=("a",)),
             TenantConfig(name="acme", device=("0", "1"), granules=1, models=("a",)),
-        ]
-        config = Config(
-            devices={"0": DeviceConfig(), "1": DeviceConfig()},
-            models=ModelsConfig(repository=Path()),
-            tenants={tenant.name: tenant for tenant in tenants},
-            source="test",
         )
-        self.runtimes = {name: ListedRuntime(self.steps, name) for name in config.named_devices}
-        frontends: Any = dict.fromkeys(config.tenants)
-        self.controller = Controller(config, frontends, lambda _: None)
-        for name, runtime in self.runtimes.items():
-            self.controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
+        self.controller = controller_of(config, self.runtimes)
 
     async def use(self, lists: Mapping[str, Sequence[str]]) -> None:
         config = self.controller.config

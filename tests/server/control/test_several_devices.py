@@ -1,7 +1,7 @@
 """What is decided for several devices: all of them change or none, and a tenant moves only between devices that serve."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,28 +72,37 @@ class FakeRuntime:
         raise AssertionError(f"{name} is not called here")
 
 
+def two_devices(*tenants: TenantConfig) -> Config:
+    """The configuration of devices 0 and 1 with these tenants."""
+    by_name = {tenant.name: tenant for tenant in tenants}
+    devices = {"0": DeviceConfig(), "1": DeviceConfig()}
+    return Config(devices=devices, models=ModelsConfig(repository=Path()), tenants=by_name, source="test")
+
+
+def controller_of(
+    config: Config, runtimes: Mapping[str, Any], publish: Callable[[Any], None] = lambda _: None, transfer: Any = None
+) -> Controller:
+    """A controller of these runtimes, by device; no frontend is asked for anything."""
+    frontends: Any = dict.fromkeys(config.tenants)
+    controller = Controller(config, frontends, publish, transfer)
+    for name, runtime in runtimes.items():
+        controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
+    return controller
+
+
 class Site:
     """Two devices of four granules: acme has two of device 0, globex one of device 1."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        tenants = [
+        self.runtimes = {name: FakeRuntime(self.steps, name) for name in "01"}
+        config = two_devices(
             TenantConfig(name="acme", device="0", granules=2, models=("*",)),
             TenantConfig(name="globex", device="1", granules=1, models=("*",)),
-        ]
-        config = Config(
-            devices={"0": DeviceConfig(), "1": DeviceConfig()},
-            models=ModelsConfig(repository=Path()),
-            tenants={tenant.name: tenant for tenant in tenants},
-            source="test",
         )
-        self.runtimes = {name: FakeRuntime(self.steps, name) for name in config.named_devices}
-        frontends: Any = dict.fromkeys(config.tenants)
-        self.controller = Controller(config, frontends, lambda _: None, self._transfer)
+        self.controller = controller_of(config, self.runtimes, transfer=self._transfer)
         self.transfers: list[tuple[str, str, Granules]] = []
         self.refuses: Exception | None = None
-        for name, runtime in self.runtimes.items():
-            self.controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
 
     async def start(self, serving: Iterable[str] = ("acme", "globex")) -> "Site":
         await self.controller.start()

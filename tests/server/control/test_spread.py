@@ -1,20 +1,16 @@
 """The controller with a tenant on two devices, beside one that is on the second alone."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from partitions import DoesNotFit
 from partitions.plan import Granules
-from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
-from server.control.controller import Controller
 from server.control.descriptions import Execution, ModelMemory, Paused, TenantMemory
 from server.errors import BadRequest, Unavailable
 
-from .test_several_devices import FakeRuntime
+from .test_several_devices import FakeRuntime, controller_of, two_devices
 
 
 class SpreadRuntime(FakeRuntime):
@@ -50,22 +46,13 @@ class SpreadRuntime(FakeRuntime):
 
 class Site:
     def __init__(self) -> None:
-        tenants = [
+        self.runtimes = {name: SpreadRuntime([], name) for name in "01"}
+        self.states: list[str] = []
+        config = two_devices(
             TenantConfig(name="globex", device="1", granules=1, models=("*",)),
             TenantConfig(name="acme", device=("0", "1"), granules=1, models=("*",)),
-        ]
-        config = Config(
-            devices={"0": DeviceConfig(), "1": DeviceConfig()},
-            models=ModelsConfig(repository=Path()),
-            tenants={tenant.name: tenant for tenant in tenants},
-            source="test",
         )
-        self.runtimes = {name: SpreadRuntime([], name) for name in config.named_devices}
-        frontends: Any = dict.fromkeys(config.tenants)
-        self.states: list[str] = []
-        self.controller = Controller(config, frontends, self.states.append)
-        for name, runtime in self.runtimes.items():
-            self.controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
+        self.controller = controller_of(config, self.runtimes, self.states.append)
 
     def held(self) -> dict[str, dict[str, Granules]]:
         return {each.name: {name: held.granules for name, held in each.held.items()} for each in self.controller.devices}
