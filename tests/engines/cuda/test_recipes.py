@@ -141,7 +141,7 @@ def test_an_eviction_revokes_recipes_and_spares_what_was_launched(
     for count in (4, 5):
         ready(executor, count)
     assert launcher.revocations > before
-    assert {shapes[0][0] for shapes in executor._shapes.ready_sets()} == {2, 4, 5}
+    assert {count for ((count, _),) in executor.describe()["shapes"]} == {2, 4, 5}
     executor.close()
 
 

@@ -127,7 +127,7 @@ def test_f15_an_executor_collected_during_a_capture_is_released_later(bench: Ben
         if action == "close"
         else [other, getattr(engine, action)(*([other] if action == "rebind" else []), bench.partition)]
     )
-    kept = sum(len(executor._shapes.ready_sets()) for executor in executors)
+    kept = sum(len(executor.describe()["shapes"]) for executor in executors)
     for executor in executors if action == "close" else ():
         executor.close()
         kept = 0
