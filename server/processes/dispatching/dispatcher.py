@@ -108,7 +108,8 @@ class Dispatcher:
         self._clock = clock
         self._epoll = select.epoll()
         self._max_queued = max_queued
-        self._queues = {name: self._queue_of(name) for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
+        self.queues = {name: self._queue_of(name) for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
+        """The connections on their way to each tenant's processes, or to those of no tenant."""
         self._refused = RefusedConnections(self._watch_refused, self._unwatch, header_timeout, clock)
         self._away: set[str] = set()
         """The tenants whose process cannot be started."""
@@ -120,7 +121,7 @@ class Dispatcher:
         self._open = True
 
     def __repr__(self) -> str:
-        return f"<Dispatcher {len(self._waiting)} waiting, {self._queues}>"
+        return f"<Dispatcher {len(self._waiting)} waiting, {self.queues}>"
 
     def run(self) -> None:
         """Serve. Blocks."""
@@ -139,7 +140,7 @@ class Dispatcher:
         while self._waiting:
             self._close_waiting(next(iter(self._waiting)))
         self._refused.close()
-        for queue in self._queues.values():
+        for queue in self.queues.values():
             queue.close()
         self._epoll.close()
 
@@ -189,7 +190,7 @@ class Dispatcher:
             self._refuse_all(owner(name.removeprefix(AWAY).decode()))
             return
         process = name.removeprefix(WITHDRAWN).decode()
-        queue = self._queues.get(owner(process))
+        queue = self.queues.get(owner(process))
         if queue is None:  # Its tenant has not come after all, or had gone when this dispatcher was started.
             for each in descriptors:
                 os.close(each)
@@ -217,11 +218,11 @@ class Dispatcher:
     def _follow_tenants(self) -> None:
         """Have a queue for each tenant. That of one that has gone stays for what its processes may give back until they end."""
         known = {*self._tenancy.tenants, SHARED, UNAUTHENTICATED}
-        for name in known - self._queues.keys():
-            self._queues[name] = self._queue_of(name)
-        self._gone = self._queues.keys() - known
+        for name in known - self.queues.keys():
+            self.queues[name] = self._queue_of(name)
+        self._gone = self.queues.keys() - known
         for name in self._gone:
-            self._empty(self._queues[name])
+            self._empty(self.queues[name])
 
     def _empty(self, queue: HandoffQueue) -> None:
         """Hand over once more what waits for a tenant that has gone."""
@@ -245,7 +246,7 @@ class Dispatcher:
             received = handoff.receive(queue.ends[process].ours)
         except BlockingIOError:
             return
-        if received and received.name in self._queues:
+        if received and received.name in self.queues:
             self._hand_over(received)
             return
         self._disconnect(queue, process)
@@ -264,7 +265,7 @@ class Dispatcher:
                 return
             if received is None:
                 return
-            if received.name in self._queues:
+            if received.name in self.queues:
                 self._hand_over(received)
             else:
                 received.close()
@@ -276,7 +277,7 @@ class Dispatcher:
     def _hand_over(self, handoff: Handoff) -> None:
         if handoff.name in self._gone:
             handoff = handoff._replace(name=UNAUTHENTICATED)
-        queue = self._queues[handoff.name]
+        queue = self.queues[handoff.name]
         if handoff.name in self._away:
             self._refuse(handoff, ABSENT)
         elif not queue.put(handoff):
@@ -286,7 +287,7 @@ class Dispatcher:
     def _refuse_all(self, tenant: str) -> None:
         """Answer what waits for a process that cannot be started, and what comes until it was."""
         self._away.add(tenant)
-        for waiting in self._queues[tenant].take() if tenant in self._queues else ():
+        for waiting in self.queues[tenant].take() if tenant in self.queues else ():
             self._refuse(waiting, ABSENT)
 
     def _refuse(self, handoff: Handoff, reason: str) -> None:

@@ -313,7 +313,7 @@ def test_beyond_max_waiting_the_oldest_is_closed() -> None:
 
 
 def test_a_tenants_processes_get_connections_in_turn_and_the_lead_fewer(bench: Bench) -> None:
-    known = bench.dispatcher._queues["acme"].ends
+    known = bench.dispatcher.queues["acme"].ends
     lead, two, three = ends = [bench.process(name) for name in ("acme", "acme (2)", "acme (3)")]
     until(lambda: len(known) == 3)
     for _ in range(10):
@@ -364,7 +364,7 @@ def test_connections_that_a_killed_process_has_not_taken_go_to_the_next_in_order
 
 def test_connections_that_a_killed_helper_has_not_taken_go_to_the_others_at_once(bench: Bench) -> None:
     lead, helper = bench.process("acme"), bench.process("acme (2)")
-    known = bench.dispatcher._queues["acme"].ends
+    known = bench.dispatcher.queues["acme"].ends
     until(lambda: len(known) == 2)
     heads = [ACME + b"%d" % number for number in range(4)]
     for head in heads:
@@ -414,7 +414,7 @@ def test_a_process_cannot_make_the_dispatcher_wait_for_what_it_has_left(bench: B
     hostile.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     bench.connect(ACME)
     assert readable(hostile)
-    known = bench.dispatcher._queues["acme"].ends
+    known = bench.dispatcher.queues["acme"].ends
     before = known["acme"]
     bench.end("acme", hostile)
     acme, globex = bench.process("acme"), bench.process("globex")
@@ -544,7 +544,7 @@ def test_connections_beyond_a_full_queue_are_answered_and_counted(caplog: pytest
 
 def test_connections_without_a_tenant_beyond_a_full_queue_are_closed_and_counted(bench: Bench) -> None:
     for _ in range(MAX_QUEUED):
-        bench.dispatcher._queues[UNAUTHENTICATED]._queue.append(Handoff(UNAUTHENTICATED, bench.pair()))
+        assert bench.dispatcher.queues[UNAUTHENTICATED].put(Handoff(UNAUTHENTICATED, bench.pair()))
     assert hung_up(bench.connect(b"\x16"))
     bench.beat()
     assert (bench.reports(), bench.reports()) == (HEARTBEAT_ANSWER, REFUSED + b'{"queue":1}')
