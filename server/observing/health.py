@@ -85,6 +85,22 @@ class HealthMonitor:
         passed = sum(after[core].all - before[core].all for core in there)
         return sum(after[core].busy - before[core].busy for core in there) / passed if passed > 0 else None
 
+    def take(self, address: str, device: str, health: Health) -> None:
+        """This is how the GPU at this address is now. Logs that it is lost, and errors of the driver, when they are new."""
+        previous = self._readings.get(device)
+        if health.lost and not (previous and previous[0].lost):
+            log.critical("GPU %s (device %s) does not answer any more: it is lost", address, device)
+        for number, count in health.xids.items():
+            if count > (previous[0].xids.get(number, 0) if previous else 0):
+                log.error("GPU %s (device %s): the driver reports XID %s", address, device, number)
+        if health.energy is not None:
+            self._first_energy.setdefault(device, health.energy)
+        self._readings[device] = health, self._clock()
+
+    def take_cores(self, found: Mapping[int, CoreTime]) -> None:
+        """This is the time of each of this host's cores now."""
+        self._cores = self._cores[1], found
+
     async def _follow_cores(self) -> None:
         pause = _FIRST
         while True:
@@ -93,7 +109,7 @@ class HealthMonitor:
             except (OSError, ValueError) as error:
                 log.info("the time of cores is not among the metrics: %s", error)
                 return
-            self._cores = self._cores[1], found
+            self.take_cores(found)
             await asyncio.sleep(pause)
             pause = INTERVAL
 
@@ -122,7 +138,7 @@ class HealthMonitor:
         )
         try:
             async for line in lines:
-                self._take(line, gpus)
+                self._take_line(line, gpus)
             return (await asyncio.to_thread(process.stderr.read)).decode(errors="replace").strip()
         finally:
             transport.close()
@@ -132,19 +148,11 @@ class HealthMonitor:
             with suppress(subprocess.TimeoutExpired):  # In a call of the driver that does not return.
                 process.wait(1.0)
 
-    def _take(self, line: bytes, gpus: Mapping[str, str]) -> None:
+    def _take_line(self, line: bytes, gpus: Mapping[str, str]) -> None:
         try:
             address, health = from_line(line)
             device = gpus[address]
         except (ValueError, KeyError) as error:
             log.warning("the process that reads GPUs' state wrote something else: %s", error)
             return
-        previous = self._readings.get(device)
-        if health.lost and not (previous and previous[0].lost):
-            log.critical("GPU %s (device %s) does not answer any more: it is lost", address, device)
-        for number, count in health.xids.items():
-            if count > (previous[0].xids.get(number, 0) if previous else 0):
-                log.error("GPU %s (device %s): the driver reports XID %s", address, device, number)
-        if health.energy is not None:
-            self._first_energy.setdefault(device, health.energy)
-        self._readings[device] = health, self._clock()
+        self.take(address, device, health)

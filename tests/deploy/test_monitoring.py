@@ -67,8 +67,7 @@ def live(standard: Path) -> Iterator[dict[str, set[str]]]:
         httpx.Client(timeout=60, base_url=served.url) as http,
     ):
         assert infer(http, "identity", SMALL).status_code == 200
-        served.application.observers().health._readings["0"] = GPU, 0.0
-        served.application.observers().health._first_energy["0"] = 0.0
+        served.application.observers().health.take("", "0", GPU)
         served.controller.restarts["the dispatcher"] = 0  # There are processes under a supervisor only.
         served.controller.devices[0].info = _on_cores(served.controller.devices[0].info)
         until(lambda: "greenlane_partition_utilization_ratio" in http.get("/metrics").text)

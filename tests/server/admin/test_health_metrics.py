@@ -32,10 +32,14 @@ FULL = Health(
 
 def written(*devices: ControlledDevice, readings: dict[str, Health], cores: Any = ({}, {})) -> list[str]:
     """The lines without comments, for these readings of two seconds ago."""
-    monitor = HealthMonitor(devices, root=Path("/nowhere"), clock=lambda: 12.0)
-    monitor._readings = {name: (health, 10.0) for name, health in readings.items()}
-    monitor._first_energy = dict.fromkeys(readings, 100.0)
-    monitor._cores = cores
+    clock = [10.0]
+    monitor = HealthMonitor(devices, root=Path("/nowhere"), clock=lambda: clock[0])
+    for name, health in readings.items():
+        for each in (Health(energy=100.0), health):
+            monitor.take(f"0000:4e:00.{name}", name, each)
+    for each in cores:
+        monitor.take_cores(each)
+    clock[0] = 12.0
     controller = cast(Controller, SimpleNamespace(devices=devices))
 
     class Only(Collector):
