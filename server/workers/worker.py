@@ -55,7 +55,8 @@ class Worker:
         self._on_error = on_error
         self._priorities = priorities
         self._endpoint: Endpoint | None = None
-        self._runner: TicketRunner | None = None
+        self.runner: TicketRunner | None = None
+        """Of the link that it serves."""
         self._threads: list[Thread] = []
         self._gate = Semaphore(0)
         self._ready_loop: LaunchLoop | None = None
@@ -63,13 +64,13 @@ class Worker:
         self._cancellations = Cancellations()
 
     def __repr__(self) -> str:
-        state = "running" if self._runner else "not running"
+        state = "running" if self.runner else "not running"
         return f"<Worker {len(self.executors)} models on {self.partition!r}, {state}>"
 
     @property
     def idle(self) -> bool:
         """Whether no inference runs or waits in this worker now. Any thread."""
-        runner = self._runner
+        runner = self.runner
         return runner is None or not (runner.in_flight or runner.session.deferred.count or runner.session.has_work)
 
     @property
@@ -82,7 +83,7 @@ class Worker:
         self._wide = wide
         if wide is not None:
             self.metering.wide = wide.place
-        if runner := self._runner:
+        if runner := self.runner:
             runner.wide = wide
             runner.session.link.tickets.wake()  # A ticket may wait for the wide partition that it had before.
 
@@ -90,7 +91,7 @@ class Worker:
         """Let works go to the wide partition from now on; `revoke` first if a model has come to be ready there."""
         if wide := self.wide:
             wide.widen()
-            if (runner := self._runner) and (loop := runner.session.loop):
+            if (runner := self.runner) and (loop := runner.session.loop):
                 loop.use_wide(wide.shared)
                 loop.wake()
 
@@ -98,12 +99,12 @@ class Worker:
         """As `WidePlacement.too_long`, with what the launch loop has measured. Any thread."""
         if (wide := self.wide) is None:
             return []
-        loop = self._runner.session.loop if self._runner else None
+        loop = self.runner.session.loop if self.runner else None
         return wide.too_long([Measured(*each) for each in loop.times()] if loop else [])
 
     def revoke(self) -> None:
         """Have the launch loop forget all that it knows, and stay on the home partition until `widen`. Blocks until it has."""
-        if (runner := self._runner) and (loop := runner.session.loop):
+        if (runner := self.runner) and (loop := runner.session.loop):
             loop.use_wide(None)
             loop.revoke()
 
@@ -123,7 +124,7 @@ class Worker:
         """Have graphs ready for the tickets that the launch loop of the worker runs that serves this link now: `serve` goes on
         with them, and the interpreter has nothing to do for the first ones. Blocks, and delays nothing of the other worker.
         """
-        loop = before._runner.session.loop if before._runner else None
+        loop = before.runner.session.loop if before.runner else None
         if loop is None or loop.link is not endpoint.link:
             return
         if mine := self._open_loop(endpoint):
@@ -144,7 +145,7 @@ class Worker:
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
         if loop and self.wide and not self.wide.suspended:
             loop.use_wide(self.wide.shared)
-        runner = self._runner = TicketRunner(
+        runner = self.runner = TicketRunner(
             session,
             self.partition,
             self.executors,
@@ -176,7 +177,7 @@ class Worker:
     def abandon(self, reason: Failure = WITHDRAWN) -> None:
         """Cancel what is in flight and start nothing more; all of it fails with this reason. Does not block. Any thread."""
         self._cancellations.abandoned = reason
-        if runner := self._runner:
+        if runner := self.runner:
             for flight in list(runner.in_flight.values()):
                 flight.work.cancel()
             runner.session.deferred.wake()
@@ -186,7 +187,7 @@ class Worker:
     @property
     def oldest(self) -> int | None:
         """The serial of the oldest work in flight, None if there is none. Any thread."""
-        runner = self._runner
+        runner = self.runner
         if runner is None:
             return None
         flights, loop = list(runner.in_flight.values()), runner.session.loop
@@ -194,7 +195,7 @@ class Worker:
 
     def overrun(self, serial: int, reason: Failure) -> None:
         """Cancel the work with this serial, if it is in flight; it then fails with this reason. Any thread."""
-        runner = self._runner
+        runner = self.runner
         for flight in list(runner.in_flight.values()) if runner else ():
             if flight.ticket.serial == serial:
                 self._cancellations.overrun = serial, reason
@@ -202,7 +203,7 @@ class Worker:
 
     def wait_until_started(self) -> bool:
         """Whether all threads that `serve` started are attached to the partition. Blocks until each is, or has failed."""
-        runner = self._runner
+        runner = self.runner
         if runner is None:
             return False
         for _ in self._threads:
@@ -211,7 +212,7 @@ class Worker:
 
     def stop(self) -> "Future[None]":
         """Begin to halt, without blocking; call `halt` when the future is done."""
-        if runner := self._runner:
+        if runner := self.runner:
             runner.session.roles.stop()
             return runner.session.ended
         ended: Future[None] = Future()
@@ -220,13 +221,13 @@ class Worker:
 
     def halt(self) -> None:
         """Start nothing more, and wait for what is in flight. Blocks. Deferred tickets are left to the next worker."""
-        if runner := self._runner:
+        if runner := self.runner:
             session = runner.session
             session.roles.stop()
             for thread in self._threads:
                 thread.join()
             runner.close()
-            self._threads, self._runner = [], None
+            self._threads, self.runner = [], None
             if session.loop:
                 session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
@@ -244,7 +245,7 @@ class Worker:
     def cancel(self, slot: int, serial: int) -> None:
         """Cancel this ticket if it is still here; its completion is reported all the same. Does not block. Any thread."""
         self._cancellations.by_slot[slot] = serial
-        if (runner := self._runner) is None:
+        if (runner := self.runner) is None:
             return
         if loop := runner.session.loop:
             loop.cancel(slot, serial)
@@ -260,7 +261,7 @@ class Worker:
         None, and nothing changes, if a work of it is in flight. What the launch loop runs does not count: closing the executor
         waits for that. Blocks while tickets are being enqueued. Any thread.
         """
-        runner = self._runner
+        runner = self.runner
         with runner.session.enqueuing if runner else nullcontext():
             executor = self.executors[model]
             names = [name for name, each in self.executors.items() if each is executor]
@@ -291,5 +292,5 @@ class Worker:
     def _run(self, second: int) -> None:
         """A thread: wait for `serve`, or for `halt` without it."""
         self._gate.acquire()
-        if runner := self._runner:
+        if runner := self.runner:
             runner.run(second)

@@ -63,8 +63,8 @@ class Looping(Borrower):
 
     def wait_until_held(self) -> None:
         """Block until the loop has a ticket wait."""
-        assert self.worker._runner
-        loop, until = self.worker._runner.session.loop, time.monotonic() + PATIENCE
+        assert self.worker.runner
+        loop, until = self.worker.runner.session.loop, time.monotonic() + PATIENCE
         assert loop
         while not loop._loop.held:
             assert time.monotonic() < until, "no ticket waits"
@@ -76,8 +76,8 @@ class Looping(Borrower):
         for _ in range(2):
             self.run(1)
         self.lenders[0].activity.end()
-        assert self.worker._runner
-        loop = self.worker._runner.session.loop
+        assert self.worker.runner
+        loop = self.worker.runner.session.loop
         assert loop
         loop._times[0].home = 10**9
 
@@ -110,8 +110,8 @@ def test_the_loop_goes_wide_while_the_lenders_rest(bench: Looping) -> None:
 
 def test_why_works_stay_at_home_is_counted_in_the_loop_too(bench: Looping) -> None:
     assert bench.worker.wide
-    assert bench.worker._runner
-    loop, statistics = bench.worker._runner.session.loop, bench.worker.wide.statistics
+    assert bench.worker.runner
+    loop, statistics = bench.worker.runner.session.loop, bench.worker.wide.statistics
     assert loop
     before, enqueued = statistics.why_home(), bench.script.reached["enqueue"]
     bench.lenders[0].activity.begin()

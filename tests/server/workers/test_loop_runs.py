@@ -33,7 +33,7 @@ class LoopBench(Bench):
 
     def serve_by(self, worker: Worker) -> None:
         worker.serve(self.endpoint)
-        if worker._runner and (loop_runs := worker._runner._loop_runs):
+        if worker.runner and (loop_runs := worker.runner._loop_runs):
             loop_runs._cpu_time = lambda: self.cpu_time
 
     def run(self, *numbers: float, slot: int = 0, model: str = "m/1#1", deadline: float = NEVER) -> Done | None:
@@ -119,7 +119,7 @@ def test_a_model_that_turns_slow_leaves_the_event_loop_until_it_is_short_again(b
 
 def test_the_cpu_time_is_not_read_for_each_of_several_runs_in_a_row(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.prove(1)
-    runs = bench.worker._runner._loop_runs  # type: ignore[union-attr]
+    runs = bench.worker.runner._loop_runs  # type: ignore[union-attr]
     readings: list[int] = []
     monkeypatch.setattr(runs, "_cpu_time", lambda: readings.append(1) or 0)
     monkeypatch.setattr(loop_runs, "_FRESH", 10**12)

@@ -149,8 +149,8 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(hosted: b
         bench.lenders[0].activity.end()
         bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
         if not hosted:  # The other thread sees them; it is parked while works are short.
-            assert bench.worker._runner
-            bench.worker._runner.session.roles.expect(True)
+            assert bench.worker.runner
+            bench.worker.runner.session.roles.expect(True)
             bench.wait_for_held(placement)
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
