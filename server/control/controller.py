@@ -310,11 +310,8 @@ class Controller:
             async with self._changing[tenant]:
                 with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
                     new = await transfer(tenant, source.runtimes[tenant], to, after)
-            source.runtimes.pop(tenant)
+            source.remove(tenant)
             self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
-            source.held.pop(tenant)
-            source.first.pop(tenant, None)
-            source.host_cores.pop(tenant, None)
             target.runtimes[tenant] = new
             target.hold({tenant: after})
             self._divided(source)
