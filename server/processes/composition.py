@@ -17,7 +17,7 @@ from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader
 from ..observing.observers import Observers
-from ..tenants.activity_pages import open_pages
+from ..scheduling.lender import open_pages
 from ..tenants.frontend import State
 from ..tenants.service import Service
 from . import tenant_process

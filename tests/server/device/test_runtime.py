@@ -32,7 +32,7 @@ from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done, load_of
 from server.observing.observers import Observers
 from server.repository.model_config import ModelConfig, from_json
-from server.tenants.activity_pages import open_pages, use_page
+from server.scheduling.lender import open_lender, open_pages
 from server.tenants.catalog import ServedModel
 from server.tenants.frontend import Report, State
 from server.tenants.local_frontend import LocalFrontend
@@ -105,7 +105,7 @@ class Site:
         self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
         pages = open_pages(config.tenants)
         for name, page in pages.items():
-            use_page(self.frontends[name].tenant, config.tenants, page)
+            self.frontends[name].tenant.lane.admission.lender = open_lender(name, config.tenants, page)
         self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
         self.controller = Controller(config, self.frontends, self.states.append)
