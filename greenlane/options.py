@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from math import isfinite
+from pathlib import Path
 from typing import NoReturn
 
 WRONG_COMMAND_LINE = 64
@@ -27,6 +28,16 @@ class CommandParser(ArgumentParser):
         """End with WRONG_COMMAND_LINE."""
         self.print_usage(sys.stderr)
         self.exit(WRONG_COMMAND_LINE, f"{self.prog}: error: {message}\n")
+
+
+def check_writable(*paths: Path | str | None) -> None:
+    """Raise OSError for a file that cannot be written: better now than in a minute. None and - are none."""
+    for path in paths:
+        try:
+            if path and str(path) != "-":
+                open(path, "ab").close()
+        except OSError as error:
+            raise OSError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def checked(read: Callable[[str], object]) -> Callable[[str], object]:

@@ -37,6 +37,13 @@ def configuration_file(named: str | None) -> str | None:
     return named or os.environ.get("GREENLANE_CONFIG") or (BESIDE if Path(BESIDE).is_file() else None)
 
 
+def file_name(text: str) -> str:
+    """For argparse: the name of a file. An empty one, as of a shell's variable that is not set, is not as good as none."""
+    if not text:
+        raise argparse.ArgumentTypeError("empty; expected the name of a file")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Check the configuration file `check`, or serve `config` with these values in place of its own."""
@@ -56,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     _add_serve_options(parser)
     about = "check: print what the configuration in FILE would serve, and everything wrong with it; without it: serve"
     parser.add_argument("command", metavar="COMMAND", nargs="?", help=about)
-    parser.add_argument("file", metavar="FILE", nargs="?", help="the file to check; the same as --config FILE")
+    parser.add_argument("file", metavar="FILE", nargs="?", type=file_name, help="the file to check; the same as --config FILE")
     words = parser.parse_intermixed_args(arguments)
     if words.command == "check":
         overrides = words.host, words.port, words.log_level, words.autopilot
@@ -87,7 +94,7 @@ def parse_check(arguments: Sequence[str], program: str) -> Options:
     description = "Load every model that a configuration names, print what would be served, and everything wrong with it."
     status = "exit status: 0 all of it can be served; 1 some of it cannot; 2 the configuration is wrong or does not fit"
     parser = _parser(program, description, status)
-    parser.add_argument("file", metavar="FILE", help="TOML configuration")
+    parser.add_argument("file", metavar="FILE", type=file_name, help="TOML configuration")
     return Options(check=parser.parse_args(arguments).file)
 
 
@@ -98,7 +105,8 @@ def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentPar
 
 
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help=f"TOML configuration; default: {DEFAULT_CONFIGURATION}")
+    about = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
+    parser.add_argument("--config", metavar="FILE", type=file_name, help=about)
     parser.add_argument("--host", type=_address, help="address to listen on, instead of server.host")
     parser.add_argument("--port", type=_port, help="port to listen on, instead of server.port; 0 for a free one")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")

@@ -20,6 +20,7 @@ from partitions import PartitionError
 from server.command_line import configuration_file
 from server.config.tables import ConfigError
 
+from ..options import check_writable
 from . import subject, text
 from .curve import Curve, Impossible, check_seconds, points, shares
 from .measure import Effort, Interrupted
@@ -68,7 +69,7 @@ def _interrupts() -> Iterator[Event]:
 def _run(options: Options, command: str, interrupted: Event) -> tuple[int, dict[str, Any]]:
     if options.plot or options.html:
         require("--plot" if options.plot else "--html")
-    _check_files(options)
+    check_writable(options.plot, options.html, options.json)
     effort = Effort(options.seconds, options.seed, interrupted)
     gc.freeze()  # What was imported is not looked at again, so that collections are short.
     if options.everything:
@@ -82,14 +83,6 @@ def _run(options: Options, command: str, interrupted: Event) -> tuple[int, dict[
         print(f"\n{lines}")
     _draw(curve, options)
     return _status(curve), text.as_json(curve)
-
-
-def _check_files(options: Options) -> None:
-    """Raise Impossible for a file that cannot be written, before anything is measured."""
-    files = {"--plot": options.plot, "--html": options.html, "--json": None if options.json == "-" else options.json}
-    for option, path in files.items():
-        if path and not Path(path).parent.is_dir():
-            raise Impossible(f"{option} {path}: there is no folder {Path(path).parent}")
 
 
 def _measure(options: Options, command: str, effort: Effort) -> Curve:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from greenlane.options import CommandParser, checked, count, positive, shape, whole
-from server.command_line import DEFAULT_CONFIGURATION
+from server.command_line import DEFAULT_CONFIGURATION, file_name
 
 _EXAMPLES = """\
 examples:
@@ -94,7 +94,7 @@ def _parser(program: str) -> CommandParser:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="name in the repository, or a .onnx or .plan file")
     parser.add_argument("--all", action="store_true", help="plan the shares of all tenants of the configuration")
     config = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
-    parser.add_argument("--config", metavar="FILE", help=config)
+    parser.add_argument("--config", metavar="FILE", type=file_name, help=config)
     shares = "in cores or SMs, or in granules as in 1g,2g; default: 1, 2, 4, ... granules and the whole device"
     parser.add_argument("--shares", type=checked(_shares), metavar="1,2,4", help=shares)
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="rows in each request; default: 1")

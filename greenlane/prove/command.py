@@ -10,6 +10,7 @@ from signal import SIGINT
 from time import perf_counter
 from typing import Any
 
+from ..options import check_writable
 from . import server, text
 from .access import Access, CannotProve, ServerEnded
 from .command_line import Options, parse
@@ -35,9 +36,9 @@ def main(arguments: Sequence[str], program: str) -> int:
     """Run a command line and return the exit status; see `command_line`."""
     options = parse(arguments, program)
     try:
-        _check(options)
+        check_writable(options.json, options.html)
         findings = _prove(options, f"{program} {shlex.join(arguments)}".strip())
-    except (CannotProve, ServerEnded) as error:
+    except (CannotProve, OSError, ServerEnded) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -48,16 +49,6 @@ def main(arguments: Sequence[str], program: str) -> int:
     if options.html:
         Path(options.html).write_text(render(findings), encoding="utf-8")
     return findings.status
-
-
-def _check(options: Options) -> None:
-    """Raise CannotProve for files that cannot be written: better now than in a minute."""
-    for path in (options.json, options.html):
-        try:
-            if path:
-                Path(path).touch()
-        except OSError as error:
-            raise CannotProve(f"{path} cannot be written: {error}") from error
 
 
 def _prove(options: Options, command: str) -> Findings:

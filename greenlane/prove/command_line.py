@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from greenlane.options import positive
+from server.command_line import file_name
 
 _DESCRIPTION = """\
 Starts a server of a configuration on a free port, and finds out in about a minute whether its tenants are isolated from each
@@ -46,7 +47,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         epilog=_STATUS.format(program=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML configuration; without it what `greenlane serve` takes then")
+    config = "TOML configuration; without it what `greenlane serve` takes then"
+    parser.add_argument("--config", metavar="FILE", type=file_name, help=config)
     parser.add_argument("--url", help="a server that runs on this machine, in place of a new one")
     parser.add_argument("--keys", metavar="FILE", help="with --url: TOML with `admin = KEY` and, in [tenants], `NAME = KEY`")
     about = "seconds from when the server is ready, and up to as many again where that is too noisy for a verdict"

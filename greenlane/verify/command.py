@@ -32,6 +32,7 @@ from server.device.cache_paths import open_builds
 from server.device.model_loader import open_model_loader
 from server.repository.model_settings import default_settings
 
+from ..options import check_writable
 from .grid import ROWS, ends, grid, named
 from .options import Options
 
@@ -70,6 +71,7 @@ def run(options: Options) -> int:
     """Compare, print, and return the exit status, as the command's help says."""
     said = sys.stderr if options.json == "-" else sys.stdout  # Standard output is the JSON document's alone.
     try:
+        check_writable(options.json)
         with redirect_stdout(said):
             status, document = _run(options)
     except (ConfigError, EngineError, OSError, PartitionError) as error:

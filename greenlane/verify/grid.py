@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from engines import ModelRefused, Signature, TensorMismatch
 from engines.model_files.profiles import agrees, shape_text
@@ -17,9 +17,7 @@ def ends(signature: Signature, least: Mapping[str, Shape], most: Mapping[str, Sh
 
     Raises ModelRefused for an input that there is not, a shape that does not fit, and other sizes that vary without limits.
     """
-    names = [spec.name for spec in signature.inputs]
-    if unknown := [name for name in (*least, *most) if name not in names]:
-        raise ModelRefused(f"there is no input {unknown[0]!r}; the model has {', '.join(names) or 'none'}")
+    _check_names(signature, (*least, *most))
     found: tuple[list[Shape], list[Shape]] = [], []
     for spec in signature.inputs:
         varies = [axis for axis, dim in enumerate(spec.dims) if isinstance(dim, str)]
@@ -69,12 +67,19 @@ def grid(signature: Signature, least: Sequence[Shape], most: Sequence[Shape], co
 
 def named(signature: Signature, asked: Mapping[str, Shape]) -> tuple[Shape, ...]:
     """The shapes of all inputs where these are given by name. Raises ModelRefused."""
+    _check_names(signature, asked, "--shape: ")
     shapes = tuple(asked.get(spec.name, spec.shape) for spec in signature.inputs)
     try:
         signature.check(shapes)
     except TensorMismatch as error:
         raise ModelRefused(f"--shape: {error}") from error
     return shapes
+
+
+def _check_names(signature: Signature, asked: Iterable[str], option: str = "") -> None:
+    names = [spec.name for spec in signature.inputs]
+    if unknown := [name for name in asked if name not in names]:
+        raise ModelRefused(f"{option}there is no input {unknown[0]!r}; the model has {', '.join(names) or 'none'}")
 
 
 def _key(number: int, axis: int, dim: str) -> object:

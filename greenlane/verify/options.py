@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from greenlane.options import CommandParser, checked, count, positive, shape, whole
-from server.command_line import DEFAULT_CONFIGURATION
+from server.command_line import DEFAULT_CONFIGURATION, file_name
 
 _EXAMPLES = """\
 examples:
@@ -59,7 +59,7 @@ def _parser(program: str) -> CommandParser:
     parser = CommandParser(program, what, _EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="name in the repository, or a .onnx or .plan file")
     config = f"TOML configuration; default: {DEFAULT_CONFIGURATION}"
-    parser.add_argument("--config", metavar="FILE", help=config)
+    parser.add_argument("--config", metavar="FILE", type=file_name, help=config)
     for option, dest, what in (("--from", "least", "smallest"), ("--to", "most", "largest")):
         text = f"{what} shape of an input whose sizes vary, repeatable; a file is built for shapes between"
         parser.add_argument(option, dest=dest, type=checked(shape), action="append", default=[], metavar="INPUT:1x9", help=text)

@@ -34,6 +34,15 @@ def imported(code: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr.split())
 
 
+@pytest.mark.parametrize("command", ["check", "serve --config", "curve m --config", "verify m --config", "prove --config"])
+def test_an_empty_name_of_a_file_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a shell's variable that is not set: the demo, or another file, would be served or measured."""
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), ""])
+    assert ended.value.code in (2, 64)
+    assert "empty; expected the name of a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
 def test_help_and_version_import_neither_the_server_nor_its_libraries(words: list[str]) -> None:
     assert not imported(f"from greenlane.__main__ import main; main({words!r})") & set(HEAVY)

@@ -170,6 +170,7 @@ def test_a_server_that_dies_meanwhile_ends_the_run_with_what_was_found_so_far(co
         (["--url", "http://127.0.0.1:9", "--keys", "absent.toml"], "--keys absent.toml: "),
         (["--config", "absent.toml"], "absent.toml"),
         (["--json", "/absent/file"], "/absent/file cannot be written"),
+        (["--html", "/"], "/ cannot be written: Is a directory"),
     ],
 )
 def test_what_cannot_be_tried_is_status_2_and_a_sentence(

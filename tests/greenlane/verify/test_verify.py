@@ -108,6 +108,8 @@ def test_json_alone_is_on_standard_output(config: list[str], tmp_path: Path, cap
         (["row"], "there is no model 'row' in the repository"),
         (["no.onnx"], "there is no such file"),
         (["rows", "--shape", "x:2x5"], "--shape: input 'x'"),
+        (["rows", "--shape", "y:2x4"], "--shape: there is no input 'y'; the model has x"),
+        (["never", "--json", "/absent/file"], "/absent/file cannot be written: No such file or directory"),
     ],
 )
 def test_what_cannot_be_verified_is_status_2(
