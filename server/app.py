@@ -52,8 +52,8 @@ from .http.infer import Infer, Send
 from .http.paths import is_infer
 from .http.uvicorn_protocol import UNREAD
 from .link import ring
+from .link.activity import open_pages
 from .observing.observers import Observers
-from .scheduling.lender import open_lender, open_pages
 from .tenants.local_frontend import open_local
 from .tenants.service import Service, limit
 
@@ -239,7 +239,7 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
     frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
     pages = open_pages(config.tenants)
     for name, page in pages.items():
-        frontends[name].tenant.lane.admission.lender = open_lender(name, config.tenants, page)
+        frontends[name].tenant.use_page(config.tenants, page)
     for frontend in frontends.values():
         limit(frontend.tenant, frontend.tenant.config, config.server.max_body)
     service = Service(config, [frontend.tenant for frontend in frontends.values()])

@@ -9,9 +9,12 @@ requests met a borrower. When its HTTP process has ended, the pages are reset, a
 import mmap
 import os
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
+from ..config.tenant import TenantConfig
 from .arena import create_file
 
 OPEN, ENDED, LENDS = 0, 1, 2
@@ -103,6 +106,16 @@ def create(tenants: int, processes: int = 1) -> int:
     descriptor = create_file("greenlane activity", mmap.PAGESIZE * (1 + -(-max(1, tenants) * _WORD // mmap.PAGESIZE)))
     os.pwrite(descriptor, processes.to_bytes(_WORD, "little"), _COUNT * _WORD)
     return descriptor
+
+
+def open_pages(tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """Create the pages of each of these that lends, if one has a burst: their descriptors, which belong to the caller.
+
+    `processes` is how many HTTP processes a tenant has, if not one.
+    """
+    if not any(tenant.burst for tenant in tenants.values()):
+        return {}
+    return {name: create(len(tenants), processes.get(name, 1)) for name, tenant in tenants.items() if tenant.lend}
 
 
 def attach(descriptor: int, number: int = 1) -> Activity:

@@ -16,8 +16,8 @@ from ..config.tables import ConfigError
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader
+from ..link.activity import open_pages
 from ..observing.observers import Observers
-from ..scheduling.lender import open_pages
 from ..tenants.frontend import State
 from ..tenants.service import Service
 from . import tenant_process

@@ -1,13 +1,9 @@
-"""A tenant that lends, in its HTTP process: its activity page says when it has requests open, and whether it lends."""
+"""A tenant that lends, in its HTTP process: says when it has requests open, and whether it lends."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
 
-from ..config.tenant import TenantConfig
-from ..link import activity as pages
 from ..link.activity import Activity
 from .guard import Guard
 
@@ -78,24 +74,3 @@ class Lender:
         self._timer = None
         self.guard.look(now)
         self._follow(now)
-
-
-def open_pages(tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """Create the pages of each of these that lends, if one has a burst: their descriptors, which belong to the caller.
-
-    `processes` is how many HTTP processes a tenant has, if not one.
-    """
-    if not any(tenant.burst for tenant in tenants.values()):
-        return {}
-    lenders = [name for name, tenant in tenants.items() if tenant.lend]
-    return {name: pages.create(len(tenants), processes.get(name, 1)) for name in lenders}
-
-
-def open_lender(name: str, tenants: Mapping[str, TenantConfig], page: int, number: int = 1) -> Lender:
-    """A tenant of this process that lends to others of `tenants`, which are all of the configuration.
-
-    `page` is the descriptor of its pages, `number` that of the process.
-    """
-    own = pages.attach(page, number)
-    own.expect([place for place, each in enumerate(tenants.values()) if each.burst and each.name != name])
-    return Lender(name, own, tenants[name].lend)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -11,12 +11,14 @@ from ..config.schema import Config
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..errors import LimitExceeded, Misdirected, Unavailable
+from ..link import activity
 from ..link.messages import ModelKey
 from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Link
 from ..link.spread import Spread
 from ..protocol.request import Limits
 from ..scheduling.lane import Lane
+from ..scheduling.lender import Lender
 from ..scheduling.limits import CONNECTIONS, LARGE_BODIES, RateLimits, SharedRateLimits, TokenBucket
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import HelperScheduler, Scheduler
@@ -58,6 +60,15 @@ class Tenant:
     @property
     def name(self) -> str:
         return self.config.name
+
+    def use_page(self, tenants: Mapping[str, TenantConfig], page: int, number: int = 1) -> None:
+        """Lend to others of `tenants` from now on, which are all of the configuration.
+
+        `page` is the descriptor of its activity pages, `number` that of the process.
+        """
+        own = activity.attach(page, number)
+        own.expect([place for place, each in enumerate(tenants.values()) if each.burst and each.name != self.name])
+        self.lane.admission.lender = Lender(self.name, own, tenants[self.name].lend)
 
     def callable(self, name: str, version: str | None = None) -> ServedModel:
         """A model that may be called now, as `Catalog.find`. Raises Unavailable too while its inferences would be refused."""

@@ -9,7 +9,6 @@ from typing import Any
 from ...link import ring as links
 from ...link.occupancy import LEAD, Occupancy
 from ...link.ring import Descriptors
-from ...scheduling.lender import open_lender
 from ...scheduling.pending import Canceller
 from ...tenants import publishing
 from ...tenants.catalog import IndexEntry, ModelVersion
@@ -64,7 +63,7 @@ class TenantSide(LocalTenant):
         if tenant is not hosted:
             tenant.lane.open(asyncio.get_running_loop())
         if (page := arguments.pages.get(tenant.name)) is not None:
-            tenant.lane.admission.lender = open_lender(tenant.name, arguments.config.tenants, page, arguments.number)
+            tenant.use_page(arguments.config.tenants, page, arguments.number)
         return tenant
 
     async def relays_ended(self) -> None:

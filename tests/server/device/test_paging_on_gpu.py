@@ -18,7 +18,7 @@ from server.control.controller import Controller
 from server.control.descriptions import TenantMemory
 from server.device.runtime import Runtime
 from server.errors import Unavailable
-from server.scheduling.lender import open_lender, open_pages
+from server.link.activity import open_pages
 from server.tenants.local_frontend import open_local
 from tests.engines.small import model
 from tests.lanes import submit
@@ -108,7 +108,7 @@ async def on_gpu(
 
         pages = open_pages(config.tenants)
         for name, page in pages.items():
-            frontends[name].tenant.lane.admission.lender = open_lender(name, config.tenants, page)
+            frontends[name].tenant.use_page(config.tenants, page)
         runtime = Runtime(config, device, frontends, on_state, controller.on_lost, read, pages=pages)
         controller.add(dict.fromkeys(frontends, runtime))
         await controller.start()

@@ -29,10 +29,10 @@ from server.control.controller import Controller
 from server.device.model_loader import Read
 from server.device.runtime import Runtime
 from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
+from server.link.activity import open_pages
 from server.link.messages import Done, load_of
 from server.observing.observers import Observers
 from server.repository.model_config import ModelConfig, from_json
-from server.scheduling.lender import open_lender, open_pages
 from server.tenants.catalog import ServedModel
 from server.tenants.frontend import Report, State
 from server.tenants.local_frontend import LocalFrontend
@@ -105,7 +105,7 @@ class Site:
         self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
         pages = open_pages(config.tenants)
         for name, page in pages.items():
-            self.frontends[name].tenant.lane.admission.lender = open_lender(name, config.tenants, page)
+            self.frontends[name].tenant.use_page(config.tenants, page)
         self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
         self.controller = Controller(config, self.frontends, self.states.append)
