@@ -202,7 +202,7 @@ def test_the_device_process_is_replaced_under_all_of_them(server: Running, admin
         connections = list(each_process(server, stack).values())
         for connection in connections:
             connection.send(posted("spin", spin(FOREVER), ACME))
-        until(lambda: lane(admin)["in_flight"] == IN_FLIGHT)
+        until(lambda: lane(admin)["waiting"] + lane(admin)["in_flight"] == len(connections))
         server.kill("dev 0")
         assert [answer.status for answer in answers(connections)] == [503] * 3
     until(lambda: infer(admin, "identity", SMALL).status_code == 200)
