@@ -1,5 +1,6 @@
 """Slow files of tests begin first, and tests are run to the end also if a process that runs them ends early."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,9 +70,10 @@ def pytest_runtest_setup():
 def run_split(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """What pytest says where it runs this folder's tests with the plugin."""
     (folder / "pytest.ini").write_text("[pytest]\n")
-    plugins = "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "tests.workers", "-c", str(folder / "pytest.ini")
+    plugins = "-p", "no:cacheprovider", "-p", "xdist.plugin", "-p", "tests.workers", "-c", str(folder / "pytest.ini")
     command = [sys.executable, "-m", "pytest", *plugins, "--dist=loadfile", *options, str(folder)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # Importing the others takes each process a second.
+    return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=200)
 
 
 def test_slow_files_begin_first_and_then_those_of_many_tests(tmp_path: Path) -> None:
