@@ -16,7 +16,6 @@ SLOWEST = (
     "tests/end_to_end/test_grpc.py",
     "tests/end_to_end/test_http_processes.py",
     "tests/end_to_end/test_reload.py",
-    "tests/test_workers.py",
     "tests/end_to_end/test_shutdown.py",
     "tests/end_to_end/test_watchdog.py",
     "tests/end_to_end/test_leaving.py",
