@@ -64,6 +64,7 @@ def test_it_is_the_whole_gpu_s_where_nvml_does_not_say_what_this_process_has(
         (LISTS, NOT_LISTED),
         ("cuMemAlloc", "allocating 4194304 bytes to see whether NVML counts them: CUDA_ERROR_OUT_OF_MEMORY"),
     ],
+    ids=["nvmlInit_v2", "nvmlDeviceGetHandleByPciBusId_v2", LISTS, "cuMemAlloc"],  # Not by the process's number.
 )
 def test_it_is_the_whole_gpu_s_where_a_call_fails(gpu: Gpu, call: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
     gpu.fail(call)
