@@ -126,7 +126,7 @@ def preload() -> None:
     Blocks for a fraction of a second, or for seconds where it comes from a disk. Starts no thread and uses no GPU: CUDA does
     not work in a process that is forked from one that has used it.
     """
-    with suppress(ImportError, ModelRefused):  # What is missing is said where a model is loaded.
+    with suppress(Exception):  # What is missing or broken is said where a model is loaded, and cores are served without it.
         from .tensorrt import load  # noqa: F401
 
         find_tensorrt()

@@ -130,7 +130,7 @@ def find_tensorrt(libraries: Sequence[str] = tuple(LIBRARIES)) -> TensorRT:
         for name in LIBRARIES[library]:
             try:
                 return _describe(library, importlib.import_module(name))
-            except (ImportError, OSError) as error:
+            except Exception as error:  # Any, of one that is broken, or of a folder of its name, which Python imports as well.
                 tried.append(f"{name}: {error}")
     command = f"{install_command('cpu,rtx')} (or cpu,tensorrt)"
     raise ModelRefused(f"no TensorRT is installed; run {command} ({'; '.join(tried)})")

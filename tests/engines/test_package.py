@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -61,3 +62,17 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == ["True True", "0"]
+
+
+@pytest.mark.parametrize("library", ["raise RuntimeError('no such symbol')", ""])
+def test_a_library_that_is_broken_or_a_folder_of_its_name_does_not_end_what_processes_are_forked_from(
+    tmp_path: Path, library: str
+) -> None:
+    """Those of a server on cores too, where there is a driver. Without code the folder is imported as an empty package."""
+    (tmp_path / "tensorrt_rtx").mkdir()
+    if library:
+        (tmp_path / "tensorrt_rtx/__init__.py").write_text(library)
+    code = "import sys, engines; engines.preload(); print('tensorrt_rtx' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout.strip() == f"{not library}"
