@@ -63,6 +63,10 @@ class DeviceReports:
             self._rungs = self._by_tenant(found)
         return self._rungs
 
+    def forget_rungs(self) -> None:
+        """The process has ended: a move is no switch before the next one has made them."""
+        self._rungs = {}
+
     async def usage(self) -> Report | None:
         """None if the process does not answer: what was used is not reported twice."""
         found = await in_time(self._runtime.usage())

@@ -7,8 +7,8 @@ import pytest
 
 from server.accounts.usage import Report, TenantUsages, Usage
 from server.config.tenant import TenantConfig
-from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, Loading, TenantMemory
-from server.control.device_runtime import Models
+from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, Loading, ReadyShare, TenantMemory
+from server.control.device_runtime import Models, Placements
 from server.errors import Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
@@ -32,7 +32,7 @@ class Process(Recorder):
     def __init__(self) -> None:
         self.loaded = asyncio.Event()
         answers = {"open": INFO, "start": {"acme": None}}
-        super().__init__(ToRuntime, ToDeviceProcess, Models, answers=answers, gates={"loaded": self.loaded})
+        super().__init__(ToRuntime, ToDeviceProcess, Models, Placements, answers=answers, gates={"loaded": self.loaded})
         self.channel = Channel("the supervisor", self.handlers())
 
     async def connect(self, runtime: RemoteRuntime) -> None:
@@ -84,6 +84,20 @@ async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out(
     assert [each.tenant for each in await runtime.models.memory()] == ["acme"]
     runtime.tenants.leave("acme")
     assert await runtime.usage() == report, "what a tenant used that has left is billed"
+    process.close()
+    acme.close()
+
+
+async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has() -> None:
+    """Its replacement is not asked before it has loaded the same models, which may take minutes."""
+    acme = frontend("acme")
+    runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
+    process.answers["rungs"] = rungs = {"acme": [ReadyShare((0, 1), 2, 8)]}
+    await process.connect(runtime)
+    await runtime.start({"acme": (0,)})
+    assert await runtime.placements.rungs() == rungs
+    runtime.disconnect("it has ended")
+    assert await runtime.placements.rungs() == {}
     process.close()
     acme.close()
 
