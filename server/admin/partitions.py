@@ -1,6 +1,5 @@
 """Administration: devices, their partitions, repartitioning while serving, tenants that change devices, and draining."""
 
-import asyncio
 import json
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from ..api.framework import json_response
 from ..api.openapi import errors, request_body
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
+from ..control.together import completed
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object, show
 from . import schemas
@@ -70,8 +70,7 @@ async def repartition(service: ServiceDep, controller: ControllerDep, request: R
     counts = await read_object(request, service.uploads)
     if not counts:
         raise BadRequest(f"the request body names no tenant; expected granules by tenant, such as {_example(controller)}")
-    # Shielded: a repartition that has begun is completed, even if its client disconnects.
-    move = await asyncio.shield(asyncio.ensure_future(controller.repartition(counts)))
+    move = await completed(controller.repartition(counts))  # Even if its client disconnects.
     return json_response({**await _partitions(controller), "moved": list(move.movers)})
 
 
@@ -103,7 +102,7 @@ async def transfer(
     count = given.get("granules")
     if "granules" in given and type(count) is not int:
         raise BadRequest(f"granules: {show(count)} granules; expected an integer of at least 1")
-    await asyncio.shield(asyncio.ensure_future(controller.transfer(tenant, to, count)))
+    await completed(controller.transfer(tenant, to, count))
     return json_response(await _partitions(controller))
 
 

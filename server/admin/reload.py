@@ -1,6 +1,5 @@
 """`POST /admin/reload`: reads the configuration's file again, and changes what can be changed while it is served."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import Depends, Request, Response
@@ -8,6 +7,7 @@ from fastapi import Depends, Request, Response
 from ..api.framework import json_response
 from ..api.openapi import errors
 from ..control.reload import Reloader
+from ..control.together import completed
 from . import schemas
 from .dependencies import admin_router
 
@@ -29,6 +29,5 @@ async def reload(reloader: Annotated[Reloader, Depends(_reloader)]) -> Response:
     with the arithmetic of shares that do not fit; what was served stays then. Tenants and models that are added are made ready
     before the answer, which takes as long.
     """
-    # Shielded, as a load is: what has begun is completed, even if its client disconnects.
-    changes = await asyncio.shield(asyncio.ensure_future(reloader.reload_on_request()))
+    changes = await completed(reloader.reload_on_request())  # As a load is, even if its client disconnects.
     return json_response(schemas.Reloaded([schemas.ChangedKey(each.key, each.old, each.new) for each in changes]))

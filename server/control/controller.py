@@ -29,7 +29,7 @@ from .reconfiguration import Everywhere, Reconfiguration
 from .start_progress import StartProgress
 from .tenant_host import Arrival, TenantHost
 from .tenant_plan import TenantPlan
-from .together import together
+from .together import completed, together
 
 log = logging.getLogger("greenlane.control")
 
@@ -400,12 +400,14 @@ class Controller:
         """
         lock = self.models_change(tenant)
         await lock.acquire()
-        changing = asyncio.ensure_future(self._on_all(tenant, change))
-        changing.add_done_callback(lambda _: lock.release())
-        return await asyncio.shield(changing)
+        return await completed(self._on_all(tenant, change, lock))
 
-    async def _on_all(self, tenant: str, change: Callable[[Models], Awaitable[T]]) -> list[T]:
-        return await together(change(runtime.models) for runtime in self._runtimes(tenant))
+    async def _on_all(self, tenant: str, change: Callable[[Models], Awaitable[T]], lock: asyncio.Lock) -> list[T]:
+        """Releases the lock at the end."""
+        try:
+            return await together(change(runtime.models) for runtime in self._runtimes(tenant))
+        finally:
+            lock.release()
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""

@@ -1,4 +1,4 @@
-"""Waits for several pieces of work, also if some of them fail."""
+"""Waits for pieces of work, also if some of them fail or what waits is cancelled."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable
@@ -14,6 +14,13 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(each, BaseException):
             raise each
     return [each for each in found if not isinstance(each, BaseException)]
+
+
+async def completed(work: Coroutine[Any, Any, T]) -> T:
+    """The result of this work. If the caller is cancelled it goes on to its end all the same, and an error of it is dropped."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # Else asyncio logs it as never retrieved.
+    return await asyncio.shield(task)
 
 
 async def all_or_none(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -12,6 +12,7 @@ from partitions import Move, PartitionError
 from ..config.tenant import TenantConfig
 from ..control.controlled_device import ControlledDevice
 from ..control.moves import By, MoveLog
+from ..control.together import completed
 from ..errors import RequestError
 from ..tenants.frontend import Report
 from .autopilot import Autopilot, Goal, Pace, Step
@@ -182,8 +183,8 @@ class Pilot:
 
     async def _move(self, autopilot: Autopilot, step: Step, needs: Mapping[str, Need], now: float) -> None:
         try:
-            # Shielded: a repartition that has begun is completed, also when the pilot is closed.
-            await asyncio.shield(asyncio.ensure_future(self._controller.repartition(step.counts, "autopilot", step.reason)))
+            # Also when the pilot is closed.
+            await completed(self._controller.repartition(step.counts, "autopilot", step.reason))
         except (RequestError, PartitionError) as error:
             autopilot.refused(now, step)
             log.warning("the autopilot could not move %s: %s", step.reason, error)

@@ -1,6 +1,7 @@
 """A reload that changes who has what: its steps in order, all of them undone when one is refused, and the arithmetic."""
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -378,3 +379,27 @@ async def test_a_load_whose_caller_has_gone_is_ended_before_its_tenant_moves() -
     site.gate.set()
     await moving
     assert site.held["acme"] == ("1", (1, 2))
+
+
+async def test_a_load_that_fails_when_its_caller_has_gone_is_not_logged_as_an_error_that_was_forgotten() -> None:
+    site = await Moving().start()
+    loading, loaded, forgotten = asyncio.Event(), asyncio.Event(), list[str]()
+
+    class Failing(Models):
+        async def load(self, tenant: str, name: str, override: str | None) -> None:
+            loading.set()
+            await loaded.wait()
+            raise BadRequest("failed to load 'm': not in the repository")
+
+    site.runtimes["0"].models = Failing(site.runtimes["0"])
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
+    asked = asyncio.ensure_future(site.controller.load("acme", "m"))
+    await loading.wait()
+    asked.cancel()
+    await asyncio.wait({asked})
+    del asked  # It knows what it waited for.
+    loaded.set()
+    async with site.controller.models_change("acme"):  # Once that has ended.
+        await asyncio.sleep(0)
+    gc.collect()
+    assert forgotten == []
