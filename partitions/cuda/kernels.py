@@ -1,6 +1,7 @@
 """CUDA kernels of our own, compiled from source when they are first needed and kept as long as their device."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -83,5 +84,7 @@ def _compiled(program: Program, names: tuple[str, ...], kept: Path | None) -> tu
         except DeviceLost:
             raise
         except (OSError, PartitionError) as error:
-            log.warning("%s: compiled kernels cannot be kept there, so each process compiles them: %s", kept, error)
+            log.warning("%s: kernels cannot be taken from there or kept there, so this process compiles them: %s", kept, error)
+            with suppress(OSError):
+                FileStreamProgramCache(kept).clear()  # A damaged file would be taken by every process.
     return tuple(map(program.compile("cubin").get_kernel, names))

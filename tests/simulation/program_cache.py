@@ -11,6 +11,10 @@ class FileStreamProgramCache:
         self._path = path
         path.mkdir(parents=True, exist_ok=True)
 
+    def clear(self) -> None:
+        for file in self._path.iterdir():
+            file.unlink()
+
     def _read(self, code: str) -> str | None:
         try:
             return self._file(code).read_text()

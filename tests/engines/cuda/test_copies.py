@@ -250,21 +250,27 @@ def test_copy_kernels_are_compiled_once_for_all_processes_that_keep_them_in_one_
     assert bench.gpu.log.count("Program.compile") == 1
 
 
-@pytest.mark.parametrize("wrong", ["a file in place of the folder", "a damaged file"])
-def test_copy_kernels_that_cannot_be_kept_are_compiled_by_each_process(
-    bench: Bench, tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("wrong", "refused"), [("a file in place of the folder", 3), ("a damaged file", 1)])
+def test_copy_kernels_that_cannot_be_taken_are_compiled_and_kept_again_where_they_can_be(
+    bench: Bench, tmp_path: Path, wrong: str, refused: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = tmp_path / "copies"
-    if wrong == "a damaged file":
-        bench.copies.copy_kernels(bench.device, kept)
+    def serve() -> None:
+        """As one process after another."""
+        assert bench.copies.copy_kernels(bench.device, kept).copy_in
         with bench.device.current():
             bench.device.kernels.close()
+
+    kept = tmp_path / "copies"
+    if wrong == "a damaged file":
+        serve()
         (file,) = kept.iterdir()
         file.write_text("")
     else:
         kept.write_text("")
-    assert bench.copies.copy_kernels(bench.device, kept).copy_in
-    assert f"{kept}: compiled kernels cannot be kept there, so each process compiles them" in caplog.text
+    for _ in range(3):
+        serve()
+    assert caplog.text.count(f"{kept}: kernels cannot be taken from there or kept there, so this process compiles") == refused
+    assert bench.gpu.log.count("Program.compile") == 3, "of a damaged file once before, once without a file, and once for it"
 
 
 def test_without_nvrtc_the_package_to_install_is_named(bench: Bench) -> None:
