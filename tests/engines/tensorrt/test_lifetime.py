@@ -63,6 +63,7 @@ def test_f15_the_next_executor_has_the_instance_of_one_that_was_forgotten(bench:
 
 
 def test_f15_an_engine_that_was_forgotten_frees_contexts_then_the_cache(bench: Bench) -> None:
+    """F54: the cache is saved then."""
     before = bench.holdings()
     executor: Any = load_engine(bench.plan(), bench.device).bind(bench.partition)
     executor.preparing([(5, 3)]).result(30)
@@ -72,6 +73,7 @@ def test_f15_an_engine_that_was_forgotten_frees_contexts_then_the_cache(bench: B
     assert bench.holdings() == before
     log = bench.gpu.log
     assert log.index("Stream.sync") < log.index("cuGraphExecDestroy") < log.index("IExecutionContext.__del__")
+    assert log.index("IExecutionContext.__del__") < log.index("IRuntimeCache.serialize")
 
 
 def test_f15_a_cycle_with_executor_and_engine_is_freed_in_the_same_order(bench: Bench) -> None:
@@ -225,6 +227,7 @@ ENDING = """
 
 
 def test_f15_open_executors_and_engines_are_freed_in_order_at_exit(tmp_path: Path) -> None:
+    """F54: the cache is saved then, after the last context was freed."""
     command = [sys.executable, "-c", dedent(ENDING), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True 0 0 0\n", "")

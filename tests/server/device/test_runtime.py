@@ -412,6 +412,7 @@ async def test_waiting_requests_are_answered_from_the_new_partition(root: Path) 
         assert all(done.failure is None for done in await asyncio.gather(*asking))
         old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
         assert old.closed
+        assert await asyncio.to_thread(site.runtime.workers["acme"].wait_until_started)
         workers = {thread.name for thread in new.threads if thread.name.startswith("worker")}
         assert workers == {f"worker {new!r}", f"worker {new!r}, second"}
         assert 9 <= new.stream.ran <= 18
