@@ -91,14 +91,14 @@ def _dependence(run: Run, signature: Signature, inputs: Sequence[Array], precisi
     second, together = run(rows[1]), run(inputs)
     if odd := [spec.name for spec, each in zip(signature.outputs, together, strict=True) if each.shape[:1] != (2,)]:
         return f"output {odd[0]!r} of two rows has not two", ""
-    if any(one.shape[1:] != each.shape[1:] for one, each in zip(first, together, strict=True)):
+    if any(one.shape[1:] != each.shape[1:] for row in (first, second) for one, each in zip(row, together, strict=True)):
         return "the shape of a row's answer depends on the rows beside it", ""
     alone = [np.concatenate(each) for each in zip(first, second, strict=True)]
     if not (is_usable(signature.outputs, alone) or is_usable(signature.outputs, together)):
         raise _Unknown("its answers to random inputs are not finite, or all 0")
     found = compare(signature.outputs, together, alone, precision)
     if found.agrees:
-        found, beside = _beside_large(run, signature, inputs, first, precision), f"one {LARGE:g} times as large"
+        found, beside = _beside_large(run, signature, inputs, alone, precision), f"one {LARGE:g} times as large"
     elif not compare(signature.outputs, first, run(rows[0]), precision).agrees:
         return "answers to the same inputs differ from run to run", ""
     else:
@@ -110,19 +110,22 @@ def _dependence(run: Run, signature: Signature, inputs: Sequence[Array], precisi
 
 
 def _beside_large(
-    run: Run, signature: Signature, inputs: Sequence[Array], first: Sequence[Array], precision: str
+    run: Run, signature: Signature, inputs: Sequence[Array], alone: Sequence[Array], precision: str
 ) -> Comparison:
     """How the answer to the first row differs beside a much larger row, above and below 0, from that of the row alone.
 
     All rows may be divided by the range of all, or have their largest number subtracted, which similar rows do not show.
+    `alone` are the answers to both rows alone, since a small row's error is judged by the size of all (`rule`).
     """
-    found = compare(signature.outputs, first, first, precision)
+    found = compare(signature.outputs, alone, alone, precision)
     kinds = [spec.datatype.name in ("FP16", "FP32", "FP64") for spec in signature.inputs]
     for factor in (LARGE, -LARGE) if any(kinds) else ():
         factors = [factor if kind else 1 for kind in kinds]
         large = [(each[1:] * by).astype(each.dtype) for each, by in zip(inputs, factors, strict=True)]
         with suppress(EngineError):
             together = run([np.concatenate([each[:1], more]) for each, more in zip(inputs, large, strict=True)])
-            beside = compare(signature.outputs, first, [each[:1] for each in together], precision)
-            found = max(found, beside, key=lambda each: each.error)
+            pairs = zip(alone, together, strict=True)
+            both = [np.concatenate([each[:1], one[1:]]) if each.shape == one.shape else each for one, each in pairs]
+            beside = compare(signature.outputs, alone, both, precision)
+            found = max(found, beside, key=lambda each: each.error / each.tolerance)
     return found

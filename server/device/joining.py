@@ -50,7 +50,7 @@ UNSEEN = Rows()
 
 
 def look(executor: Executor, partition: Partition, signature: Signature, settings: RuntimeSettings, onnx: Path | None) -> Rows:
-    """Run two rows on the executor. Blocks for four runs, or some more where a model refuses the first inputs.
+    """Run two rows on the executor. Blocks for five runs, or some more where a model refuses the first inputs.
 
     `signature` is the model's with its largest batch, `onnx` its file, if it has one: that says which integers it takes and
     how precise it is.

@@ -1,16 +1,20 @@
 """Rows that depend on each other are found by running two alone and together."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from engines import load_engine
+from engines import DATATYPES, Signature, TensorSpec, load_engine
 from engines.verification import rows
 from engines.verification.rows import dependence, run_on
 from engines.verification.samples import draw
 from partitions.cpu import CpuPartition
 from tests.models import save
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 SEPARATE = "separate (float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis = 1>(x) }"
 CENTRED = "centred (float[n, 4] x) => (float[n, 4] y) { m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m) }"
@@ -28,6 +32,10 @@ QUANTISED = """quantised (float[n, 4] x) => (float[n, 4] y)
 """In steps of a size that the range of all rows decides: beside a row that is much larger, a row is 0."""
 LEAST = """least (float[n, 1] x) => (float[n, 1] y) <float none = {0}, float far = {9}>
 { m = ReduceMin<keepdims = 1>(x) d = Add(m, far) below = Min(d, none) y = Add(x, below) }"""
+WIDEST = """widest (float[n, 4] x) => (float[n, k] y) <float zero = {0}, int64[1] start = {0}, int64[1] axis = {1}>
+{ b = Greater(x, zero) i = Cast<to = 7>(b) c = ReduceSum<keepdims = 0>(i, axis) m = ReduceMax<keepdims = 1>(c)
+  y = Slice(x, start, m, axis) }"""
+"""As wide as the row with the most numbers above 0, as detections are that are padded to the most of a batch."""
 CHANGING = """changing (float[n, 4] x) => (float[n, 4] y)
 <float[4] scale = {1, 1, 1, 1}, float[4] bias = {0, 0, 0, 0}, float[4] mean = {0, 0, 0, 0}, float[4] variance = {1, 1, 1, 1}>
 { y, m, v = BatchNormalization<training_mode = 1>(x, scale, bias, mean, variance) }"""
@@ -64,6 +72,38 @@ def test_rows_that_depend_on_those_that_are_much_larger_are_found(
     depends, unknown = found(source, tmp_path, partition, precision)
     assert depends.startswith("output 'y' of a row beside one 1000 times as large is off by ")
     assert not unknown
+
+
+@pytest.mark.parametrize("source", [WIDEST, WIDEST.replace("Greater", "Less")])
+def test_an_output_as_wide_as_its_widest_row_is_found(source: str, tmp_path: Path, partition: CpuPartition) -> None:
+    """Whichever of the two rows is the wider one."""
+    assert found(source, tmp_path, partition) == ("the shape of a row's answer depends on the rows beside it", "")
+
+
+def of_answers(*answers: Sequence[Array]) -> str:
+    """What is found where a library that rounds as TF32 does answers this to a row, another, both, and beside large ones."""
+    outputs = [TensorSpec(f"y{number}", DATATYPES[kind], ("n", 64)) for number, kind in enumerate(("FP32", "INT64"))]
+    signature = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", 4)),), tuple(outputs[: len(answers[0])]))
+    given = iter(answers)
+    return dependence(lambda _: list(next(given)), signature, [(1, 4)], "TF32", {})[0]
+
+
+def rows_of(*numbers: float) -> Array:
+    return np.repeat(np.float32([numbers]).T, 64, axis=1)
+
+
+def test_a_row_that_is_small_by_chance_may_be_off_by_the_rounding_of_a_usual_one() -> None:
+    together = [rows_of(0.0015, 1.0)]
+    assert of_answers([rows_of(0.001)], [rows_of(1.0)], together, together, together) == ""
+
+
+def test_a_wrong_output_is_found_where_another_may_be_off_by_more() -> None:
+    labels = np.zeros((2, 64), np.int64)
+    near_ties = labels.copy()
+    near_ties[0, :16] = 1
+    alone, right = [rows_of(1.0), labels[:1]], rows_of(1.0, 1.0)
+    found = of_answers(alone, alone, [right, labels], [right, near_ties], [rows_of(1.1, 1.0), labels])
+    assert found.startswith("output 'y0' of a row beside one 1000 times as large is off by 0.1 ")
 
 
 def test_an_output_without_rows_is_found(tmp_path: Path, partition: CpuPartition) -> None:
