@@ -111,7 +111,8 @@ def _parser(program: str) -> CommandParser:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of the arrivals; default: 0")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curve")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with the curve, which needs no other file")
-    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - prints them in place of the text")
+    json = "write all figures as JSON; - prints them in place of the text"
+    parser.add_argument("--json", metavar="FILE", type=file_name, help=json)
     return parser
 
 

@@ -50,15 +50,16 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     config = "TOML configuration; without it what `greenlane serve` takes then"
     parser.add_argument("--config", metavar="FILE", type=file_name, help=config)
     parser.add_argument("--url", help="a server that runs on this machine, in place of a new one")
-    parser.add_argument("--keys", metavar="FILE", help="with --url: TOML with `admin = KEY` and, in [tenants], `NAME = KEY`")
+    keys = "with --url: TOML with `admin = KEY` and, in [tenants], `NAME = KEY`"
+    parser.add_argument("--keys", metavar="FILE", type=file_name, help=keys)
     about = "seconds from when the server is ready, and up to as many again where that is too noisy for a verdict"
     about += f"; default: {SECONDS:g}, at least {LEAST:g}"
     parser.add_argument("--seconds", type=positive, default=SECONDS, help=about)
     parser.add_argument("--only", metavar="TENANT", help="only this tenant as the victim")
     about = "what lending costs lenders: two servers, of which one lends nothing; run it before tenants may `lend`"
     parser.add_argument("--lending", action="store_true", help=about)
-    parser.add_argument("--json", metavar="FILE", help="write everything there, for programs")
-    parser.add_argument("--html", metavar="FILE", help="write a page for people there")
+    parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
+    parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")
     words = parser.parse_args(arguments)
     if words.config and words.url:
         parser.error("--config starts a server and --url asks one that runs; give one of them")

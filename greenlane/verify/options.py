@@ -68,7 +68,8 @@ def _parser(program: str) -> CommandParser:
     parser.add_argument("--count", type=count, default=100, metavar="N", help="shapes to compare at most; default: 100")
     parser.add_argument("--seconds", type=positive, metavar="S", help="stop after this time, and say what was not compared")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of inputs and of the choice; default: 0")
-    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - prints them in place of the text")
+    json = "write all figures as JSON; - prints them in place of the text"
+    parser.add_argument("--json", metavar="FILE", type=file_name, help=json)
     return parser
 
 

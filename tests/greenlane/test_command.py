@@ -34,9 +34,13 @@ def imported(code: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr.split())
 
 
-@pytest.mark.parametrize("command", ["check", "serve --config", "curve m --config", "verify m --config", "prove --config"])
+EMPTY = "check", "serve --config", "curve m --config", "verify m --config", "prove --config"
+WRITTEN = "curve m --json", "verify m --json", "prove --json", "prove --html", "prove --keys"
+
+
+@pytest.mark.parametrize("command", [*EMPTY, *WRITTEN])
 def test_an_empty_name_of_a_file_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As of a shell's variable that is not set: the demo, or another file, would be served or measured."""
+    """As of a shell's variable that is not set: the demo, or another file, would be served or measured, or nothing written."""
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), ""])
     assert ended.value.code in (2, 64)
