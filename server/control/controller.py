@@ -465,14 +465,16 @@ class Controller:
         Raises DeviceUnavailable if a process ends meanwhile, or if no load goes on for `_STANDSTILL`.
         """
         why = f"device {device.name}: its partitions could not be seen to be apart"
-        progress, stood = "", 0.0
+        loop = asyncio.get_running_loop()
+        progress, since = "", loop.time()
         while True:
             try:
                 return await self._check_held(device)
             except Conflict as error:
-                progress, stood = self.progress, stood * (self.progress == progress) + self.config.server.max_pause
-                if stood >= _STANDSTILL:
-                    what = f"in {stood:g} s, in which no load went on ({progress})"
+                if progress != self.progress:
+                    progress, since = self.progress, loop.time()
+                if (stood := loop.time() - since) >= _STANDSTILL:
+                    what = f"in {stood:.0f} s, in which no load went on ({progress})"
                     raise DeviceUnavailable(f'{why} {what}: {error}. Leave out such a model, or set mps = "off"') from error
                 log.warning("device %s, which is looked at again: %s", device.name, error)
             except Unavailable as error:
