@@ -123,8 +123,8 @@ def has_tensorrt() -> bool:
 def preload() -> None:
     """Import what serves from a GPU, if it is installed, so that processes that are forked from this one have it.
 
-    Blocks for a fraction of a second, or for seconds where it comes from a disk. Starts no thread and uses no GPU: CUDA does
-    not work in a process that is forked from one that has used it.
+    Blocks for a fraction of a second, or for seconds where the library is read from a disk. Starts no thread and uses no GPU:
+    after a process has used CUDA, CUDA does not work in its forked children.
     """
     with suppress(Exception):  # What is missing or broken is said where a model is loaded, and cores are served without it.
         from .tensorrt import load  # noqa: F401

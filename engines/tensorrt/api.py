@@ -130,7 +130,7 @@ def find_tensorrt(libraries: Sequence[str] = tuple(LIBRARIES)) -> TensorRT:
         for name in LIBRARIES[library]:
             try:
                 return _describe(library, importlib.import_module(name))
-            except Exception as error:  # Any, of one that is broken, or of a folder of its name, which Python imports as well.
+            except Exception as error:  # A broken library may raise any. Python also imports an empty folder of that name.
                 tried.append(f"{name}: {error}")
     command = f"{install_command('cpu,rtx')} (or cpu,tensorrt)"
     raise ModelRefused(f"no TensorRT is installed; run {command} ({'; '.join(tried)})")

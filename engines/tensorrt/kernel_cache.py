@@ -81,9 +81,9 @@ class RuntimeCache:
     The library's object must not be used by two threads at once, though: if two first inferences compile into one cache,
     TensorRT-RTX 1.6.1 crashes the process. So a thread holds `lock` while it calls the library for a context that uses it.
 
-    It is stored by `save` and `close`; without a `store` nowhere. `warn` is called with errors; by default it logs them.
-    `maker` is the library's engine to make it of; None for the first one that uses it. `taken` counts what its kernels take of
-    the device's memory; without it that is not known.
+    `save` and `close` write it to the `store`; without a store it is kept in memory only. `warn` is called with errors; by
+    default it logs them. `maker` is the library's engine that makes the cache; by default the first engine that uses it does.
+    `taken` counts the device memory that its kernels take; without `taken` nothing counts it.
     """
 
     def __init__(

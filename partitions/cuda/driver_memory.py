@@ -1,11 +1,11 @@
 """What a GPU's driver takes of its memory by itself: for kernels that it loads, and for graphs that it instantiates.
 
-No call of CUDA has the size of either. But this process has more of the device's memory after the driver has taken something:
-whole steps of 2 MiB or more, which it keeps when what is in them is freed. The difference counts for what was loaded or
-instantiated in between, and other changes of the memory are kept out of it:
+No call of CUDA has the size of either. But the driver takes memory in steps of 2 MiB or more, and this process then has more
+of the device's. The driver keeps a step when its contents are freed. The difference between two readings is the size of the
+kernel or graph that was made in between. Other changes of the memory are kept out of the difference:
 
-1. What is allocated in the order of streams comes from a memory pool, and the driver says what the pool has taken. That is
-   left out, on whatever thread.
+1. Stream-ordered allocations, on any thread, come from a memory pool. The driver says how much the pool has, and this is
+   subtracted.
 2. Everything else that this process does to the memory is within `DriverMemory.changing`: engines that are loaded and freed,
    contexts, green contexts, pinned memory. A measurement beside it counts for nothing.
 3. NVML says what this process has, so what other processes take does not matter, this one's children included. Where it does
