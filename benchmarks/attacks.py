@@ -101,7 +101,7 @@ def attack(name: str, folder: Path, repository: Path, seconds: float, rounds: in
             outcome.felt += found
             per_round.append(tallies)
         _note_end(outcome, attacked, crowds)
-    _note_felt(outcome)
+    note_felt(outcome)
     outcome.flaws += [flaw for tallies in per_round for flaw in unreached(crowds, tallies)]
     statuses = Counter[int]()
     for tally in (tally for tallies in per_round for tally in tallies):
@@ -123,7 +123,7 @@ def hung(process: str, folder: Path, repository: Path, seconds: float, rounds: i
             outcome.felt += found
             replaced.append(took)
         _note_end(outcome, attacked, (), process)
-    _note_felt(outcome)
+    note_felt(outcome)
     outcome.value("replaced", process, max(replaced))
     outcome.figures = {"seconds until it was replaced": replaced}
     return outcome
@@ -138,7 +138,8 @@ def unreached(crowds: Sequence[Crowd], tallies: Sequence[Tally]) -> list[str]:
     ]
 
 
-def _note_felt(outcome: Outcome) -> None:
+def note_felt(outcome: Outcome) -> None:
+    """Add to the outcome what each way of asking has felt: the medians of the rounds, if all of them have answers."""
     for way in dict.fromkeys(each.tenant for each in outcome.felt):
         every: list[Felt] = [each for each in outcome.felt if each.tenant == way]
         if all(each.count and each.quiet_count for each in every):

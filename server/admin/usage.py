@@ -49,7 +49,7 @@ async def usage(
         raise BadRequest(f"{show(unknown[0])}: there is no such parameter; expected since, or none")
     accountant = observers.accountant
     now, memory = await asyncio.gather(accountant.collect(), controller.memory_on())
-    begin = accountant.before(_time(since, now.wall)) if "since" in request.query_params else None
+    begin = accountant.before(parse_since(since, now.wall)) if "since" in request.query_params else None
     added = now.less(begin) if begin else now
     span = now.at - begin.at if begin else max((each.elapsed for each in now.devices.values()), default=0)
     devices = [_device(name, each) for name, each in added.devices.items()]
@@ -103,8 +103,8 @@ def _joules(microjoules: int | None) -> float | None:
     return None if microjoules is None else microjoules / 10**6
 
 
-def _time(text: str, now: int) -> int:
-    """Nanoseconds since 1970. Raises BadRequest."""
+def parse_since(text: str, now: int) -> int:
+    """Nanoseconds from 1970 to the time that the parameter `since` names; `now` is the latest. Raises BadRequest."""
     found = _parsed(text)
     if found is None:
         forms = "a time such as 2026-11-22T16:00:00Z (RFC 3339), a date such as 2026-11-22 (midnight UTC)"

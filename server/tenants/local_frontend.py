@@ -55,7 +55,8 @@ class LocalFrontend(LocalTenant, HttpSide):
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
         self.link = link
         self.tenant = open_tenant(config, link, self)
-        self._descriptors = descriptors
+        self.descriptors = descriptors
+        """Of its link, which `relink` replaces."""
         self._only = only
         self._cores_before: set[int] | None = None
         self._device: DeviceSide | None = None
@@ -102,13 +103,13 @@ class LocalFrontend(LocalTenant, HttpSide):
         return await asyncio.shield(self._relink(limit))
 
     async def _relink(self, limit: float) -> Callable[[], None]:
-        unused = links.renew(self._descriptors)
+        unused = links.renew(self.descriptors)
         try:
             link = links.join(unused, self.link.shares_interpreter, self.link.arena.memory)
             if not await self.tenant.lane.relink(link, limit):
                 raise Conflict(not_ended(self.tenant.name, limit))
             self.link = link
-            unused, self._descriptors = self._descriptors, unused
+            unused, self.descriptors = self.descriptors, unused
             return unused.close
         except BaseException:
             unused.close()
@@ -118,7 +119,7 @@ class LocalFrontend(LocalTenant, HttpSide):
         self.tenant.lane.close(asyncio.get_running_loop())
         if self._cores_before:
             os.sched_setaffinity(0, self._cores_before)
-        self._descriptors.close()
+        self.descriptors.close()
 
     def cancel(self, slot: int, serial: int) -> None:
         if self._device:

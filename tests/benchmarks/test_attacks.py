@@ -49,7 +49,7 @@ def test_verdicts_use_the_medians_of_the_rounds() -> None:
     for p99, worst in ((1.0, 2.0), (90.0, 99.0), (1.4, 20.0)):
         outcome.felt.append(Felt(KEPT, 100, 1.0, p99, worst, 100, 1.0, 1.0, 0, 0))
 
-    attacks._note_felt(outcome)
+    attacks.note_felt(outcome)
 
     assert outcome.values == {"ratio": {KEPT: 1.4}, "over": {KEPT: 19.0}}
 

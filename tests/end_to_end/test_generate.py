@@ -247,7 +247,7 @@ def idle(served: Served) -> bool:
 
 
 def unfinished(served: Served) -> dict[int, Any]:
-    return served.service.tenants["acme"].lane._link.tickets.unfinished
+    return served.runtime.frontends["acme"].link.tickets.unfinished
 
 
 def test_nothing_is_left_of_an_answer_whose_client_has_gone(inside: Served) -> None:

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.watched_server import alive
 from greenlane.load.server_process import free_port
 from server.http.connection_limits import REFUSAL_RATE
-from server.processes.http_side.http_process import _UNAUTHENTICATED_RATE
+from server.processes.http_side.http_process import UNAUTHENTICATED_RATE
 from server.tenants.auth import digest
 
 from .harness import cores
@@ -85,7 +85,7 @@ def globex(server: Running) -> Iterator[httpx.Client]:
 
 def test_a_flood_of_connections_that_are_no_tenants_is_answered_at_a_limited_rate(server: Running) -> None:
     """All in full, and each at once while they are few; the others wait, so that tenants get the cores."""
-    beyond = _UNAUTHENTICATED_RATE // 2
+    beyond = UNAUTHENTICATED_RATE // 2
 
     def refused(_: int) -> int:
         with Connection(server) as connection:
@@ -94,8 +94,8 @@ def test_a_flood_of_connections_that_are_no_tenants_is_answered_at_a_limited_rat
 
     began = time.monotonic()
     with ThreadPoolExecutor(8) as clients:
-        assert set(clients.map(refused, range(_UNAUTHENTICATED_RATE + beyond))) == {400}
-    assert time.monotonic() - began >= beyond / _UNAUTHENTICATED_RATE
+        assert set(clients.map(refused, range(UNAUTHENTICATED_RATE + beyond))) == {400}
+    assert time.monotonic() - began >= beyond / UNAUTHENTICATED_RATE
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def taken(served: Served, tenant: str) -> int:
     """Bytes that the system has given for a tenant's memory."""
     frontend = served.runtime.frontends[tenant]
     assert isinstance(frontend, LocalFrontend)
-    return os.fstat(frontend._descriptors.memory).st_blocks * 512
+    return os.fstat(frontend.descriptors.memory).st_blocks * 512
 
 
 def arriving(served: Served) -> int:

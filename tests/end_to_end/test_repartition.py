@@ -188,12 +188,12 @@ def test_a_repartition_completes_after_its_client_disconnected(moving: Served) -
     async def ask_and_leave() -> None:
         async with session(moving) as http:
             asking = asyncio.ensure_future(repartition(http, {"acme": 1}))
-            while not asking.done() and not moving.controller._repartitioning.locked():
+            while not asking.done() and not moving.controller.moving:
                 await asyncio.sleep(0)
             asking.cancel()
 
     async def changed() -> None:
-        async with moving.controller._repartitioning:
+        async with moving.controller.granules_change:
             pass
 
     asyncio.run(ask_and_leave())

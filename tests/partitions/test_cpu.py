@@ -1,5 +1,6 @@
 import os
 import random
+import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from partitions import DeviceUnavailable, PartitionError
-from partitions.cpu import CpuDevice, CpuPartition, CpuStream, CpuTask, _warn_of_refusal, open_cpu
+from partitions.cpu import CpuDevice, CpuPartition, CpuStream, CpuTask, open_cpu
 from tests.contract import PATIENCE, in_a_thread
 
 T = TypeVar("T")
@@ -146,9 +147,9 @@ def test_a_kernel_that_refuses_idle_threads_is_logged_once_and_they_run(
     wide: CpuPartition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
+        raise PermissionError(1, why)
 
-    _warn_of_refusal.cache_clear()
+    why = f"refused at {time.monotonic_ns()}"  # The same reason is never logged again.
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     leave = Event()
     for _ in range(2):

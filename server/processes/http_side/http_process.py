@@ -48,7 +48,7 @@ log = logging.getLogger("greenlane.processes")
 
 _NICE = 10
 """Added to the niceness of the shared and the unauthenticated HTTP process, so that tenants' processes go first."""
-_UNAUTHENTICATED_RATE = 200
+UNAUTHENTICATED_RATE = 200
 """Connections that show no valid tenant and are served in a second, and at once if there were none before. All of them are
 refused, or passed on once their headers are complete; those of a flood wait, so that tenants get the cores.
 """
@@ -98,7 +98,7 @@ class HttpProcess:
         self._grpc: GrpcServer | None = None
         tenant = arguments.config.tenants.get(arguments.name)
         own_port, service = tenant.port if tenant else None, lambda: self._service
-        pace = TokenBucket(_UNAUTHENTICATED_RATE, _UNAUTHENTICATED_RATE) if arguments.name == UNAUTHENTICATED else None
+        pace = TokenBucket(UNAUTHENTICATED_RATE, UNAUTHENTICATED_RATE) if arguments.name == UNAUTHENTICATED else None
         self._handoff = ConnectionHandoff(arguments.handoff, arguments.name, own_port, service, self._spawn, pace)
         self._server = Server(self._uvicorn())
         if arguments.name in (SHARED, UNAUTHENTICATED):

@@ -146,7 +146,9 @@ async def test_whatever_a_refusal_says_is_a_text_that_can_be_sent(
 
 
 async def test_a_cancelled_call_is_stopped_also_after_the_end() -> None:
+    before = threading.enumerate()
     functions = FunctionThread("m", 2, "tenants.acme.queue", 0.05, "server.max_execution")
+    (thread,) = {*threading.enumerate()} - {*before}
     began = threading.Event()
 
     def spin() -> None:
@@ -158,8 +160,8 @@ async def test_a_cancelled_call_is_stopped_also_after_the_end() -> None:
     await asyncio.to_thread(began.wait)
     functions.cancel(call)
     functions.close()
-    await asyncio.to_thread(functions._thread.join, 10)
-    assert not functions._thread.is_alive()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
 
 
 async def test_a_call_is_not_stopped_while_it_logs(functions: FunctionThread, untraced: None) -> None:

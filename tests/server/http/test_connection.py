@@ -10,12 +10,13 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from server.errors import Unauthorized, Unavailable
-from server.http import asgi
+from server.http import asgi, connection
 from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
 from server.http.connection_limits import Activity, Refusals
 from server.http.exchange import Reply
 from server.http.infer import Infer
 from server.http.strict import HEADER_TIMEOUT
+from server.http.uvicorn_protocol import JsonHttpToolsProtocol
 from tests.passing_time import pass_time
 
 REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -442,13 +443,14 @@ async def test_a_connection_waits_to_be_handed_off_until_its_answers_are_sent() 
     ],
 )
 async def test_what_is_not_http_is_passed_to_uvicorn_with_all_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, received = Bench(), []
+    received: list[bytes] = []
 
-    class Fallback(asyncio.Protocol):
+    class Fallback(JsonHttpToolsProtocol):
         def data_received(self, data: bytes) -> None:
             received.append(data)
 
-    monkeypatch.setattr(bench.connection, "_make_fallback", Fallback)
+    monkeypatch.setattr(connection, "JsonHttpToolsProtocol", Fallback)
+    bench = Bench()
     bench.connection.data_received(data)
     assert isinstance(bench.transport.protocol, Fallback)
     assert received == [data]
@@ -479,14 +481,13 @@ async def test_handed_off_connection_is_closed_without_an_answer(asked: bytes) -
     assert (bench.transport.closed, bench.transport.written, bench.answers.found) == (True, b"", 0)
 
 
-async def test_invalid_http_is_not_offered_for_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_http_is_not_offered_for_handoff() -> None:
     def hand_off(*_: object) -> bool:
         raise AssertionError("it was shown")
 
     bench = Bench(hand_off)
-    monkeypatch.setattr(bench.connection, "_make_fallback", asyncio.Protocol)
     bench.connection.data_received(b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n")
-    assert isinstance(bench.transport.protocol, asyncio.Protocol)
+    assert bench.transport.written.startswith(b"HTTP/1.1 400 ")
 
 
 async def test_no_request_is_answered_on_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,8 @@ def test_success_has_the_same_bytes_as_any_reply(closing: bool, is_http_1_0: boo
     quick, transport, state = writer()
     for headers, each in product([[], [(b"date", b"today")], [(b"date", b"tomorrow")]], [*OUTCOMES.values()] * 2):
         state.default_headers = headers
-        usual, expected, _ = writer()
-        usual._state.default_headers = headers
+        usual, expected, its_state = writer()
+        its_state.default_headers = headers
         usual.write(success(each), closing, is_http_1_0)
         transport.written = b""
         quick.write_success(each, closing, is_http_1_0)

@@ -20,11 +20,17 @@ SIZE = 16 * MIB
 
 
 @pytest.fixture
-def shared() -> Iterator[list[SharedBlocks]]:
-    """The allocators of a lead and two helpers."""
+def processes() -> Iterator[list[Occupancy]]:
+    """A lead and two helpers."""
     page = occupancies.create(SIZE)
-    yield [SharedBlocks(SIZE, "memory", Occupancy(page, number)) for number in (LEAD, 2, 3)]
+    yield [Occupancy(page, number) for number in (LEAD, 2, 3)]
     os.close(page)
+
+
+@pytest.fixture
+def shared(processes: list[Occupancy]) -> list[SharedBlocks]:
+    """Their allocators."""
+    return [SharedBlocks(SIZE, "memory", each) for each in processes]
 
 
 @given(st.data())
@@ -83,8 +89,8 @@ def test_bodies_that_are_still_arriving_get_no_more_than_half_of_it(shared: list
     shared[2].allocate(4 * MIB)
 
 
-def test_arriving_bodies_are_added_up(shared: list[SharedBlocks]) -> None:
-    lead, *helpers = [each._occupancy for each in shared]
+def test_arriving_bodies_are_added_up(processes: list[Occupancy]) -> None:
+    lead, *helpers = processes
     for number, each in enumerate((lead, *helpers)):
         each.set(ARRIVING, 10**number)
     assert [lead.elsewhere(ARRIVING), helpers[0].elsewhere(ARRIVING)] == [110, 101]
@@ -94,8 +100,8 @@ def test_arriving_bodies_are_added_up(shared: list[SharedBlocks]) -> None:
     assert helpers[1].queue_is_full
 
 
-def test_connections_and_large_bodies_of_a_process_that_ended_count_no_more(shared: list[SharedBlocks]) -> None:
-    lead, ended, _ = [each._occupancy for each in shared]
+def test_connections_and_large_bodies_of_a_process_that_ended_count_no_more(processes: list[Occupancy]) -> None:
+    lead, ended, _ = processes
     ended.set(CONNECTIONS, 3)
     ended.set(LARGE_BODIES, 2)
     assert (lead.elsewhere(CONNECTIONS), lead.elsewhere(LARGE_BODIES)) == (3, 2)

@@ -1,9 +1,9 @@
 """The pilot measures, moves, and keeps out of an operator's way: simulated queues on a virtual clock."""
 
+import asyncio
 import logging
 import random
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -190,5 +190,5 @@ async def test_it_is_switched_while_it_runs() -> None:
     assert site.pilot.needs
     site.pilot.set_mode("off")
     assert (site.pilot.needs, site.pilot.notes, site.pilot.own("acme")) == ({}, [], 2)
-    running: Any = site.pilot._running
-    assert running is None
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "it looks no more"

@@ -53,7 +53,7 @@ def frontends() -> Iterator[dict[str, LocalFrontend]]:
     made = {tenant.name: open_local(tenant) for tenant in (ACME, GLOBEX)}
     yield made
     for frontend in made.values():
-        frontend._descriptors.close()
+        frontend.descriptors.close()
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ async def test_a_frontend_without_a_device_can_release_and_cancel(frontend: Loca
 
 async def test_relink_moves_the_lane_and_the_device_side_to_a_new_link(frontend: LocalFrontend) -> None:
     frontend.open(Device())
-    lane, link, before = frontend.tenant.lane, frontend.link, frontend._descriptors
+    lane, link, before = frontend.tenant.lane, frontend.link, frontend.descriptors
     slot = lane.take_slot()
     answer = submit(lane, slot, "m/1#1", ((1,),))
     relinked = asyncio.ensure_future(frontend.relink(30))

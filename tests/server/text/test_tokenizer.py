@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from server.errors import BadRequest, TooLarge, Unavailable
-from server.scheduling.limits import TokenBucket
 from server.text.folder import TextFolder, TokenizerFailed
 from server.text.tokenizer import MOST_BYTES, SLICE, TextTokenizer, most_of_text, needed
 from tests import encoders
@@ -150,12 +149,14 @@ def test_short_texts_reserve_nothing_and_long_ones_no_more_than_is_read() -> Non
     assert needed([("cat " * 100_000, "a")], 512) == 300 * 65537
 
 
-def test_a_library_that_panics_is_called_less_often_as_it_writes_to_standard_error_each_time(tmp_path: Path) -> None:
+def test_a_library_that_panics_is_called_less_often_as_it_writes_to_standard_error_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.text.tokenizer.PANICS", 1)
     slow = Tokenizer(models.WordLevel({"cat": 0, "[UNK]": 1}, unk_token="[UNK]"))
     slow.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
     slow.save(str(tmp_path / "tokenizer.json"))
     tokenizer = TextTokenizer(TextFolder(str(tmp_path / "tokenizer.json")))
-    tokenizer._panics = TokenBucket(1, 1)
     for _ in range(2):
         assert tokenizer.encode(["cat"], 16, True, "input")[0].ids[0] == 0
     with pytest.raises(BaseException, match="retry-limit"):

@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -142,12 +143,13 @@ def test_what_has_no_number_is_refused_and_closed(data: bytes) -> None:
     ours.close()
 
 
-def test_the_receiving_process_can_send_nothing(ends: Ends) -> None:
-    _, receiver = ends
-    with pytest.raises(BrokenPipeError):
-        receiver._end.send(b"hello")
-    with pytest.raises(BrokenPipeError):
-        socket.send_fds(receiver._end, [b"hello"], [0])
+def test_the_receiving_process_can_send_nothing() -> None:
+    sender, end = descriptors.pair()
+    with closing(sender), end:
+        with pytest.raises(BrokenPipeError):
+            end.send(b"hello")
+        with pytest.raises(BrokenPipeError):
+            socket.send_fds(end, [b"hello"], [0])
 
 
 def test_sending_to_a_process_that_is_gone_or_takes_nothing_is_unavailable(ends: Ends) -> None:
