@@ -24,7 +24,9 @@ class Health:
     `utilization` and `memory_utilization` are parts of the time, 0 to 1. Memory is in bytes, power in watts, energy in joules
     since the driver was loaded, `temperature` in degrees Celsius, and `clocks` in hertz by name. `throttled` has the reasons
     that clocks may be low for, and whether each holds. `ecc` counts memory errors since the driver was loaded, `xids` errors
-    that the driver reported (by number) since this is watched. `lost`: it does not answer on the bus any more.
+    that the driver reported (by number) since this is watched. `moved` has the bytes that it has moved since then, by path:
+    `memory` (its own, read and written), `pcie_in` and `pcie_out` as the GPU sees them; `memory_bandwidth` is the most of the
+    first in a second. `lost`: it does not answer on the bus any more.
     """
 
     uuid: str = ""
@@ -40,6 +42,8 @@ class Health:
     throttled: Mapping[str, bool] = field(default_factory=dict)
     ecc: Mapping[str, int] = field(default_factory=dict)
     xids: Mapping[str, int] = field(default_factory=dict)
+    moved: Mapping[str, int] = field(default_factory=dict)
+    memory_bandwidth: int | None = None
     lost: bool = False
 
 

@@ -1,4 +1,5 @@
-"""Reads GPUs by `cuda.core.system`, which asks NVML: the body of a process of its own; see `partitions.health`.
+"""Reads GPUs by `cuda.core.system`, which asks NVML, and by NVML itself what they moved: the body of a process of its own; see
+`partitions.health`.
 
 `python -m partitions.cuda.health ADDRESS ...` writes a line for each GPU every two seconds, and when the driver reports an
 error of it. It opens no CUDA context and takes no memory of the GPU.
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..health import INTERVAL, Health, to_line
+from .nvml import Traffic, open_nvml
 
 NEEDS = "needs cuda-core 1.2 and cuda-bindings 13.2 or newer"
 _NOT_THROTTLED = ("none", "gpu_idle")
@@ -46,13 +48,15 @@ def main(addresses: list[str]) -> None:
 def watch(system: Any, address: str, device: Any, write: Callable[[str], object]) -> None:
     """Write readings of a GPU until they cannot be written any more. Blocks; each GPU has a thread."""
     xids: dict[str, int] = {}
+    nvml = open_nvml(address)
+    traffic = nvml.traffic() if nvml else None
     try:
         events = device.register_events([system.typing.EventType.XID_CRITICAL_ERROR])
     except system.NvmlError:  # Virtual GPUs have none.
         events = None
     try:
         while True:
-            write(to_line(address, read(system, device, xids)))
+            write(to_line(address, read(system, device, xids, traffic)))
             if events is None:
                 time.sleep(INTERVAL)
             else:
@@ -76,8 +80,8 @@ def _wait(system: Any, events: Any, xids: dict[str, int]) -> Any:
     return events
 
 
-def read(system: Any, device: Any, xids: Mapping[str, int]) -> Health:
-    """One reading. What the GPU does not support is left out."""
+def read(system: Any, device: Any, xids: Mapping[str, int], traffic: Traffic | None = None) -> Health:
+    """One reading. What the GPU does not support is left out. What it moved is asked last, so that this is as of now."""
     lost = False
 
     def ask(question: Callable[[], Any]) -> Any:
@@ -119,6 +123,8 @@ def read(system: Any, device: Any, xids: Mapping[str, int]) -> Health:
         throttled={name: name in {str(each) for each in reasons} for name in known} if reasons is not None else {},
         ecc={kind: int(count) for kind, name in _ECC.items() if (count := found[name]) is not None},
         xids=dict(xids),
+        moved=traffic.read() if traffic and not lost else {},
+        memory_bandwidth=traffic.bandwidth if traffic else None,
         lost=lost,
     )
 

@@ -97,6 +97,8 @@ def _states(readings: list[tuple[str, Health]]) -> Iterator[Metric]:
 
     about = "Part of the time in which its memory was read or written"
     yield gauge("greenlane_device_memory_utilization_ratio", about, _DEVICE, known("memory_utilization"))
+    about = "Bytes a second that its memory can move"
+    yield gauge("greenlane_device_memory_bandwidth_bytes", about, _DEVICE, known("memory_bandwidth"))
     yield gauge("greenlane_device_temperature_celsius", "Temperature of the device", _DEVICE, known("temperature"))
     yield gauge("greenlane_device_lost", "1 for a device that does not answer on the bus any more", _DEVICE, known("lost"))
     tables = (
@@ -104,6 +106,7 @@ def _states(readings: list[tuple[str, Health]]) -> Iterator[Metric]:
         (gauge, "greenlane_device_throttled", "1 while clocks are kept low for this reason", "reason", "throttled"),
         (counter, "greenlane_device_ecc_errors", "Memory errors since the driver was loaded", "kind", "ecc"),
         (counter, "greenlane_device_xid_errors", "Errors that the driver reported while this was watched", "xid", "xids"),
+        (counter, "greenlane_device_moved_bytes", "Bytes that the device moved while this was watched", "path", "moved"),
     )
     for family, name, about, label, field in tables:
         values = ((device, getattr(health, field)) for device, health in readings)

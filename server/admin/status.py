@@ -1,8 +1,9 @@
 """`GET /admin/status`: everything that the status page shows, in one answer that is cheap enough for once a second."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 from fastapi import Response
 from msgspec.structs import asdict, replace
@@ -80,11 +81,11 @@ def _health(monitor: HealthMonitor, device: ControlledDevice) -> schemas.DeviceH
         busy = monitor.busy(cores_of(address))
         return shown_health(Health(utilization=None if busy is None else round(busy, 3)))
     reading = monitor.reading(device.name)
-    return shown_health(reading[0] if reading else Health())
+    return shown_health(reading[0] if reading else Health(), monitor.moving(device.name))
 
 
-def shown_health(health: Health) -> schemas.DeviceHealth:
-    """A GPU's reading: of its clocks, only why they are low."""
+def shown_health(health: Health, moving: Mapping[str, float] = MappingProxyType({})) -> schemas.DeviceHealth:
+    """A GPU's reading, and what it moves in bytes a second: of its clocks, only why they are low."""
     return schemas.DeviceHealth(
         utilization=health.utilization,
         memory_used_bytes=health.memory_used,
@@ -92,6 +93,8 @@ def shown_health(health: Health) -> schemas.DeviceHealth:
         power_watts=health.power,
         power_limit_watts=health.power_limit,
         temperature_celsius=health.temperature,
+        memory_bandwidth=health.memory_bandwidth,
+        bytes_per_second={path: round(each) for path, each in moving.items()},
         throttled=sorted(reason for reason, holds in health.throttled.items() if holds),
         errors=dict(health.xids),
         lost=health.lost,

@@ -47,6 +47,10 @@ class DeviceHealth(Fact):
     power_watts: float | None
     power_limit_watts: float | None
     temperature_celsius: int | None
+    memory_bandwidth: Annotated[int | None, "Bytes a second that its memory can move."]
+    bytes_per_second: Annotated[
+        dict[str, int], "What it moves: `memory`, read and written; over PCIe into it (`pcie_in`) and out (`pcie_out`)."
+    ]
     throttled: Annotated[list[str], "Why clocks are lower than they could be."]
     errors: Annotated[dict[str, int], "XID errors since the server began, by number."]
     lost: Annotated[bool, "It does not answer any more."]

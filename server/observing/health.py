@@ -38,6 +38,7 @@ class HealthMonitor:
         self._clock = clock
         self._readings: dict[str, tuple[Health, float]] = {}
         self._first_energy: dict[str, float] = {}
+        self._moving: dict[str, Mapping[str, float]] = {}
         self._cores: tuple[Mapping[int, CoreTime], Mapping[int, CoreTime]] = {}, {}
         self._tasks: list[asyncio.Task[None]] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,6 +74,10 @@ class HealthMonitor:
             return None
         return found[0].energy - self._first_energy[device]
 
+    def moving(self, device: str) -> Mapping[str, float]:
+        """Bytes a second that a GPU moved between the last two readings, by path as in `Health.moved`."""
+        return self._moving.get(device, {})
+
     @property
     def cores(self) -> Mapping[int, CoreTime]:
         """The time of each of this host's cores."""
@@ -95,7 +100,12 @@ class HealthMonitor:
                 log.error("GPU %s (device %s): the driver reports XID %s", address, device, number)
         if health.energy is not None:
             self._first_energy.setdefault(device, health.energy)
-        self._readings[device] = health, self._clock()
+        now = self._clock()
+        if previous and now > previous[1]:
+            before = previous[0].moved
+            since = {path: count - before[path] for path, count in health.moved.items() if count >= before.get(path, count + 1)}
+            self._moving[device] = {path: count / (now - previous[1]) for path, count in since.items()}
+        self._readings[device] = health, now
 
     def take_cores(self, found: Mapping[int, CoreTime]) -> None:
         """This is the time of each of this host's cores now."""

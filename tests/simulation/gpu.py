@@ -124,6 +124,10 @@ class Gpu:
         """What other processes have."""
         self.millijoules: int | None = None
         """What the GPU has taken of energy; None where it has no meter."""
+        self.moved: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
+        """Bytes so far of its memory, over PCIe in, and out, as NVML's GPM sees them; None where it does not see them."""
+        self.seconds = 0.0
+        """The time of these."""
         self.has_nvml = True
         """Whether there is the driver's library for managing GPUs."""
         self.listed: Callable[[dict[int, int]], dict[int, int]] | None = None

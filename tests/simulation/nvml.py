@@ -5,6 +5,7 @@ other drivers list, and where: see `Gpu.listed`.
 """
 
 import ctypes
+import math
 import os
 from typing import Any
 
@@ -13,6 +14,9 @@ from .gpu import Gpu
 
 NAME = "libnvidia-ml.so.1"
 NOT_SUPPORTED, INSUFFICIENT_SIZE, UNKNOWN = 3, 7, 999
+CLOCK_MEM = 2
+GPM = 10, 21, 20
+"""NVML_GPM_METRIC_DRAM_BW_UTIL in percent, PCIE_RX_PER_SEC and PCIE_TX_PER_SEC in MiB a second."""
 OTHERS = 1
 """The number of the process that has what `Gpu.others_have` says."""
 
@@ -22,6 +26,7 @@ class Library:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+        self._samples: dict[int, Any] = {}
 
     def nvmlInit_v2(self) -> int:
         return self._entered("nvmlInit_v2")
@@ -34,6 +39,48 @@ class Library:
             return NOT_SUPPORTED
         millijoules._obj.value = self._gpu.millijoules
         return 0
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, kind: int, megahertz: Any) -> int:
+        """An H100's, of the SXM kind."""
+        assert kind == CLOCK_MEM
+        megahertz._obj.value = 2619
+        return self._entered("nvmlDeviceGetMaxClockInfo")
+
+    def nvmlDeviceGetMemoryBusWidth(self, handle: Any, bits: Any) -> int:
+        bits._obj.value = 5120
+        return self._entered("nvmlDeviceGetMemoryBusWidth")
+
+    def nvmlGpmQueryDeviceSupport(self, handle: Any, support: Any) -> int:
+        assert support._obj.version == 1
+        support._obj.supported = self._gpu.moved is not None
+        return self._entered("nvmlGpmQueryDeviceSupport")
+
+    def nvmlGpmSampleAlloc(self, sample: Any) -> int:
+        sample._obj.value = 0x1000 * (len(self._samples) + 1)
+        self._samples[sample._obj.value] = None
+        return self._entered("nvmlGpmSampleAlloc")
+
+    def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> int:
+        assert sample.value in self._samples, "it was not allocated"
+        if failed := self._entered("nvmlGpmSampleGet"):
+            return failed
+        self._samples[sample.value] = self._gpu.seconds, self._gpu.moved
+        return 0
+
+    def nvmlGpmMetricsGet(self, request: Any) -> int:
+        """Rates between two samples; no numbers if they are of the same 100 ms, as on an H100."""
+        asked = request._obj
+        assert asked.version == 1
+        (began, before), (ended, after) = self._samples[asked.before], self._samples[asked.after]
+        apart = ended - began
+        units = 2619e6 * 2 * 5120 / 8 / 100, 1 << 20, 1 << 20
+        rates = [
+            (new - old) / apart / unit if apart >= 0.1 else math.nan
+            for old, new, unit in zip(before, after, units, strict=True)
+        ]
+        for metric in asked.metrics[: asked.count]:
+            metric.value, metric.failed = rates[GPM.index(metric.id)], 0
+        return self._entered("nvmlGpmMetricsGet")
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, infos: Any) -> int:
         if failed := self._entered("nvmlDeviceGetComputeRunningProcesses_v3"):

@@ -1,9 +1,10 @@
 // Each device: its granules in the colors of their tenants, what is lent of them, and the form to share them otherwise.
 
 import { byId, keep, make, setAttribute, setText } from "./dom.js";
-import { bytes, count, digits, percent, ranges } from "./format.js";
+import { bytes, count, digits, percent, perSecond, ranges } from "./format.js";
 
 const COLORS = 8;
+const PATHS = { memory: "memory moves", pcie_in: "PCIe in", pcie_out: "PCIe out" };
 /** Units of a device from which what is lent is shown as used. */
 export const LENT_NOW = 0.01;
 
@@ -88,6 +89,10 @@ function healthText(health) {
   const parts = [];
   if (health.utilization !== null) parts.push(`${percent(health.utilization)} busy by all programs`);
   if (health.memory_used_bytes !== null) parts.push(`${bytes(health.memory_used_bytes)} of ${bytes(health.memory_total_bytes)} in use`);
+  for (const [path, name] of Object.entries(PATHS)) {
+    const most = path === "memory" && health.memory_bandwidth !== null ? ` of ${perSecond(health.memory_bandwidth)}` : "";
+    if (path in health.bytes_per_second) parts.push(`${name} ${perSecond(health.bytes_per_second[path])}${most}`);
+  }
   if (health.power_watts !== null) parts.push(`${Math.round(health.power_watts)} of ${digits(health.power_limit_watts)} W`);
   if (health.temperature_celsius !== null) parts.push(`${health.temperature_celsius} °C`);
   if (health.throttled.length) parts.push(`throttled: ${health.throttled.join(", ")}`);

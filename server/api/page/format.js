@@ -35,6 +35,15 @@ export function bytes(value) {
   return `${index ? digits(value) : value} ${units[index]}`;
 }
 
+/** Bytes a second as data sheets count them, in thousands: `3.35 TB/s`. */
+export function perSecond(value) {
+  if (value === null || value === undefined) return NONE;
+  const units = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
+  let index = 0;
+  for (; value >= 1000 && index < units.length - 1; index++) value /= 1000;
+  return `${index ? digits(value) : Math.round(value)} ${units[index]}`;
+}
+
 /** How long ago: `now`, `12 s ago`, `3 min ago`. */
 export function ago(seconds) {
   if (seconds < 2) return "just now";

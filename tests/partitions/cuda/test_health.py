@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from partitions.cuda import health
-from partitions.health import Health, from_line
+from partitions.health import Health, from_line, to_line
+from tests.simulation import Gpu, installed
 from tests.simulation import system as simulated
 
 ADDRESS = "0000:4e:00.0"
@@ -57,6 +58,19 @@ def test_a_reading_is_in_base_units(system: Any, device: simulated.Device) -> No
     assert found.throttled["hw_slowdown"] is False
     assert not {"gpu_idle", "none"} & set(found.throttled), "an idle GPU is not throttled"
     assert (found.ecc, found.xids, found.lost) == ({"uncorrected": 2}, {"31": 1}, False)
+
+
+def test_what_a_gpu_moved_is_in_a_reading_unless_it_is_lost(system: Any, device: simulated.Device) -> None:
+    gpu = Gpu()
+    with installed(gpu) as cuda:
+        traffic = cuda.open_nvml(ADDRESS).traffic(lambda: gpu.seconds)
+        gpu.seconds, gpu.moved = 2.0, (3e12, 2e9, 1e9)
+        found = health.read(system, device, {}, traffic)
+        assert found.moved == {"memory": 3 * 10**12, "pcie_in": 2 * 10**9, "pcie_out": 10**9}
+        assert found.memory_bandwidth == 3_352_320_000_000
+        assert from_line(to_line(ADDRESS, found)) == (ADDRESS, found)
+        device._lost = True
+        assert health.read(system, device, {}, traffic).moved == {}
 
 
 def test_a_value_of_zero_is_reported(system: Any, device: simulated.Device) -> None:

@@ -27,6 +27,8 @@ FULL = Health(
     throttled={"sw_power_cap": True, "hw_slowdown": False},
     ecc={"uncorrected": 2},
     xids={"79": 1},
+    moved={"memory": 3 * 10**12, "pcie_in": 5},
+    memory_bandwidth=3_352_320_000_000,
 )
 
 
@@ -72,6 +74,9 @@ def test_a_gpu_has_tritons_metrics_and_ours() -> None:
         'greenlane_device_throttled{device="0",reason="hw_slowdown"} 0.0',
         'greenlane_device_ecc_errors_total{device="0",kind="uncorrected"} 2.0',
         'greenlane_device_xid_errors_total{device="0",xid="79"} 1.0',
+        'greenlane_device_moved_bytes_total{device="0",path="memory"} 3e+12',
+        'greenlane_device_moved_bytes_total{device="0",path="pcie_in"} 5.0',
+        'greenlane_device_memory_bandwidth_bytes{device="0"} 3.35232e+12',
         'greenlane_device_health_age_seconds{device="0"} 2.0',
     }
 

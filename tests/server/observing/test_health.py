@@ -53,6 +53,23 @@ async def test_the_last_reading_counts_and_energy_counts_from_the_first() -> Non
         assert 0 <= found[1] < 10
 
 
+def test_what_a_gpu_moves_is_what_the_last_two_readings_are_apart() -> None:
+    clock = [0.0]
+    monitor = HealthMonitor([gpu()], clock=lambda: clock[0])
+    assert monitor.moving("0") == {}
+    for now, moved, rates in (
+        (2.0, {}, {}),
+        (4.0, {"memory": 10}, {}),
+        (6.0, {"memory": 40, "pcie_in": 4}, {"memory": 15.0}),
+        (8.0, {"memory": 40, "pcie_in": 14}, {"memory": 0.0, "pcie_in": 5.0}),
+        (10.0, {"memory": 7, "pcie_in": 20}, {"pcie_in": 3.0}),  # Another process counts from 0 again.
+        (12.0, {}, {}),
+    ):
+        clock[0] = now
+        monitor.take(ADDRESS, "0", Health(moved=moved))
+        assert monitor.moving("0") == rates
+
+
 async def test_a_process_that_reads_nothing_is_not_started_again(caplog: pytest.LogCaptureFixture) -> None:
     async with watching("import sys; sys.exit('there is no driver')") as monitor:
         await until(lambda: "there is no driver" in caplog.text)
