@@ -235,8 +235,9 @@ class RemoteFrontend(DeviceFrontend):
             self._models[name] = now
         self._lost.discard(name)
         answers = await self._processes.each(lambda process: self._publish(process, now))
-        for model in self._paged.intersection(each.key for each in served):  # It came so from another device.
-            await self.page_out(model)
+        for each in served:
+            if each.key in self._paged:  # It came so from another device, and has not been paged in since.
+                await self._show_paged_out(each.key)
         return bool(answers and answers[0])
 
     def _publish(self, process: ToHttpProcess, publication: Publication) -> Awaitable[bool]:
@@ -255,10 +256,17 @@ class RemoteFrontend(DeviceFrontend):
 
     async def page_out(self, model: ModelKey) -> bool:
         """Without a process there is no request. What a helper has not sent to its lead yet comes after it."""
-        if False in (await self._processes.each(lambda process: process.page_out(model)))[:1]:
-            return False
-        self._paged.add(model)
-        return True
+        self._paged.add(model)  # At once: a process may come before the answer, and the device may end.
+        if not (shown := await self._show_paged_out(model)):
+            self.page_in(model)  # Helpers show it as paged out.
+        return shown
+
+    async def _show_paged_out(self, model: ModelKey) -> bool:
+        """Whether the lead does, which a process may do after it was notified of what happened meanwhile."""
+        answers = await self._processes.each(lambda process: process.page_out(model))
+        if model not in self._paged:
+            self.page_in(model)
+        return False not in answers[:1]
 
     def page_in(self, model: ModelKey) -> None:
         self._paged.discard(model)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engines import Signature
 from server.config.tenant import TenantConfig
 from server.errors import Conflict, Failed
 from server.link import ring as links
@@ -21,13 +22,14 @@ from server.processes.channels.message_fields import ReportFields
 from server.processes.channels.rpc import Channel
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
-from server.tenants.catalog import IndexEntry
+from server.tenants.catalog import IndexEntry, ModelVersion
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics
 
 from ..recorder import Recorder
 
 PROBLEM = IndexEntry("broken", "1", "UNAVAILABLE", "no such file")
+SIGNATURE = Signature((), ())
 
 
 class Process(Recorder):
@@ -399,4 +401,65 @@ async def test_only_the_lead_may_cancel_tickets(frontend: RemoteFrontend) -> Non
     await asyncio.wait_for(to_helper.closed.wait(), 10)
     assert (device.asked, to_helper.distrusted, channel.closed.is_set()) == ([], True, False)
     for end in (lead, helper, channel):
+        end.close()
+
+
+def shown(process: Process) -> dict[str, str]:
+    """What the process was sent last of each model that was paged out or in."""
+    return {arguments[0]: name for name, *arguments in process.heard if name in ("page_out", "page_in")}
+
+
+async def test_a_model_that_comes_back_while_a_publication_shows_it_paged_out_is_not_shown_so(frontend: RemoteFrontend) -> None:
+    """Its tenant came from another device, which had paged out both. A process begins a call after what follows the call."""
+    process = Process()
+    channel = await process.meet(frontend)
+    process.answers["page_out"], process.gates["page_out"] = True, asyncio.Event()
+    served = [ModelVersion("m", version, f"m/{version}#1", SIGNATURE, "onnxruntime_onnx", {}) for version in "12"]
+    frontend.change_device([each.key for each in served], "")
+    publishing = asyncio.ensure_future(frontend.publish("m", served, []))
+    await process.hears("page_out")
+    for each in served:
+        frontend.page_in(each.key)
+        await process.hears("page_in", each.key)
+    process.heard.clear()
+    process.gates["page_out"].set()
+    await publishing
+    await frontend.drained()
+    assert set(shown(process).values()) == {"page_in"}, "the call is answered last"
+    process.close()
+    channel.close()
+    another = Process()
+    channel = await another.meet(frontend)
+    assert shown(another) == {}
+    another.close()
+    channel.close()
+
+
+async def test_a_process_that_comes_while_a_model_is_paged_out_shows_it_so(frontend: RemoteFrontend) -> None:
+    process, helper = Process(), Process()
+    channel = await process.meet(frontend)
+    process.answers["page_out"], process.gates["page_out"] = True, asyncio.Event()
+    paging = asyncio.ensure_future(frontend.page_out("m/1#1"))
+    await process.hears("page_out")
+    to_helper = await helper.join(frontend, 2)
+    process.gates["page_out"].set()
+    assert await paging
+    assert shown(helper) == {"m/1#1": "page_out"}
+    for each in (process, helper):
+        each.close()
+    for end in (channel, to_helper):
+        end.close()
+
+
+async def test_a_model_with_requests_is_shown_as_paged_out_by_no_helper(frontend: RemoteFrontend) -> None:
+    lead, helper = Process(), Process()
+    channel = await lead.meet(frontend)
+    to_helper = await helper.join(frontend, 2)
+    lead.answers["page_out"], helper.answers["page_out"] = False, True
+    assert not await frontend.page_out("m/1#1")
+    await frontend.drained()
+    assert shown(helper) == {"m/1#1": "page_in"}
+    for each in (lead, helper):
+        each.close()
+    for end in (channel, to_helper):
         end.close()
