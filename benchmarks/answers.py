@@ -25,6 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 _CONFIG = """\
 [device]
 backend = "{device}"
+mps = "off"
 [models]
 repository = "{folder}"
 [tenants.a]

@@ -178,15 +178,17 @@ class Bench:
 
 
 @contextmanager
-def opened(device: str, folder: Path, repository: Path, seconds: float, stalls: bool = False) -> Iterator[Bench]:
+def opened(
+    device: str, folder: Path, repository: Path, seconds: float, stalls: bool = False, mps: str = "off"
+) -> Iterator[Bench]:
     """Write the models, start the server, and wait until all is ready. Blocks. Raises NotServed, RuntimeError.
 
-    `stalls` is whether `Bench.stall` is to work.
+    `stalls` is whether `Bench.stall` is to work; `mps` is as in the configuration.
     """
     nets.write_all(repository, device)
     cores = share_out(sorted(os.sched_getaffinity(0)))
     total = granules(device, ()) if device == "cuda" else GRANULES
-    with launched(deployment(device, total, cores, stalls), folder, repository) as server:
+    with launched(replace(deployment(device, total, cores, stalls), mps=mps), folder, repository) as server:
         server.wait_serving(START)
         bench = Bench(server, device, repository, seconds, cores)
         bench.open()

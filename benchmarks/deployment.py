@@ -35,7 +35,7 @@ class Tenant:
 class Deployment:
     """A server: its device, its tenants, the cores it may use, and those that a CPU device carves; none are any.
 
-    `program` is what `python -m` runs. `settings` are further lines of `[server]`.
+    `program` is what `python -m` runs. `settings` are further lines of `[server]`. `mps` is as in the configuration.
     `log_level` is the lowest level that its log has.
     """
 
@@ -47,11 +47,12 @@ class Deployment:
     program: tuple[str, ...] = ("server",)
     settings: tuple[str, ...] = ()
     log_level: str = "warning"
+    mps: str = "off"
 
     def config(self, repository: Path) -> str:
         """The configuration file."""
         server = ['max_body = "64MiB"', f'log_level = "{self.log_level}"', 'drain_grace = "0s"', *self.settings]
-        device = [f'backend = "{self.device}"']
+        device = [f'backend = "{self.device}"', f'mps = "{self.mps}"']
         device += [f'cores = "{_list(self.carved)}"'] if self.carved and self.device == "cpu" else []
         lines = ["[server]", *server, "[device]", *device, "[models]", f'repository = "{repository}"']
         for tenant in self.tenants:

@@ -195,6 +195,7 @@ def over_http(kind: str, repository: Path, seconds: float) -> list[dict[str, Any
         repository = "{repository}"
         [device]
         backend = "{kind}"
+        mps = "off"
         [tenants.depth]
         granules = {granules}
         models = ["tiny", "mob"]

@@ -88,7 +88,7 @@ def configuration(options: argparse.Namespace, granules: int, processes: int) ->
     lines = ["[server]", 'default_tenant = "one"', "[models]", f'repository = "{options.repository.absolute()}"']
     for name in options.models:
         lines += [f"[models.{name}]", 'batch_delay = "0us"']
-    lines += ["[device]", f'backend = "{options.device}"', "[tenants.one]", f"granules = {granules}"]
+    lines += ["[device]", f'backend = "{options.device}"', 'mps = "off"', "[tenants.one]", f"granules = {granules}"]
     lines += [f"models = {json.dumps(list(options.models))}", f"http_processes = {processes}"]
     return "\n".join(lines)
 

@@ -90,7 +90,7 @@ def on_gpu(granules: int, root: Path) -> Setting:
     pairs = [
         Pair(f"{one} b{rows} beside {other}", ask(one, "acme", rows), ask(other, "globex", 1)) for one, rows, other in names
     ]
-    return Setting('[device]\nbackend = "cuda"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
+    return Setting('[device]\nbackend = "cuda"\nmps = "off"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
 
 
 class Round(NamedTuple):

@@ -84,6 +84,7 @@ def launch(folder: Path, text: str, environment: Mapping[str, str] | None = None
 
 
 def _config(root: Path, in_flight: int | None, device: str, models: Sequence[str]) -> str:
+    """Without `mps`, which older checkouts do not know: one tenant has one device process in any case."""
     lines = ["[server]", 'default_tenant = "load"', "[models]", f'repository = "{root}"', "[device]", f'backend = "{device}"']
     names = ", ".join(f'"{model}"' for model in models)
     lines += ["[tenants.load]", f"granules = {GRANULES if device == 'cuda' else 1}", f"models = [{names}]"]

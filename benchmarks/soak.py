@@ -138,7 +138,7 @@ def soak(folder: Path, options: argparse.Namespace) -> Report:
 
 def configuration(folder: Path, device: str, mps: bool, limits: dict[str, str]) -> str:
     """The text of a configuration file."""
-    device = f'backend = "{device}"' + ('\nmps = "on"' if mps else "")
+    device = f'backend = "{device}"\nmps = "{"on" if mps else "off"}"'
     head = '[server]\nport = 0\ndrain_grace = "0s"\n[device]\n{}\n[models]\nrepository = "{}/models"\n'
     return head.format(device, folder) + TENANTS.format(**limits)
 

@@ -84,6 +84,7 @@ def write(folder: Path, models: int, tenants: int, device: str) -> Path:
         path.parent.mkdir(parents=True)
         path.write_bytes(model(number))
     lines = ["[models]", f'repository = "{folder / "models"}"', "[device]", f'backend = "{device}"']
+    lines += ['mps = "off"'] if device == "cuda" else []  # A checkout of before 2026-11-26 does not know it.
     for number in range(tenants):
         lines += [f"[tenants.tenant{number}]", SHARES[device], 'models = ["*"]']
     config = folder / "greenlane.toml"

@@ -36,7 +36,7 @@ def test_every_part_of_all_sh_is_known_and_covers_folders_that_exist() -> None:
     script = (truth.ROOT / "tests/gpu/all.sh").read_text(encoding="utf-8")
     (known,) = [line for line in script.splitlines() if "there is no part" in line]
     listed = known.partition("there are ")[2].partition('"')[0]
-    assert listed.split(", ") == list(truth.PARTS)
+    assert [*listed.split(", "), *(f"{part}-mps" for part in truth.UNDER_MPS)] == list(truth.PARTS)
     folders = {folder for part in truth.PARTS.values() for folder in part.covers}
     assert {
         folder for folder in folders if not (truth.ROOT / folder).is_dir() and not list(truth.ROOT.glob(f"{folder}.py"))
@@ -58,6 +58,8 @@ def test_every_part_of_all_sh_is_known_and_covers_folders_that_exist() -> None:
         ("change", "met  quiet tiny\nmissed  build mob\nmet  rows", 1, "", "2 met, 1 missed", False),
         ("change", "met  quiet tiny\nnot exercised cold", 0, "", "1 met, 1 not exercised; in part", False),
         ("starting", "a table", 0, "", "ended with 0", True),
+        ("felt-mps", "7 passed in 101.00s", 0, "", "7 passed", True),
+        ("mps", "19 passed in 101.00s", 0, "", "19 passed", True),
     ],
 )
 def test_a_log_says_what_a_part_gave(
@@ -67,6 +69,18 @@ def test_a_log_says_what_a_part_gave(
     (run,) = truth.runs(tmp_path)
     assert (run.part, run.result, run.passed) == (part, result, passed)
     assert (run.date, run.revision, run.gpu) == ("2026-11-26 05:11 UTC", "3bb871e", "H100 80GB HBM3, driver 580.159.04")
+
+
+def test_with_mps_on_every_test_runs_whose_server_takes_it_from_the_environment() -> None:
+    """As their configurations are made by `process.gpu_section`, which has it, or by `benchmarks.bench` with `mps()`."""
+    tests = {path.name: path.read_text(encoding="utf-8") for path in (truth.ROOT / "tests/gpu").glob("test_*.py")}
+    taking = {name for name, text in tests.items() if "gpu_section(" in text or "mps()" in text or " running(folder" in text}
+    script = (truth.ROOT / "tests/gpu/all.sh").read_text(encoding="utf-8")
+    (listed,) = [line for line in script.splitlines() if line.startswith("servers=")]
+    assert {name.removeprefix("tests/gpu/") for name in listed.partition("=")[2].strip('"').split()} | {
+        "test_change.py",  # The part `felt`.
+        "test_two_devices.py",
+    } == taking
 
 
 def test_logs_of_something_else_or_without_head_or_end_count_for_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@
 #   mps      pytest tests/gpu/test_mps*.py and test_loading.py, apart from the rest as their faults end all of MPS   mps.log, mps.xml, mps_server.json
 #   change   python -m benchmarks.change                                    change.log, change.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
+# With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
+# for each tenant, and their files have names as felt-mps.log.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
@@ -16,18 +18,29 @@
 # ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
 [ $# -gt 0 ] || set -- tests alone felt memcheck two mps change
-mkdir -p "$out/felt"
+export MPS=${MPS:-off}
+mps=""
+[ "$MPS" = off ] || mps=-mps
+mkdir -p "$out/felt$mps"
 python=${PYTHON:-python3}
 apart="tests/gpu/test_change.py tests/gpu/test_isolation.py tests/gpu/test_confinement.py"
+faults="tests/gpu/test_mps.py tests/gpu/test_loading.py tests/gpu/test_mps_server.py"
+servers="tests/gpu/test_process.py tests/gpu/test_lost.py tests/gpu/test_ladder.py"
+side_by_side=tests/gpu
 ignored=()
-mps="tests/gpu/test_mps.py tests/gpu/test_loading.py tests/gpu/test_mps_server.py"
-for file in $apart $mps tests/gpu/test_two_devices.py; do ignored+=("--ignore=$file"); done
+for file in $apart $faults tests/gpu/test_two_devices.py; do ignored+=("--ignore=$file"); done
+side=4
+if [ "$mps" ]; then
+  side_by_side=$servers
+  apart=tests/gpu/test_change.py
+  side=1 # As two daemons on one GPU take turns.
+fi
 others="not alone and not load and not ray"
-side="--numprocesses=${SIDE:-4}"
+side="--numprocesses=${SIDE:-$side}"
 status=0
 nvidia-smi -L > "$out/gpus.log" 2>&1 || echo "nvidia-smi finds no GPU here: without one, tests are skipped" >&2
 
@@ -55,7 +68,7 @@ head() {
 run() {
   local name=$1 limit=$2 code
   shift 2
-  head "$@" > "$out/$name.log"
+  head "MPS=$MPS" "$@" > "$out/$name.log"
   # SIGINT, so that pytest still prints what failed; what a shell starts in the background ignores it otherwise.
   timeout -s INT -k 20 "$limit" env --default-signal=INT "$@" >> "$out/$name.log" 2>&1
   code=$?
@@ -67,23 +80,25 @@ run() {
 for part in "$@"; do
   case $part in
     tests)
-      # shellcheck disable=SC2086  # Options.
-      OUT='' run tests "$(limit "${LIMIT_tests:-200}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m "$others" $side \
-        -p no:cacheprovider -p no:benchmark --junitxml="$out/tests.xml" ;;
+      # shellcheck disable=SC2086  # Options, and file names without spaces.
+      OUT='' run "tests$mps" "$(limit "${LIMIT_tests:-200}")" "$python" -m pytest -q $side_by_side "${ignored[@]}" -m "$others" $side \
+        -p no:cacheprovider -p no:benchmark --junitxml="$out/tests$mps.xml" ;;
     alone)
-      OUT=$out run alone "$(limit "${LIMIT_alone:-480}")" "$python" -m pytest -q tests/gpu "${ignored[@]}" -m alone \
-        -p no:cacheprovider --junitxml="$out/alone.xml" ;;
+      # shellcheck disable=SC2086  # File names without spaces.
+      OUT=$out run "alone$mps" "$(limit "${LIMIT_alone:-480}")" "$python" -m pytest -q $side_by_side "${ignored[@]}" -m alone \
+        -p no:cacheprovider --junitxml="$out/alone$mps.xml" ;;
     felt)
       # shellcheck disable=SC2086  # File names without spaces.
-      OUT=$out/felt run felt "$(limit "${LIMIT_felt:-330}")" "$python" -m pytest -q $apart -p no:cacheprovider --junitxml="$out/felt.xml" ;;
+      OUT=$out/felt$mps run "felt$mps" "$(limit "${LIMIT_felt:-330}")" "$python" -m pytest -q $apart -p no:cacheprovider \
+        --junitxml="$out/felt$mps.xml" ;;
     memcheck)
       OUT='' run memcheck.tests "$(limit "${LIMIT_memcheck:-120}")" env LOG="$out/memcheck.log" GPUS="$(gpus)" bash tests/gpu/sanitize.sh ;;
     two)
-      OUT=$out run two "$(limit "${LIMIT_two:-180}")" "$python" -m pytest -q tests/gpu/test_two_devices.py -p no:cacheprovider \
-        --junitxml="$out/two.xml" ;;
+      OUT=$out run "two$mps" "$(limit "${LIMIT_two:-180}")" "$python" -m pytest -q tests/gpu/test_two_devices.py -p no:cacheprovider \
+        --junitxml="$out/two$mps.xml" ;;
     mps)
       # shellcheck disable=SC2086  # File names without spaces.
-      OUT=$out run mps "$(limit "${LIMIT_mps:-200}")" "$python" -m pytest -q $mps -p no:cacheprovider --junitxml="$out/mps.xml" ;;
+      OUT=$out run mps "$(limit "${LIMIT_mps:-200}")" "$python" -m pytest -q $faults -p no:cacheprovider --junitxml="$out/mps.xml" ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.

@@ -1,6 +1,10 @@
-"""`python -m server --config`, or `uvicorn server.app:app`, in a process of its own, as it is run on a GPU box."""
+"""`python -m server --config`, or `uvicorn server.app:app`, in a process of its own, as it is run on a GPU box.
+
+With MPS=on in the environment the tenants of these servers have a device process each.
+"""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -17,6 +21,18 @@ from greenlane.load.wire import Answer, Caller, ask, post
 
 PATIENCE = 180.0
 """Seconds for which an answer, or a process, is waited for."""
+
+
+def mps() -> str:
+    """The value of `device.mps` in the configuration of every server that runs as processes: "off" unless $MPS says "on"."""
+    found = os.environ.get("MPS", "off")
+    assert found in ("off", "on"), f"MPS={found}, but it has to be off or on"
+    return found
+
+
+def gpu_section(header: str = "[device]", index: int = 0) -> str:
+    """A GPU's section of such a configuration."""
+    return f'{header}\nbackend = "cuda"\nindex = {index}\nmps = "{mps()}"\n'
 
 
 class Client:
@@ -76,14 +92,18 @@ class Served:
         assert answer.status == 200, f"{answer.status}: {answer.body.decode()}\n{self.log}"
         return json.loads(answer.body)
 
+    def process_of(self, tenant: str, device: str = "0") -> int:
+        """The process that has this tenant's side on a device, once there is one."""
+        return self.device_process(tenant if mps() == "on" else device)
+
     def device_process(self, name: str) -> int:
-        """The process of this device, once there is one."""
+        """The process of this device, or of this tenant on any device, once there is one; the kernel keeps 15 bytes of it."""
         ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends:
             for one in self.process.family():
-                if one.name == f"greenlane dev {name}":
+                if one.name == f"greenlane dev {name}"[:15]:
                     return one.pid
-        raise AssertionError(f"device {name} has no process\n{self.log}")
+        raise AssertionError(f"{name} has no device process\n{self.log}")
 
 
 @contextmanager
@@ -101,17 +121,17 @@ def running(folder: Path, repository: Path, *tenants: str, granules: int = 4, pl
     `plain` is whether it runs as `uvicorn server.app:app`, which ends by the signal that it was sent.
     """
     config = folder / "greenlane.toml"
-    config.write_text(_config(repository, tenants, granules), encoding="utf-8")
     if plain:
-        command, status = ["uvicorn", "server.app:app"], -signal.SIGTERM
+        command, status, device = ["uvicorn", "server.app:app"], -signal.SIGTERM, '[device]\nbackend = "cuda"\nmps = "off"'
     else:
-        command, status = ["server", "--config", str(config)], 0
+        command, status, device = ["server", "--config", str(config)], 0, gpu_section()
+    config.write_text(_config(repository, tenants, granules, device), encoding="utf-8")
     with serving([*command, "--port", "0"], {"GREENLANE_CONFIG": str(config)}, status) as served:
         yield served
 
 
-def _config(repository: Path, tenants: tuple[str, ...], granules: int) -> str:
-    lines = ["[server]", f'default_tenant = "{tenants[0]}"', "[device]", 'backend = "cuda"']
+def _config(repository: Path, tenants: tuple[str, ...], granules: int, device: str) -> str:
+    lines = ["[server]", f'default_tenant = "{tenants[0]}"', device]
     lines += ["[models]", f'repository = "{repository}"']
     for tenant in tenants:
         lines += [f"[tenants.{tenant}]", f"granules = {granules}", 'models = ["*"]']

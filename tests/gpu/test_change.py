@@ -23,6 +23,8 @@ from benchmarks.stalling import STALL
 from greenlane.load.wire import Caller
 from server.launch_loop.library import SWITCH
 
+from .process import mps
+
 pytestmark = pytest.mark.gpu
 SECONDS = 5.0
 """Of a quiet phase, and of the changes that are repeated for a time."""
@@ -41,7 +43,7 @@ RATIO = 2.5
 @pytest.fixture(scope="module")
 def bench(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("change")
-    with opened("cuda", folder, folder / "models", SECONDS, stalls=True) as bench:
+    with opened("cuda", folder, folder / "models", SECONDS, stalls=True, mps=mps()) as bench:
         bench.watch((WATCHER, "mob", "enc"), lambda: None, quiet=2 * SECONDS)
         yield bench
 
@@ -138,7 +140,7 @@ def test_a_stall_of_the_gil_breaks_the_bounds(tmp_path: Path, monkeypatch: pytes
     """The control: without it, the tests above would prove nothing. The launch loop, which needs no GIL, is off for it."""
     monkeypatch.setenv(SWITCH, "0")
     tenants = (WATCHER, "mob", "enc")
-    with opened("cuda", tmp_path, tmp_path / "models", SECONDS, stalls=True) as bench:
+    with opened("cuda", tmp_path, tmp_path / "models", SECONDS, stalls=True, mps=mps()) as bench:
 
         def change() -> None:
             for _ in range(5):

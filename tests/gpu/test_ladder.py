@@ -14,7 +14,7 @@ import pytest
 
 from .asking import asking
 from .networks import add, plan
-from .process import PATIENCE, Served
+from .process import PATIENCE, Served, gpu_section, mps
 from .test_two_devices import NETWORKS, Asking, serving
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -34,6 +34,10 @@ CALM = 3.0
 """Seconds without moves before those with them."""
 EXTRA = 1.0
 """Milliseconds by which a mover's worst answer may exceed the worst without a move: its longest work is in both."""
+PREPARED = {"off": 5.0, "on": 25.0}
+"""Milliseconds that a move may be prepared for, in the median. Under MPS all placements are looked at then: 7 ms were seen, and
+who is late is looked at for 20 ms more.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def server(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     root: Path = tmp_path_factory.mktemp("ladder") / "models"
     for name, network in NETWORKS.items():
         plan(add(root, name), network())
-    with serving(root, tmp_path_factory.mktemp("server"), '[device]\nbackend = "cuda"', TENANTS) as served:
+    with serving(root, tmp_path_factory.mktemp("server"), gpu_section(), TENANTS) as served:
         yield served
 
 
@@ -66,7 +70,10 @@ def test_a_move_between_rungs_only_switches_and_costs_its_movers_no_more_than_th
 
 
 def over_calm(server: Served) -> list[float]:
-    """Swap both tenants' shares `MOVES` times, and say by how much each one's worst answer exceeds its worst before, in ms."""
+    """Swap both tenants' shares `MOVES` times, and say by how much each one's worst answer exceeds its worst before, in ms.
+
+    Under MPS all tenants stand still while placements are looked at, so there the longest preparation is taken off.
+    """
     with asking(server.port, "acme") as acme, asking(server.port, "globex") as globex:
         begun = time.monotonic()
         time.sleep(CALM)
@@ -83,13 +90,15 @@ def over_calm(server: Served) -> list[float]:
     pauses = [paused for move in records for paused in move["paused"].values()]
     assert len(pauses) == 2 * MOVES
     assert all(paused["ladder"] for paused in pauses)
-    prepared = median(move["prepared_ms"] for move in records)
+    prepared = [move["prepared_ms"] for move in records]
     paused = [each["ms"] for each in pauses]
-    print(f"prepared in {prepared:.2f} ms; paused for {median(paused):.3f} ms, {max(paused):.3f} ms at most")
+    print(f"prepared in {median(prepared):.2f} ms, {max(prepared):.2f} ms at most")
+    print(f"paused for {median(paused):.3f} ms, {max(paused):.3f} ms at most")
     print(f"worst of {len(acme.answers)} and {len(globex.answers)} answers, without moves {calm}, with {worst} ms")
     print(f"slowest answer from one move to the next, medians: {slowest} ms")
-    assert prepared < 5.0
-    return [moved - still for moved, still in zip(worst, calm, strict=True)]
+    assert median(prepared) < PREPARED[mps()]
+    stood = max(prepared) if mps() == "on" else 0.0
+    return [moved - stood - still for moved, still in zip(worst, calm, strict=True)]
 
 
 def test_another_share_is_an_ordinary_move_and_the_rungs_are_made_again(server: Served) -> None:

@@ -17,7 +17,7 @@ from greenlane.load.wire import Broken
 from server.host.leaving import NEEDS_RESTART
 
 from .networks import mlp, plan
-from .process import PATIENCE, Client, Served, serving
+from .process import PATIENCE, Client, Served, gpu_section, mps, serving
 
 pytestmark = pytest.mark.gpu
 TENANTS = ("acme", "globex")
@@ -27,6 +27,13 @@ BOUND = 60.0
 """Seconds until the process has to be gone once its device is."""
 ENDED = 0
 """In place of a status: the connection was closed because the process ended."""
+REASONS = {
+    "lost": f"the device process ended (status {NEEDS_RESTART})",
+    "killed": "the device process ended (signal 9)",
+    "lost, under MPS": "a kernel failed: every client of the MPS server of ",
+    "killed, under MPS": "the device process for acme ended (signal 9)",
+}
+"""What the log says of it. Under MPS the processes of all tenants are ended, before or after they have seen it themselves."""
 
 
 class Case(NamedTuple):
@@ -66,8 +73,7 @@ def version(folder: Path) -> Path:
 
 
 def _config(repository: Path, index: int) -> str:
-    lines = ["[server]", 'drain_grace = "0s"', "[device]", 'backend = "cuda"', f"index = {index}"]
-    lines += ["[models]", f'repository = "{repository}"']
+    lines = ["[server]", 'drain_grace = "0s"', gpu_section(index=index), "[models]", f'repository = "{repository}"']
     for tenant in TENANTS:
         lines += [f"[tenants.{tenant}]", "granules = 4", 'models = ["*"]', 'memory = "32MiB"']
     return "\n".join(lines)
@@ -110,7 +116,8 @@ class TestLost:
             if how == "lost":
                 case.lose()
             else:
-                os.kill(served.device_process("0"), signal.SIGKILL)
+                for process in {served.process_of(tenant) for tenant in TENANTS}:
+                    os.kill(process, signal.SIGKILL)
             begun = time.monotonic()
             for asked in asking:
                 status, text = asked.result(BOUND)
@@ -122,5 +129,4 @@ class TestLost:
                     assert time.monotonic() < ends, served.log
             took = time.monotonic() - begun
             print(f"{how}: every client had its 503 after {refused:.2f} s, and was served after {took:.1f} s")
-            reason = f"status {NEEDS_RESTART}" if how == "lost" else "signal 9"
-            served.process.wait_for_log(f"the device process ended ({reason})")
+            served.process.wait_for_log(REASONS[how if mps() == "off" else f"{how}, under MPS"])

@@ -86,8 +86,8 @@ def until_ready(server: Served, tenant: str) -> None:
 
 
 def process_of(server: Served, tenant: str) -> int:
-    """The tenant's device process; the kernel keeps 15 bytes of its name."""
-    return server.device_process(tenant[: 15 - len("greenlane dev ")])
+    """The tenant's device process, whatever MPS says."""
+    return server.device_process(tenant)
 
 
 def daemon_of(server: Served) -> tuple[str, Path]:

@@ -29,6 +29,8 @@ class Part(NamedTuple):
 
 
 SERVER = ("engines", "partitions", "server", "greenlane", "tests/gpu")
+UNDER_MPS = ("tests", "alone", "felt", "two")
+"""Parts that MPS=on runs as well, as PART-mps: their tests that start servers, with a device process for each tenant."""
 PARTS: Mapping[str, Part] = {
     "tests": Part("what may run side by side", SERVER),
     "alone": Part("what measures time or memory", SERVER),
@@ -40,10 +42,11 @@ PARTS: Mapping[str, Part] = {
     "starting": Part("cold starts", (*SERVER[:4], "benchmarks")),
     "lending": Part("figures of lending", (*SERVER[:4], "benchmarks")),
     "isolation": Part("figures of isolation", (*SERVER[:4], "benchmarks")),
+    **{f"{part}-mps": Part("the same with a device process for each tenant", SERVER) for part in UNDER_MPS},
 }
 _UNCOUNTED = ("starting", "lending", "isolation")
 """Benchmarks that end with 0 if all is well, and print tables."""
-_NAME = re.compile(rf"(\d{{4}}-\d\d-\d\d)-([^-]+)-([0-9a-f]{{7,40}})-({'|'.join(PARTS)})(?:-[^-]+)?\.log")
+_NAME = re.compile(rf"(\d{{4}}-\d\d-\d\d)-([^-]+)-([0-9a-f]{{7,40}})-({'|'.join(sorted(PARTS, reverse=True))})(?:-[^-]+)?\.log")
 _HEAD = re.compile(r"^(command|date|revision|GPU): +(.+)$", re.MULTILINE)
 _ENDED = re.compile(r"ended with (\d+)$", re.MULTILINE)
 _SUMMARY = re.compile(r"^(?:=+ )?((?:\d+ (?:passed|failed|skipped|errors?|deselected|xfailed)(?:, )?)+) in ", re.MULTILINE)

@@ -6,9 +6,12 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from . import mps_daemon
 from .errors import CUDAError
@@ -40,6 +43,15 @@ class FakeMps:
     def behave(self, **behaviour: Any) -> None:
         """Behave so from now on, and otherwise as it should."""
         self._behaviour.write_text(json.dumps(behaviour))
+
+
+@contextmanager
+def size_of_sets(mps: str, folder: Path) -> Iterator[None]:
+    """While the block runs, servers of tests/gpu have this `device.mps`, and the fake command, made in this folder, on PATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPS", mps)
+        patch.setenv("PATH", f"{FakeMps(folder).folder}:{os.environ['PATH']}")
+        yield
 
 
 class Client:

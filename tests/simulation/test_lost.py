@@ -1,5 +1,6 @@
 """The tests of a lost device in tests/gpu, on a simulated one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,16 @@ from tests.engines.small import model
 from tests.gpu import test_lost as real
 
 from . import Gpu
+from .mps import size_of_sets
 from .plans import make_plan
 
 
 class TestLost(real.TestLost):
+    @pytest.fixture(params=["off", "on"], autouse=True)
+    def mps(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+        with size_of_sets(request.param, tmp_path / "fake"):
+            yield
+
     @pytest.fixture
     def case(self, tmp_path: Path) -> real.Case:
         (real.version(tmp_path) / "model.plan").write_bytes(make_plan(model(AFFINE), ROWS))

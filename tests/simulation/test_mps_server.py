@@ -67,9 +67,11 @@ def daemons(server: Served) -> set[int]:
     return {pid for pid, one in mps.items() if one.parent not in mps}
 
 
-def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(tmp_path: Path) -> None:
-    devices = two.DEVICES.replace("index", 'mps = "on"\nindex')
-    with start(tmp_path, devices, two.TENANTS) as server:
+def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPS", "on")
+    with start(tmp_path, two.devices(), two.TENANTS) as server:
         with two.Asking(server.port, "acme") as moving, two.Asking(server.port, "globex") as beside:
             for to in "10":
                 moved = server.admin("PUT", "tenants/acme/device", {"device": to, "granules": 4})

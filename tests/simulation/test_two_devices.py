@@ -1,4 +1,4 @@
-"""Tests of two GPUs in tests/gpu, of which none is about times, on two simulated ones: a server with a process for each."""
+"""Tests of two GPUs in tests/gpu, of which none is about times, on two simulated ones, with both sizes of the set."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from tests.gpu import test_two_devices as real
 from tests.gpu.networks import add
 from tests.gpu.process import Served
 
+from .mps import size_of_sets
 from .plans import make_plan
 
 
@@ -18,15 +19,21 @@ def found() -> dict[str, object]:
     return {}
 
 
+@pytest.fixture(scope="module", params=["off", "on"], autouse=True)
+def mps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with size_of_sets(request.param, tmp_path_factory.mktemp("mps") / "fake"):
+        yield
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(mps: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("two")
     for name, network in real.NETWORKS.items():
         (add(folder / "models", name) / "model.plan").write_bytes(make_plan(network().onnx, network().ranges))
     os.mkfifo(folder / "lose")
     command = ("tests.simulation.losing", {"LOSE": str(folder / "lose")})
     tenants = real.TENANTS.replace("granules", 'memory = "32MiB"\ngranules')  # All of it is populated.
-    with real.serving(folder / "models", folder, real.DEVICES, tenants, *command) as served:
+    with real.serving(folder / "models", folder, real.devices(), tenants, *command) as served:
         yield served
 
 
