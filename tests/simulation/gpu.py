@@ -186,14 +186,16 @@ class Gpu:
         self._is_connected = False
         self._connecting = threading.Lock()
         self._memory_lock = threading.Lock()
-        self._calls: Counter[str] = Counter()
-        self._faults: dict[tuple[str, int], str] = {}
+        self.calls: Counter[str] = Counter()
+        """How often each call was made."""
+        self.faults: dict[tuple[str, int], str] = {}
+        """Errors that are still to come, by call and its number."""
         self._meanwhile: dict[str, Callable[[], object]] = {}
         self._handles = count(0x1000, 0x10)
 
     def fail(self, call: str, nth: int = 1, error: str = "CUDA_ERROR_OUT_OF_MEMORY") -> None:
         """Make the n-th call of this name from now on fail; a sticky error loses the device."""
-        self._faults[call, self._calls[call] + nth] = error
+        self.faults[call, self.calls[call] + nth] = error
 
     def meanwhile(self, call: str, action: Callable[[], object]) -> None:
         """Call a function when the next call of this name begins."""
@@ -209,11 +211,11 @@ class Gpu:
             self._connect()
         if self.mps:
             self.mps.wait()
-        self._calls[call] += 1
+        self.calls[call] += 1
         self.log.append(call)
         if action := self._meanwhile.pop(call, None):
             action()
-        if fault := self._faults.pop((call, self._calls[call]), ""):
+        if fault := self.faults.pop((call, self.calls[call]), ""):
             if fault in STICKY:
                 self.lose(fault)
             raise CUDAError(f"{fault}: as scripted")

@@ -4,7 +4,6 @@ As documented, what a GPU does not support raises NotSupportedError when it is r
 when its `value` is, and everything raises GpuIsLostError once the GPU has fallen off the bus. `fieldids` are NVML's numbers.
 """
 
-from collections import deque
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -38,16 +37,16 @@ class FieldId(IntEnum):
 
 
 class Device:
-    """A GPU whose `_state` has the values to give by name; what is missing there is not supported."""
+    """A GPU. `state`, which a test may change, has the values to give by name: what is missing there is not supported, "xids"
+    are the numbers of errors that come next, and with "lost" it is gone.
+    """
 
-    def __init__(self, *, pci_bus_id: str) -> None:
+    def __init__(self, *, pci_bus_id: str, state: dict[str, Any] | None = None) -> None:
         self.pci_bus_id = pci_bus_id
-        self._state: dict[str, Any] = {}
-        self._lost = False
-        self._events: deque[int] = deque()
+        self._state = {} if state is None else state
 
     def _ask(self, name: str) -> Any:
-        if self._lost:
+        if "lost" in self._state:
             raise GpuIsLostError("GPU is lost")
         if name not in self._state:
             raise NotSupportedError("Not Supported")
@@ -78,7 +77,7 @@ class Device:
         return SimpleNamespace(get_current_mhz=lambda: self._ask(clock_type))
 
     def get_field_values(self, field_ids: list[int]) -> list["FieldValue"]:
-        if self._lost:
+        if "lost" in self._state:
             raise GpuIsLostError("GPU is lost")
         return [FieldValue(self, each) for each in field_ids]
 
@@ -103,8 +102,6 @@ class DeviceEvents:
 
     def wait(self, timeout_ms: int = 0) -> SimpleNamespace:
         """Returns at once here: with an event, or as if the time had passed."""
-        if self._device._lost:
-            raise GpuIsLostError("GPU is lost")
-        if not self._device._events:
+        if not (xids := self._device._ask("xids")):
             raise TimeoutError("Timeout")
-        return SimpleNamespace(event_data=self._device._events.popleft(), event_type="xid_critical_error")
+        return SimpleNamespace(event_data=xids.pop(0), event_type="xid_critical_error")

@@ -208,7 +208,7 @@ class Hours:
 
     async def _end(self, site: Site) -> None:
         """As the end of the process; the device may be lost, which only a new process can mend."""
-        site.gpu._faults.clear()
+        site.gpu.faults.clear()
         self.faults.full = self.faults.out_of_descriptors = False
         try:
             await asyncio.wait_for(site.controller.close(), LATE)
@@ -272,7 +272,7 @@ class Hours:
 
     def _break(self, gpu: Gpu) -> None:
         """Have a call of the driver fail soon. One in four loses the device."""
-        calls = sorted(call for call in gpu._calls if call != "Device" and not any(word in call.lower() for word in SURE))
+        calls = sorted(call for call in gpu.calls if call != "Device" and not any(word in call.lower() for word in SURE))
         lost = self.chance.random() < 0.25
         self.faults.broken += 1
         gpu.fail(self.chance.choice(calls), error="CUDA_ERROR_LAUNCH_FAILED" if lost else "CUDA_ERROR_OUT_OF_MEMORY")
@@ -282,7 +282,7 @@ class Hours:
         while True:
             await asyncio.sleep(self.chance.expovariate(1 / 10))
             number = 1 if name == "globex" else self.chance.choice(MODELS)
-            quiet = site.controller.ready and not site.gpu._faults and not site.gpu.lost
+            quiet = site.controller.ready and not site.gpu.faults and not site.gpu.lost
             broken, began, stood = self.faults.broken, self.clock.now, self.faults.stood
             try:
                 async with asyncio.timeout(LATE):

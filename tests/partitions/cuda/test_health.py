@@ -42,10 +42,14 @@ def system() -> Any:
 
 
 @pytest.fixture
-def device() -> simulated.Device:
-    gpu = simulated.Device(pci_bus_id=ADDRESS)
-    gpu._state |= ALL
-    return gpu
+def state() -> dict[str, Any]:
+    """What the device says of itself."""
+    return {**ALL}
+
+
+@pytest.fixture
+def device(state: dict[str, Any]) -> simulated.Device:
+    return simulated.Device(pci_bus_id=ADDRESS, state=state)
 
 
 def test_a_reading_is_in_base_units(system: Any, device: simulated.Device) -> None:
@@ -60,7 +64,9 @@ def test_a_reading_is_in_base_units(system: Any, device: simulated.Device) -> No
     assert (found.ecc, found.xids, found.lost) == ({"uncorrected": 2}, {"31": 1}, False)
 
 
-def test_what_a_gpu_moved_is_in_a_reading_unless_it_is_lost(system: Any, device: simulated.Device) -> None:
+def test_what_a_gpu_moved_is_in_a_reading_unless_it_is_lost(
+    system: Any, device: simulated.Device, state: dict[str, Any]
+) -> None:
     gpu = Gpu()
     with installed(gpu) as cuda:
         traffic = cuda.open_nvml(ADDRESS).traffic(lambda: gpu.seconds)
@@ -69,18 +75,18 @@ def test_what_a_gpu_moved_is_in_a_reading_unless_it_is_lost(system: Any, device:
         assert found.moved == {"memory": 3 * 10**12, "pcie_in": 2 * 10**9, "pcie_out": 10**9}
         assert found.memory_bandwidth == 3_352_320_000_000
         assert from_line(to_line(ADDRESS, found)) == (ADDRESS, found)
-        device._lost = True
+        state["lost"] = True
         assert health.read(system, device, {}, traffic).moved == {}
 
 
-def test_a_value_of_zero_is_reported(system: Any, device: simulated.Device) -> None:
-    device._state |= {"busy": 0, "DEV_POWER_INSTANT": 0, "DEV_ECC_DBE_VOL_TOTAL": 0}
+def test_a_value_of_zero_is_reported(system: Any, device: simulated.Device, state: dict[str, Any]) -> None:
+    state |= {"busy": 0, "DEV_POWER_INSTANT": 0, "DEV_ECC_DBE_VOL_TOTAL": 0}
     found = health.read(system, device, {})
     assert (found.utilization, found.power, found.ecc) == (0.0, 0.0, {"uncorrected": 0})
 
 
-def test_power_is_the_average_where_there_is_no_other(system: Any, device: simulated.Device) -> None:
-    del device._state["DEV_POWER_INSTANT"]
+def test_power_is_the_average_where_there_is_no_other(system: Any, device: simulated.Device, state: dict[str, Any]) -> None:
+    del state["DEV_POWER_INSTANT"]
     assert health.read(system, device, {}).power == 340.0
 
 
@@ -88,16 +94,16 @@ def test_a_gpu_that_supports_nothing_has_an_empty_reading(system: Any) -> None:
     assert health.read(system, simulated.Device(pci_bus_id=ADDRESS), {}) == Health()
 
 
-def test_a_gpu_that_is_lost_is_said_to_be(system: Any, device: simulated.Device) -> None:
-    device._lost = True
+def test_a_gpu_that_is_lost_is_said_to_be(system: Any, device: simulated.Device, state: dict[str, Any]) -> None:
+    state["lost"] = True
     assert health.read(system, device, {"79": 1}) == Health(lost=True, xids={"79": 1})
 
 
 def test_errors_of_the_driver_are_counted_by_number(
-    system: Any, device: simulated.Device, monkeypatch: pytest.MonkeyPatch
+    system: Any, device: simulated.Device, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "INTERVAL", 60.0)
-    device._events.extend([31, 79, 31])
+    state["xids"] = [31, 79, 31]
     lines: list[str] = []
 
     def write(line: str) -> None:

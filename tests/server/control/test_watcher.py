@@ -199,14 +199,14 @@ async def test_it_looks_by_itself_while_the_configuration_says_so_and_follows_wh
 
 
 async def test_a_look_that_does_not_end_is_logged_once_and_again_when_it_has(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a disk of the network is away: until then nothing new is served, which is not to go unnoticed."""
     async with watching(tmp_path, watcher=partial(Watcher, late=0.001)) as site:
         site.write("a", "another")
         assert await site.looks(2) == ["acme a"]
-        gate = threading.Event()
-        site.watcher._repository = Gated(tmp_path, gate)  # type: ignore[assignment]
+        gate, names = threading.Event(), Repository.names
+        monkeypatch.setattr(Repository, "names", lambda repository: names(repository) if gate.wait(PATIENCE) else None)
         caplog.clear()
         look = asyncio.ensure_future(site.looks())
         async with asyncio.timeout(PATIENCE):
@@ -217,18 +217,6 @@ async def test_a_look_that_does_not_end_is_logged_once_and_again_when_it_has(
         (late, ended) = caplog.messages
         assert late == f"watch: looking at {tmp_path} has taken 0.001 s; what has changed there is not served before it ends"
         assert ended.startswith(f"watch: looking at {tmp_path} has ended, after ")
-
-
-class Gated(Repository):
-    """One whose listing does not end before a gate is open."""
-
-    def __init__(self, root: Path, gate: threading.Event) -> None:
-        super().__init__(root, {})
-        self._gate = gate
-
-    def names(self) -> list[str]:
-        assert self._gate.wait(PATIENCE)
-        return super().names()
 
 
 async def test_a_pipe_in_place_of_a_configuration_and_a_large_one_hold_up_nothing_else(site: Site) -> None:

@@ -13,7 +13,6 @@ import pytest
 from engines import Engine, RuntimeSettings
 from server.control.descriptions import TenantMemory
 from server.device import pager
-from server.device.loaded_model import Source
 from server.errors import BadRequest, DeadlineExceeded, Unavailable
 from server.link.messages import Done
 from tests.lanes import submit
@@ -121,10 +120,10 @@ async def test_an_engine_is_not_freed_while_another_tenant_is_loading_it(tmp_pat
 
 async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_path: Path) -> None:
     async with budgeted(tmp_path, models="ab") as site:
-        b = site.tenant("acme").catalog.find("b").key
         pages = site.runtime.tenant_models.pager
-        async with pages.locks["acme"]:
-            assert await pages._page_out("acme", b, pages._source("acme", b))
+        with pages.keeping("acme", "a"), pages.reserving("acme", "another") as reservation:
+            await pages.make_room("acme", reservation, {"weights": 1})
+        assert await site.resident() == ["a"]
         reserve = pages._reserve
 
         async def reserve_again(tenant: str, reservation: Any, memory: Any, least: bool = False) -> None:
@@ -143,21 +142,21 @@ async def test_an_engine_is_not_freed_while_another_tenant_brings_it_back(tmp_pa
 
 async def test_a_model_that_is_unloaded_while_others_are_paged_out_is_in_nobodys_way(tmp_path: Path) -> None:
     async with budgeted(tmp_path, 30) as site:
-        pages, served = site.runtime.tenant_models.pager, site.runtime.tenant_models.served
+        served = site.runtime.tenant_models.served
         (stand_in,) = [e for e in site.runtime.workers["acme"].executors.values() if isinstance(e, pager.PagedExecutor)]
         stand_in.taken = {"weights": 20}
-        page_out, gone, unloading = pages._page_out, [], []
+        frontend, gone, unloading = site.frontends["acme"], [], []
+        page_out = frontend.page_out
 
-        async def page_out_slowly(tenant: str, model: str, source: Source) -> bool:
-            done = await page_out(tenant, model, source)
+        async def page_out_slowly(model: str) -> bool:
             gone.append(model)
             if not unloading:
                 unloading.append(asyncio.ensure_future(site.controller.unload("acme", "c")))
                 while served.serves("acme", "c"):
                     await asyncio.sleep(0)
-            return done
+            return await page_out(model)
 
-        pages._page_out = page_out_slowly  # type: ignore[method-assign]
+        frontend.page_out = page_out_slowly  # type: ignore[method-assign]
         await site.infer("acme", "a")
         assert [model.partition("/")[0] for model in gone[:2]] == ["b", "c"]
         await unloading[0]
@@ -223,7 +222,7 @@ async def test_a_model_with_requests_is_not_paged_out_and_the_other_waits(tmp_pa
         running = asyncio.ensure_future(site.infer("acme", "a"))
         await asyncio.to_thread(gate.wait_for_arrival)
         waiting = asyncio.ensure_future(site.infer("acme", "b"))
-        while ("acme", site.tenant("acme").catalog.find("b").key) not in site.runtime.tenant_models.pager._requested:
+        while not site.frontends["acme"].link.completions.deferred():
             await asyncio.sleep(0)
         assert await site.resident() == ["a"]
         gate.open()
@@ -299,7 +298,7 @@ async def test_all_requests_that_wait_get_503_if_it_cannot_be_bound_and_the_next
         site.script.fail("bind")
         gate = site.script.hold("bind")
         asked = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
-        while site.tenant("acme").lane._link.completions.deferred() < 3:
+        while site.frontends["acme"].link.completions.deferred() < 3:
             await asyncio.sleep(0)
         gate.open()
         ends = await asyncio.gather(*asked, return_exceptions=True)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +14,14 @@ from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, NotF
 from server.inference.inference import Inference
 from server.link import activity
 from server.link import ring as links
-from server.link.activity import LENDS
+from server.link.activity import LenderPage
 from server.link.messages import Done, Failure, Ticket
 from server.scheduling.admission import ENDED
 from server.scheduling.guard import ENOUGH, Guard
 from server.scheduling.lender import ALONE, MET, Lender
 from server.tenants.catalog import ServedModel
 from tests.lanes import SIGNATURE, PlayedTenant, opened_tenant
+from tests.passing_time import pass_time
 
 VALUES = np.array([1, 2], np.float32)
 
@@ -228,12 +229,24 @@ async def test_invalid_request_is_no_failure_of_the_model(bench: Bench) -> None:
 
 
 @pytest.fixture
-def lender(bench: Bench) -> Lender:
-    """What makes the bench's tenant one that lends."""
+def pages() -> Iterator[int]:
+    """What a lender shares with a borrower."""
     descriptor = activity.create(1)
-    bench.tenant.lane.admission.lender = Lender("acme", activity.attach(descriptor), 0.001)
+    yield descriptor
     os.close(descriptor)
+
+
+@pytest.fixture
+def lender(bench: Bench, pages: int) -> Lender:
+    """What makes the bench's tenant one that lends."""
+    bench.tenant.lane.admission.lender = Lender("acme", activity.attach(pages), 0.001)
     return bench.tenant.lane.admission.lender
+
+
+@pytest.fixture
+def borrower(lender: Lender, pages: int) -> LenderPage:
+    """Sees whether that lender rests."""
+    return LenderPage(pages, 0)
 
 
 async def test_a_request_is_open_from_its_head_to_its_answer(bench: Bench, lender: Lender) -> None:
@@ -262,13 +275,15 @@ async def test_a_request_that_is_refused_or_fails_is_open_no_more(bench: Bench, 
     assert lender.activity.open == 0
 
 
-async def test_answers_of_requests_that_found_no_other_one_are_compared(bench: Bench, lender: Lender) -> None:
+async def test_answers_of_requests_that_found_no_other_one_are_compared(
+    bench: Bench, lender: Lender, borrower: LenderPage
+) -> None:
     """One that met a borrower, and one that did not; a third, beside the second, waits for it anyway."""
     lender.activity.expect([0])
     met: list[bool] = []
     lender.guard.learn = lambda model, latency, is_met, now: met.append(is_met)  # type: ignore[method-assign]
     for word, count in ((1, 1), (0, 2)):
-        lender.activity._borrowers[0] = word
+        borrower.own[0] = word
         for inference in [bench.submit() for _ in range(count)]:
             done = await bench.answer(bench.ticket())
             assert isinstance(done, Done)
@@ -276,16 +291,18 @@ async def test_answers_of_requests_that_found_no_other_one_are_compared(bench: B
     assert met == [True, False]
 
 
-async def test_a_tenant_whose_guard_has_stopped_lends_again_by_itself(bench: Bench, lender: Lender) -> None:
+async def test_a_tenant_whose_guard_has_stopped_lends_again_by_itself(
+    bench: Bench, lender: Lender, borrower: LenderPage
+) -> None:
     lender.guard = Guard(1)
     for kind, latency in ((ALONE, 1), (MET, 1000)):
         for _ in range(ENOUGH):
             lender.activity.begin()
             lender.end(kind, "m/1#1", latency)
-    assert not lender.activity._page[LENDS]
+    assert not borrower.rests()
     assert lender.guard.stops == 1
     lender.guard.until = 1
-    lender._look()
-    assert lender.activity._page[LENDS]
+    await pass_time(3600)
+    assert borrower.rests()
     bench.tenant.lane.close(asyncio.get_running_loop())
-    assert not lender.activity._page[LENDS]
+    assert not borrower.rests()

@@ -5,7 +5,7 @@ What the supervisor does with real processes is in tests/end_to_end/test_http_pr
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,9 @@ from server.processes.supervision.supervised import Current, SupervisedProcess
 from server.processes.supervision.supervised_dispatcher import SupervisedDispatcher
 from server.processes.supervision.supervised_http import SupervisedHttp
 from server.processes.supervision.supervisor import Supervisor
+
+PATIENCE = 10
+"""Seconds."""
 
 
 def test_backoff_is_zero_after_a_long_run() -> None:
@@ -65,15 +68,23 @@ class Staged(SupervisedHttp):
         self.frontend = open_remote(tenant)
         self.acme = SupervisedProcess("acme", self.frontend)
         self.shared = SupervisedProcess(SHARED, None)
-        self.restarts = RecordedRestarts(self.events)
+        self.restarts, self.watching = RecordedRestarts(self.events), WatchTasks()
         processes = {each.name: each for each in (self.acme, self.shared)}
         current = Current(config)
         self.dispatcher = SupervisedDispatcher([], processes, current, self.restarts)
-        super().__init__(processes, self.dispatcher, None, self.replace_link, {}, current, self.restarts, WatchTasks())
+        super().__init__(processes, self.dispatcher, None, self.replace_link, {}, current, self.restarts, self.watching)
 
     async def replace_link(self, name: str, free: Callable[[], None]) -> None:
         free()
         self.events.append(("relinked", self.frontend.descriptors))
+
+    async def kept(self) -> None:
+        """Until acme's process, which has ended, is replaced or has gone."""
+        self.shared.retired = True
+        for each in (self.acme, self.shared):
+            each.channel.closed.set()
+        self.keep()
+        await self.watching.wait(PATIENCE)
 
     async def _start(self, each: SupervisedProcess) -> None:
         self.events.append(("started", self.frontend.descriptors))
@@ -91,8 +102,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 async def test_a_replacement_starts_after_the_worker_has_left_the_old_link() -> None:
     http = Staged()
     before = http.frontend.descriptors
-    http.acme.channel.closed.set()
-    await http._keep(http.acme)
+    await http.kept()
     now = http.frontend.descriptors
     assert http.events == ["ended", ("relinked", now), ("started", now)]
     assert now != before
@@ -107,8 +117,7 @@ async def test_the_process_of_a_tenant_that_goes_while_it_is_to_be_replaced_is_n
         http.retire("acme")
 
     http.restarts.wait_for_end = go  # type: ignore[method-assign]
-    http.acme.channel.closed.set()
-    await http._keep(http.acme)
+    await http.kept()
     assert http.events == []
     await SupervisedHttp._start(http, http.acme)
     assert http.acme.process is None
@@ -132,31 +141,48 @@ async def test_the_second_attempt_to_start_a_process_is_made_at_once() -> None:
     assert events == [("slept", 0.0), "started"]
 
 
-async def test_a_server_ends_in_order_though_its_dispatcher_has_just_died() -> None:
-    tenant = TenantConfig(name="acme", granules=1, models=("*",))
-    config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": tenant}, source="test")
-    supervisor = Supervisor(config, {}, [], {}, None, _nothing)
-    dispatcher = supervisor._dispatcher
-    dispatcher._control, theirs = socket.socketpair()
-    for end in (dispatcher._control, theirs):  # As `keep` leaves it until there is another.
+@pytest.fixture
+def dispatchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
+    """The ends of dispatchers that were started, without a process."""
+    found: list[socket.socket] = []
+
+    async def start(_: object, *arguments: Any) -> None:
+        found.append(arguments[-1].dup())
+
+    monkeypatch.setattr("server.processes.children.spawn.start", start)
+    yield found
+    for end in found:
         end.close()
-    await supervisor.close()
-    await asyncio.wait_for(dispatcher.keep(), 10)
 
 
-async def _nothing(name: str, free: Callable[[], None]) -> None:
-    """Nothing uses the old link."""
+async def test_a_server_ends_in_order_though_its_dispatcher_has_just_died(dispatchers: list[socket.socket]) -> None:
+    http = Staged()
+    await http.dispatcher.start()
+    http.dispatcher.disconnect()  # As `keep` leaves it until there is another.
+    http.restarts.closing.set()
+    await http.dispatcher.close()
+    await asyncio.wait_for(http.dispatcher.keep(), PATIENCE)
+    http.frontend.close()
 
 
-def test_a_process_that_sent_the_dispatcher_a_malformed_handoff_is_killed(killed: list[object]) -> None:
+async def test_a_process_that_sent_the_dispatcher_a_malformed_handoff_is_killed(
+    killed: list[object], dispatchers: list[socket.socket]
+) -> None:
     http = Staged()
     process: Any = object()
     http.acme.process = process
-    for message in (b"!", b"nobody", b"\xff", b"(shared)"):  # The last one has not started.
-        http.dispatcher._on_message(message)
-    assert killed == []
-    http.dispatcher._on_message(b"acme")
+    await http.dispatcher.start()
+    for message in (b"!", b"nobody", b"\xff", b"(shared)", b"acme"):  # The last but one has not started.
+        dispatchers[0].send(message)
+    keeping = asyncio.ensure_future(http.dispatcher.keep())
+    async with asyncio.timeout(PATIENCE):
+        while not killed:
+            await asyncio.sleep(0)
+    http.restarts.closing.set()
+    dispatchers[0].close()
+    await keeping
     assert killed == [process]
+    http.dispatcher.disconnect()
     http.frontend.close()
 
 
@@ -186,8 +212,7 @@ async def test_a_process_for_which_there_was_no_memory_is_started_later() -> Non
                 raise OSError("no memory")
 
     http = Short()
-    http.acme.channel.closed.set()
-    await http._keep(http.acme)
+    await http.kept()
     assert [each if isinstance(each, str) else each[0] for each in http.events] == ["ended", "relinked", "relinked", "started"]
     http.frontend.close()
 
