@@ -20,16 +20,20 @@ def tensor(model: str, rows: int = 1) -> Array:
     return np.random.default_rng(1).random((rows, *SUBJECTS[model].row), np.float32)
 
 
-def binary(model: str, tenant: str, rows: int = 1, timeout: int | None = None) -> Ask:
-    """An inference request with binary tensors both ways; `timeout` is its deadline in microseconds, None for none."""
-    return inference(model, tenant, tensor(model, rows), timeout)
+def binary(model: str, tenant: str, rows: int = 1, timeout: int | None = None, outputs: Sequence[str] = ()) -> Ask:
+    """An inference request with binary tensors both ways; `timeout` is its deadline in microseconds, None for none.
+
+    It asks for these outputs, or without any for all that the model has.
+    """
+    return inference(model, tenant, tensor(model, rows), timeout, outputs)
 
 
-def inference(model: str, tenant: str, x: Array, timeout: int | None = None) -> Ask:
+def inference(model: str, tenant: str, x: Array, timeout: int | None = None, outputs: Sequence[str] = ()) -> Ask:
     """The same for this input."""
     entry = {"name": "x", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}
     parameters = {"binary_data_output": True} | ({} if timeout is None else {"timeout": timeout})
-    head = orjson.dumps({"parameters": parameters, "inputs": [entry]})
+    wanted = {"outputs": [{"name": name} for name in outputs]} if outputs else {}
+    head = orjson.dumps({"parameters": parameters, "inputs": [entry], **wanted})
     headers = {"X-Tenant": tenant, "Inference-Header-Content-Length": str(len(head))}
     return Ask(post(f"/v2/models/{model}/infer", headers, head + x.tobytes()))
 

@@ -7,6 +7,7 @@ from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SPLIT, VICTIM
 from .clients import Clients
 from .deployment import Deployment
 from .experiment import Settings
+from .kinds import UNFENCED
 from .verdicts import ALONE, INTERFERENCE, STEADY, UNDER, Combination
 
 
@@ -31,6 +32,8 @@ def notes(settings: Settings, servers: Mapping[str, Deployment], found: Sequence
         yield f"Partitions: {cores}. A tenant's HTTP process runs on its partition's cores, unless configured otherwise."
     yield _placed(settings.clients)
     yield _late(found)
+    if unfenced := [name for name in settings.kinds if name in UNFENCED]:
+        yield f"No partition fences memory, caches and PCIe, so {', '.join(unfenced)} may leak by as much as they do here."
     if QUARTERS not in servers:
         yield "Four tenants at a time need four granules, so that they were left out."
     yield f"Where the median of the victim's p99 alone is over {STEADY:g} times its least, the machine was too noisy to judge."

@@ -15,7 +15,7 @@ from .clients import apart, place
 from .deployment import Deployment, Server, granules, launched
 from .experiment import Experiment, Settings
 from .findings import Findings
-from .kinds import KINDS, TRIO, TRIO_OF
+from .kinds import FENCED, KINDS, TRIO, TRIO_OF
 from .notes import notes
 
 RATES = {("resnet", "cpu"): 40.0}
@@ -48,7 +48,7 @@ def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
     """The settings of the experiment and its servers. Asks the device how it divides. Raises Impossible, NotServed."""
     victims = options.victim or ["resnet" if options.device == "cuda" else "mlp"]
     every = sorted(os.sched_getaffinity(0))
-    kinds = tuple(options.only or KINDS)
+    kinds = tuple(options.only or (KINDS if options.memory else FENCED))
     four = TRIO in kinds or not options.only
     own = apart(every, options.client_cores)
     cores = share_cores(every, own, options.front_cores, 4 if four and options.front_cores else 2)

@@ -12,6 +12,8 @@ import numpy as np
 
 from tests.gpu.networks import Draft, Network, mlp, resnet
 
+from . import hogs
+
 Array = np.ndarray[Any, np.dtype[np.float32]]
 IMAGE = (3, 224, 224)
 ROWS = 64
@@ -69,11 +71,15 @@ def _rows(*shape: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tupl
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model with one FP32 input x, of which one row has this shape, and one FP32 output y."""
+    """A model with one FP32 input x, of which one row has this shape, and one FP32 output y.
+
+    `on_gpu` makes a larger one for a GPU, where that has to be larger to do what it is about.
+    """
 
     name: str
     network: Callable[[], Network]
     row: tuple[int, ...]
+    on_gpu: Callable[[], Network] | None = None
 
 
 SUBJECTS = {
@@ -87,6 +93,13 @@ SUBJECTS = {
         Subject("image", image, IMAGE),
         Subject("elementwise", lambda: elementwise(8), (1,)),
         Subject("wide", wide, (16,)),
+        Subject("reading", lambda: hogs.reading(64), (1,), lambda: hogs.reading(256, 4)),
+        Subject("writing", lambda: hogs.writing(64), (1,), lambda: hogs.writing(256, 4)),
+        Subject("copying", lambda: hogs.copying(64), (1,), lambda: hogs.copying(256, 4)),
+        Subject("random", lambda: hogs.random(64), (1,), lambda: hogs.random(512, 8)),
+        Subject("cached16", lambda: hogs.cached(16, 8), (1,), lambda: hogs.cached(16)),
+        Subject("cached40", lambda: hogs.cached(40, 8), (1,), lambda: hogs.cached(40)),
+        Subject("outgoing", hogs.outgoing, (16,)),
     )
 }
 
@@ -96,7 +109,8 @@ def write(root: Path, names: set[str], plans: bool) -> None:
     for name in sorted(names):
         folder = root / name / "1"
         folder.mkdir(parents=True)
-        network = SUBJECTS[name].network()
+        subject = SUBJECTS[name]
+        network = ((subject.on_gpu if plans else None) or subject.network)()
         path = folder / ("model.plan" if plans else "model.onnx")
         path.write_bytes(plan(network) if plans else network.onnx)
 

@@ -26,7 +26,7 @@ from benchmarks.asks import as_json, binary, invalid, tensor, truth, unauthentic
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
 from benchmarks.findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
-from benchmarks.isolation import main
+from benchmarks.isolation import main, status
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import cumulative, draw
@@ -272,12 +272,21 @@ def test_every_model_can_be_made(tmp_path: Path) -> None:
         (["--only", "noise"], "'noise'; expected some of compute, transfer"),
         (["--client-cores", "100000-100001"], "may not be used by this process"),
         (["--client-cores", "a"], "'a'; expected cores such as 12-15"),
+        (["--inside", "--memory"], "--memory is for the experiment over HTTP"),
     ],
 )
 def test_contradictory_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "memory", "expected"), [("small", False, 1), ("l2-16", False, 0), ("l2-16", True, 1)])
+def test_what_no_partition_fences_counts_as_a_leak_only_if_asked_to(name: str, memory: bool, expected: int) -> None:
+    found = findings(name=name)
+    leaking = replace(found, combinations=tuple(replace(each, bound=1.01) for each in found.combinations))
+    assert {verdict.word for verdict in leaking.verdicts} == {"leaks"}
+    assert status(leaking, memory) == expected
 
 
 def test_inside_knows_fewer_aggressors_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
