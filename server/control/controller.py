@@ -91,9 +91,12 @@ class Controller:
         self.reconfiguring = False
         """Whether another configuration is being made ready to be used, or tenants go."""
         self.moves = MoveLog()
-        self._repartitioning = asyncio.Lock()
+        self.device_changes = asyncio.Lock()
+        """Held while a tenant changes its device, or a reload loads what a process that begins for one would not know. Taken
+        before `_changing`, and those before `_repartitioning`: loads of some tenants keep no others from a repartition."""
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
+        self._repartitioning = asyncio.Lock()
         self.placements = PlacementPlans(config.tenants, self.devices, self._repartitioning)
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
@@ -299,17 +302,14 @@ class Controller:
         with the arithmetic, Unavailable while one of the devices does not serve, Conflict if a model is not served there or the
         tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
-        async with self._repartitioning:
-            if tenant not in self.tenants:
-                raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")
+        async with self.device_changes, self.models_change(tenant), self._repartitioning:
             transfer = self._transfer
             move = plan_transfer(self.devices, tenant, to, count, self.device_state, transfer is not None)
             if move is None or transfer is None:
                 return
             source, target, after = move
-            async with self._changing[tenant]:
-                with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
-                    new = await transfer(tenant, source.runtimes[tenant], to, after)
+            with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
+                new = await transfer(tenant, source.runtimes[tenant], to, after)
             source.remove(tenant)
             self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
             target.runtimes[tenant] = new

@@ -45,8 +45,12 @@ class Reconfigurable(Protocol):
     devices: list[ControlledDevice]
 
     @property
+    def device_changes(self) -> asyncio.Lock:
+        """Held while a tenant changes its device. Taken before all others."""
+
+    @property
     def granules_change(self) -> asyncio.Lock:
-        """Held while granules change hands."""
+        """Held while granules change hands. Taken after all others."""
 
     async def leaving(self, device: ControlledDevice, runtime: DeviceRuntime) -> None:
         """As `Controller.leaving`."""
@@ -83,17 +87,23 @@ class Reconfiguration:
     async def run(self) -> None:
         """Make it. Raises RequestError or PartitionError; then nothing has changed."""
         async with AsyncExitStack() as locks:
-            if self._options or concerns_shares(self._before, self._config):  # Or a process begins meanwhile with the old ones.
-                await locks.enter_async_context(self._controller.granules_change)
-            found = plan(self._before, self._config, self._controller.devices)
-            if (found.come or found.go) and self._host is None:
-                names = ", ".join(f"tenants.{name}" for name in (*found.come, *found.go))
-                raise Conflict(f"{UNCHANGED}: {names}: {_ONE_PROCESS}")
-            for name in (*self._lists, *found.go):
+            shares = concerns_shares(self._before, self._config)
+            if self._options or shares:  # Or a process begins meanwhile with the old ones.
+                await locks.enter_async_context(self._controller.device_changes)
+            if shares:
+                async with self._controller.granules_change:  # What does not fit is refused before anything is loaded.
+                    self._check_possible(self._plan())
+            gone = removals(self._before, self._config)
+            for name in (*self._lists, *gone):
                 await locks.enter_async_context(self._controller.models_change(name))
-            gone = removals(self._before, self._config)  # Only now, as tenants have moved to other devices until here.
+            # Only now, as tenants have moved to other devices until here.
             self._models = ModelChange(self._controller.devices, self._lists, self._options, gone)
             async with AsyncExitStack() as undo:
+                await self._models.prepare()
+                undo.push_async_callback(self._models.discard)
+                if shares:  # Others may have got other granules while models were loaded.
+                    await locks.enter_async_context(self._controller.granules_change)
+                found = self._plan()
                 arrivals = await self._prepare(found, undo)
                 undo.push_async_callback(self._put_back_configuration)
                 await self._everywhere(self._config)
@@ -107,10 +117,16 @@ class Reconfiguration:
                 endings = [self._end(name, frontends[name], *leaving[name]) for name in found.go]
                 await together([self._models.use(), *endings])
 
+    def _plan(self) -> TenantPlan:
+        return plan(self._before, self._config, self._controller.devices)
+
+    def _check_possible(self, found: TenantPlan) -> None:
+        if (found.come or found.go) and self._host is None:
+            names = ", ".join(f"tenants.{name}" for name in (*found.come, *found.go))
+            raise Conflict(f"{UNCHANGED}: {names}: {_ONE_PROCESS}")
+
     async def _prepare(self, found: TenantPlan, undo: AsyncExitStack) -> dict[str, Arrival]:
-        """Make ready all that is added, and change the shares. What is to be done after an error is added to `undo`."""
-        await self._models.prepare()
-        undo.push_async_callback(self._models.discard)
+        """Make tenants ready that come, and change the shares. What is to be done after an error is added to `undo`."""
         arrivals = await self._arrive(found, undo)
         if found.moves:
             with self._controller.recorded("operator", "reload", found.counts) as record:

@@ -16,6 +16,7 @@ from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.tenant_host import Arrival
 from server.errors import BadRequest, Conflict, NotFound, RequestError, Unavailable
+from tests.fakes import PATIENCE
 
 from .test_several_devices import FakeRuntime
 from .test_several_devices import Site as SeveralDevices
@@ -231,6 +232,14 @@ async def test_what_does_not_fit_is_refused_with_the_arithmetic_before_anything_
     assert site.held == {"acme": (0, 1, 3), "hooli": (2,)}, "it keeps what the operator gave it"
 
 
+async def test_what_fits_once_a_repartition_has_ended_is_not_refused_while_it_goes_on() -> None:
+    site = await Site().start()
+    await site.controller.repartition({"acme": 3})
+    shrinking = site.controller.repartition({"acme": 2})
+    await asyncio.gather(shrinking, site.use(tenant("acme", 2), tenant("globex"), tenant("hooli")))
+    assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 2, "globex": 1, "hooli": 1}
+
+
 async def test_a_share_in_the_file_is_given_also_to_one_that_an_operator_gave_another() -> None:
     site = await Site().start()
     await site.controller.repartition({"acme": 1})
@@ -403,3 +412,85 @@ async def test_a_load_that_fails_when_its_caller_has_gone_is_not_logged_as_an_er
         await asyncio.sleep(0)
     gc.collect()
     assert forgotten == []
+
+
+class Loading(Models):
+    """Loads of a reload, or on request, wait for `gate`."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(runtime)
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
+
+    async def prepare(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> list[str]:
+        self.begun.set()
+        await self.gate.wait()
+        return await super().prepare(lists, options)
+
+    async def load(self, tenant: str, name: str, override: str | None) -> None:
+        self.begun.set()
+        await self.gate.wait()
+
+
+async def loading_site() -> tuple[Site, Loading]:
+    site = await Site().start()
+    before = site.controller.config
+    tenants = {name: each.with_models((f"{name}'s",)) for name, each in before.tenants.items()}
+    site.controller.config = with_tables(before, before.server, tenants)
+    site.runtime.models = models = Loading(site.runtime)
+    return site, models
+
+
+async def test_a_repartition_of_another_tenant_does_not_wait_for_loads_of_a_reload() -> None:
+    site, models = await loading_site()
+    config = with_options(site.controller.config, {"acme's": ModelOptions(max_batch=2)})
+    reloading = asyncio.ensure_future(site.controller.reconfigure(config, site._all))
+    await models.begun.wait()
+    async with asyncio.timeout(PATIENCE):
+        await site.controller.repartition({"globex": 2})
+    models.gate.set()
+    await reloading
+    assert site.held == {"acme": (0, 1), "globex": (2, 3)}
+    assert site.steps[-3:] == ["prepare models 0", "everywhere acme+globex", "use models 0"]
+
+
+async def test_a_reload_that_loads_models_and_changes_shares_counts_again_what_tenants_have_once_it_has_loaded() -> None:
+    site, models = await loading_site()
+    config = with_options(site.controller.config, {"acme's": ModelOptions(max_batch=2)})
+    resized = config.tenants["acme"].model_copy(update={"granules": 3})
+    config = with_tables(config, config.server, {**config.tenants, "acme": resized})
+    reloading = asyncio.ensure_future(site.controller.reconfigure(config, site._all))
+    await models.begun.wait()
+    async with asyncio.timeout(PATIENCE):
+        await site.controller.repartition({"globex": 2})
+    models.gate.set()
+    with pytest.raises(Conflict, match=r"acme 3 \+ globex 2 = 5 granules, but the device has 4"):
+        await reloading
+    assert site.held == {"acme": (0, 1), "globex": (2, 3)}
+    assert site.steps[-1] == "discard models 0"
+    await site.controller.repartition({"globex": 1})
+    await site.controller.reconfigure(config, site._all)
+    assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
+
+
+async def test_a_move_that_waits_for_loads_lets_a_repartition_go_on() -> None:
+    """Of a reload, which a process of before is not to miss, or of the tenant itself."""
+    site = await Moving().start()
+    site.gate.set()
+    before = site.controller.config
+    tenants = {name: each.with_models((f"{name}'s",)) for name, each in before.tenants.items()}
+    site.controller.config = before = with_tables(before, before.server, tenants)
+    config = with_options(before, {"globex's": ModelOptions(max_batch=2)})
+    for of_reload, to in (True, "1"), (False, "0"):
+        for runtime in site.runtimes.values():
+            runtime.models = Loading(runtime)
+        load = site.controller.reconfigure(config, site._everywhere) if of_reload else site.controller.load("acme", "m")
+        loading = asyncio.ensure_future(load)
+        await site.runtimes["1"].models.begun.wait()
+        moving = asyncio.ensure_future(site.controller.transfer("acme", to))
+        async with asyncio.timeout(PATIENCE):
+            await site.controller.repartition({"globex": 1 + of_reload})
+        assert not moving.done()
+        for runtime in site.runtimes.values():
+            runtime.models.gate.set()
+        await asyncio.gather(loading, moving)
+        assert site.held["acme"][0] == to
