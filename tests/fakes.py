@@ -107,6 +107,10 @@ class Script:
         """Make the n-th call from now that reaches this point raise `error`, by default one that such a call may raise."""
         self._failures[point, self.reached[point] + nth] = error or ERRORS[point](f"scripted to fail at {point}")
 
+    def mend(self) -> None:
+        """Let nothing fail any more that has not failed yet."""
+        self._failures.clear()
+
     def hold(self, point: str) -> Gate:
         """Stop every later call at this point until the gate that is returned is opened."""
         if point == "enqueue":

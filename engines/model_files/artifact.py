@@ -1,7 +1,7 @@
 """Engine files: a TensorRT plan with its description.
 
 A bare plan is opaque and fits one version of one library; that version, and the signature, cannot be read without a GPU. So
-`engines.build` writes it as the last of thirteen fields, in the fixed order of `_FIELDS`. How it is to be run is not among
+`engines.build` writes it as the last of thirteen fields, in the fixed order of `FIELDS`. How it is to be run is not among
 them: see `engines.settings`.
 """
 
@@ -21,11 +21,11 @@ from ..signature import Signature, TensorSpec
 from .frame import Frame, FrameError
 from .profiles import Profile, Range
 
-_FILE = Frame(b"\x89GLPLAN\n", 3)
-FORMAT = _FILE.version
+FILE = Frame(b"\x89GLPLAN\n", 3)
+FORMAT = FILE.version
 
 # All UTF-8 text but the plan. `has_facts` is "1" if `facts` was written and "0" if the defaults hold.
-_FIELDS = (
+FIELDS = (
     "library", "version", "platform", "targets", "source", "structure", "signature",
     "profiles", "options", "layers", "has_facts", "facts", "plan",
 )  # fmt: skip
@@ -72,7 +72,7 @@ class Artifact:
             "0" if self.facts is None else "1",
             "" if self.facts is None else json.dumps(dict(self.facts)),
         )
-        return _FILE.pack([*(text.encode() for text in texts), plan])
+        return FILE.pack([*(text.encode() for text in texts), plan])
 
     def kernels_digest(self) -> str:
         """SHA-256 in hexadecimal of what the kernels of this plan depend on, its weights not among it. "" where unknown."""
@@ -121,8 +121,8 @@ def read_artifact(path: Path) -> Artifact | None:
     """
     try:
         with open_regular(path) as file:
-            texts = [field.decode() for field in _FILE.first(file, len(_FIELDS) - 1)]
-        return _artifact(dict(zip(_FIELDS, texts, strict=False)))
+            texts = [field.decode() for field in FILE.first(file, len(FIELDS) - 1)]
+        return _artifact(dict(zip(FIELDS, texts, strict=False)))
     except (OSError, FrameError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -131,10 +131,10 @@ def unpack(data: bytes, where: str) -> PlanFile:
     """Parse an engine file without copying the plan. Raises ModelRefused; `where` is what its text calls the file."""
     if not data:
         raise ModelRefused(f"{where}: empty; expected an engine file of `greenlane build`, or a plan")
-    if not _FILE.owns(data):
+    if not FILE.owns(data):
         return PlanFile(memoryview(data), None)
     try:
-        fields = dict(zip(_FIELDS, _FILE.unpack(data, len(_FIELDS)), strict=True))
+        fields = dict(zip(FIELDS, FILE.unpack(data, len(FIELDS)), strict=True))
         plan = fields.pop("plan")
         return PlanFile(plan, _artifact({name: bytes(value).decode() for name, value in fields.items()}))
     except FrameError as error:

@@ -77,7 +77,7 @@ def to_wire(value: Any) -> Bytes:
     count = math.prod(value.shape())
     if not count:
         return np.empty(0, np.uint8)
-    if not _is_known():
+    if not layout_is_known():
         return np.frombuffer(wire.pack(text.encode() for text in value.numpy().ravel()), np.uint8)
     objects = _objects(value, count)
     packed = np.empty(int(objects[:, 1].sum()) + count * _LENGTH.size, np.uint8)
@@ -182,7 +182,7 @@ def _copy(objects: Words, packed: Bytes, at: int) -> int:
 
 
 @cache
-def _is_known() -> bool:
+def layout_is_known() -> bool:
     """Whether the library's strings have the layout that `_objects` reads, short ones within their objects, long ones
     elsewhere.
     """

@@ -33,8 +33,7 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 _TITLES = {"tensorrt_rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
 
-# Each feature and the class, or the attribute of a class, that exists where the library has the feature.
-_FEATURES = {
+FEATURES = {
     "runtime_config": "IRuntimeConfig",
     "allocation_strategy": "IRuntimeConfig.set_execution_context_allocation_strategy",
     "cuda_graph_strategy": "IRuntimeConfig.cuda_graph_strategy",
@@ -45,6 +44,7 @@ _FEATURES = {
     "profile_stream": "IOptimizationProfile.profile_stream",
     "engine_validity": "Runtime.get_engine_validity",
 }
+"""Each feature and the class, or the attribute of a class, that exists where the library has the feature."""
 
 _DATATYPES = {"FLOAT": "FP32", "HALF": "FP16"} | {name: name for name in ("BF16", "INT8", "INT32", "INT64", "BOOL", "UINT8")}
 
@@ -175,7 +175,7 @@ def engine_facts(engine: Any) -> dict[str, int]:
 
 
 def _describe(library: str, module: Any) -> TensorRT:
-    found = {feature for feature, path in _FEATURES.items() if _has(module, path)}
+    found = {feature for feature, path in FEATURES.items() if _has(module, path)}
     if "runtime_config" not in found and _has(module, "ExecutionContextAllocationStrategy"):
         found.add("allocation_strategy")  # `create_execution_context` takes it in place of a configuration.
     return TensorRT(module, library, module.__version__, frozenset(found), _logger(module))

@@ -79,7 +79,7 @@ def _measure(
     for source in sources:  # Kernels may be compiled for these shapes, and memory allocated.
         for _ in range(3):
             source.enqueue().wait()
-    choose = _mixed(sources, weights, effort.seed)
+    choose = mixed(sources, weights, effort.seed)
 
     def enqueue() -> Work:
         if effort.interrupted.is_set():
@@ -89,12 +89,12 @@ def _measure(
     part = _PART * effort.seconds
     throughput = loops.back_to_back(enqueue, depth, part, _LEAST)
     single = sorted(loops.alone(enqueue, part, _LEAST))
-    found = _at_rate(enqueue, depth, throughput, target, effort) if target else None
+    found = measure_at(enqueue, depth, throughput, target, effort) if target else None
     granules = len(partition.granules)
     return Point(granules, partition.size, throughput, percentile(single, 0.5), percentile(single, 0.99), found)
 
 
-def _at_rate(enqueue: Callable[[], Work], depth: int, throughput: float, target: Target, effort: Effort) -> AtRate:
+def measure_at(enqueue: Callable[[], Work], depth: int, throughput: float, target: Target, effort: Effort) -> AtRate:
     """Requests at the rate, in rounds that grow until it is clear whether they keep the target, or the time is over."""
     if throughput < target.rate:
         return AtRate(target.rate, "overloaded")
@@ -135,7 +135,7 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
     return list(accumulate(chance.expovariate(rate) for _ in range(count)))
 
 
-def _mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> Callable[[], Work]:
+def mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> Callable[[], Work]:
     """Enqueues requests of these models at random, the same ones for the same seed."""
     if len(sources) == 1:
         return sources[0].enqueue

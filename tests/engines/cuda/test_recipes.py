@@ -121,11 +121,12 @@ def test_recipes_are_revoked_before_graphs_are_destroyed(bench: Bench, launcher:
     executor = bench.bind(AFFINE, BATCHES)
     ready(executor)
     recipe = recipe_of(executor, launcher)
-    graph = executor._shapes.find(TWO_ROWS).prepared.graph
+    (graph,) = bench.gpu.graphs
     there: list[bool] = []
-    executor._recipes.revoke_by(lambda: there.append(graph.handle is not None))
+    executor.recipe(TWO_ROWS, lambda: there.append(graph in bench.gpu.graphs))
     executor.close()
     assert there == [True]
+    assert bench.gpu.graphs == []
     assert recipe.outputs == TWO_ROWS
 
 

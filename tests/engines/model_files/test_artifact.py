@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
 from engines.inspect import file_rows
-from engines.model_files.artifact import _FIELDS, _FILE, Artifact, PlanFile, read_artifact, read_plan, this_platform, unpack
+from engines.model_files.artifact import FIELDS, FILE, Artifact, PlanFile, read_artifact, read_plan, this_platform, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
 
@@ -63,20 +63,20 @@ def test_a_file_cut_at_any_byte_is_refused(artifact: Artifact, plan: bytes) -> N
 @given(ARTIFACTS, st.data())
 def test_a_changed_byte_anywhere_after_the_magic_is_refused(artifact: Artifact, data: st.DataObject) -> None:
     whole = bytearray(artifact.pack(b"plan"))
-    whole[data.draw(st.integers(len(_FILE.magic), len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    whole[data.draw(st.integers(len(FILE.magic), len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(ModelRefused, match=r"^model.plan: the engine file is "):
         unpack(bytes(whole), "model.plan")
 
 
-@given(st.binary(min_size=1).filter(lambda data: not _FILE.owns(data)))
+@given(st.binary(min_size=1).filter(lambda data: not FILE.owns(data)))
 def test_a_file_without_the_magic_is_a_bare_plan(data: bytes) -> None:
     assert unpack(data, "model.plan") == PlanFile(memoryview(data), None)
 
 
 def packed(**changes: bytes) -> bytes:
     """An engine file with fields that `pack` never writes."""
-    fields = dict(zip(_FIELDS, _FILE.unpack(ONE.pack(b"plan")), strict=True))
-    return _FILE.pack(list((fields | changes).values()))
+    fields = dict(zip(FIELDS, FILE.unpack(ONE.pack(b"plan")), strict=True))
+    return FILE.pack(list((fields | changes).values()))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_facts_are_ignored_unless_the_flag_says_that_they_were_written() -> None
 def test_another_number_of_fields_is_refused_with_both_numbers() -> None:
     """F68."""
     with pytest.raises(ModelRefused, match="it has 1 fields; expected 13"):
-        unpack(_FILE.pack([b""]), "model.plan")
+        unpack(FILE.pack([b""]), "model.plan")
 
 
 def test_a_file_is_read_and_a_missing_one_refused(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_description_is_read_without_the_plan_behind_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"a bare plan", ONE.pack(b"")[:60], b"\x89GLPLAN\n" + bytes(16) + b"\xff" * 20, _FILE.pack([b"x"] * 13)]
+    "data", [b"", b"a bare plan", ONE.pack(b"")[:60], b"\x89GLPLAN\n" + bytes(16) + b"\xff" * 20, FILE.pack([b"x"] * 13)]
 )
 def test_of_what_has_no_whole_description_there_is_none(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "model.plan"
@@ -179,8 +179,8 @@ def test_only_a_portable_plan_may_come_from_another_platform() -> None:
 @given(ARTIFACTS, st.binary(min_size=1))
 def test_everything_that_is_printed_of_a_file_has_a_name(artifact: Artifact, plan: bytes) -> None:
     """F71."""
-    assert all(_FIELDS)
-    assert len(set(_FIELDS)) == len(_FIELDS)
+    assert all(FIELDS)
+    assert len(set(FIELDS)) == len(FIELDS)
     assert all(label for label, _ in file_rows(unpack(artifact.pack(plan), "model.plan")))
 
 

@@ -74,13 +74,13 @@ def test_the_memory_of_the_texts_is_left_as_it_is() -> None:
 
 
 def test_strings_of_another_layout_are_read_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "_is_known", lambda: False)
+    monkeypatch.setattr(texts, "layout_is_known", lambda: False)
     elements = [b"short", "é".encode(), b"longer than the others are", b""]
     assert there_and_back(elements, (2, 2)) == elements
 
 
 def test_the_string_layout_of_the_installed_library_is_known() -> None:
-    assert texts._is_known()
+    assert texts.layout_is_known()
 
 
 def test_converting_many_texts_releases_the_gil() -> None:

@@ -96,7 +96,7 @@ def test_preparing_one_is_ordered_with_what_the_other_has_in_flight_and_launches
     one, two = (home, other) if first == "home" else (other, home)
     prepare(one)
     revoked: list[int] = []
-    one._recipes.revoke_by(lambda: revoked.append(1))
+    one.recipe(((2, 3),), lambda: revoked.append(1))
     data = [rows(5, seed) for seed in range(3)]
     works = [one.enqueue(bench.pinned(each), bench.room()) for each in data]
     two.preparing(((6, 3),)).result(30)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engines import ExecutionFailed, ModelRefused, Tensor, TensorMismatch, on_stream
+from engines.tensorrt.outputs import DataDependentOutputs
 from tests.engines.simulated import Bench
 from tests.engines.tensors import Array, array
 from tests.models import DISTINCT
@@ -120,10 +121,7 @@ def test_f67_graphs_that_are_required_are_refused_with_the_reason(bench: Bench) 
 def test_f67_contexts_with_graphs_of_their_own_are_made_again_without(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE, graphs="off", cuda_graph_strategy="whole_graph_capture")
     assert answer(executor.enqueue([Tensor.of(sparse(5, 2))])) == expected(sparse(5, 2))
-    configured = {
-        context._trt_context.get_runtime_config().cuda_graph_strategy.name for context in executor.instance.contexts.values()
-    }
-    assert configured == {"DISABLED"}
+    assert {context.get_runtime_config().cuda_graph_strategy.name for context in bench.gpu.executions} == {"DISABLED"}
     executor.close()
 
 
@@ -160,9 +158,9 @@ def test_f32_inputs_that_do_not_fit_the_signature_are_refused(bench: Bench) -> N
 
 def test_f32_a_library_that_says_no_shape_is_an_error(bench: Bench) -> None:
     executor = bench.bind(DISTINCT, FIVE)
-    (context,) = executor.instance.contexts.values()
-    context._trt_context._allocators["y"].notify_shape = lambda name, shape: None
+    (context,) = bench.gpu.executions
+    context.get_output_allocator("y").notify_shape = lambda name, shape: None
     with pytest.raises(ExecutionFailed, match="the library did not report the shape of y"):
         executor.enqueue([Tensor.of(sparse(5, 1))])
-    assert repr(context._data_dependent) == "<DataDependentOutputs ['y']>"
+    assert repr(DataDependentOutputs({"y": (64, 16)})) == "<DataDependentOutputs ['y']>"
     executor.close()

@@ -283,7 +283,8 @@ def test_streams_of_several_partitions_are_an_error(tmp_path: Path) -> None:
     gpu = Gpu()
     with opened(tmp_path, library(gpu, "tensorrt", "11.4"), gpu) as bench:
         executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
-        executor.instance.contexts[0]._trt_context.set_aux_streams([other.handle])
+        (context,) = bench.gpu.executions
+        context.set_aux_streams([other.handle])
         with pytest.raises(ExecutionFailed, match="the streams are not all of the same green context"):
             run(executor, rows(5))
         executor.close()
@@ -294,7 +295,8 @@ def test_streams_of_several_partitions_are_an_error(tmp_path: Path) -> None:
 def test_the_simulation_objects_to_another_partition_s_stream(bench: Bench) -> None:
     """F75: TensorRT-RTX 1.6 knows no green contexts, runs part of the inference on the other's SMs and says nothing."""
     executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
-    executor.instance.contexts[0]._trt_context.set_aux_streams([other.handle])
+    (context,) = bench.gpu.executions
+    context.set_aux_streams([other.handle])
     with pytest.raises(Misuse, match="on other SMs"):
         run(executor, rows(5))
     executor.close()
@@ -304,7 +306,8 @@ def test_the_simulation_objects_to_another_partition_s_stream(bench: Bench) -> N
 def test_the_simulation_objects_to_auxiliary_streams_of_the_library_s_own(bench: Bench) -> None:
     """F75."""
     executor = bench.load(bench.plan(aux_streams=2)).bind(bench.partition)
-    executor.instance.contexts[0]._trt_context.set_aux_streams([])
+    (context,) = bench.gpu.executions
+    context.set_aux_streams([])
     with pytest.raises(Misuse, match="run on all SMs"):
         run(executor, rows(5))
     executor.close()

@@ -66,13 +66,13 @@ def test_executors_with_captured_graphs_share_a_cache_and_others_find_kernels_in
 ) -> None:
     """F53: without captured graphs each inference calls the library, and would wait while another executor compiles."""
     engine = bench.load(bench.plan(), **settings)
-    executors = [engine.bind(bench.device.carve([granule])) for granule in (1, 2, 3)]
+    partitions = [bench.device.carve([granule]) for granule in (1, 2, 3)]
+    executors = [engine.bind(partition) for partition in partitions]
     caches = {context.get_runtime_config().get_runtime_cache() for context in bench.gpu.executions}
     assert len(caches) == bench.gpu.log.count("IRuntimeConfig.create_runtime_cache") == count
     assert len(bench.gpu.compiled) == compiled
-    for executor in executors:
-        executor.close()
-        executor._partition.close()
+    for each in (*executors, *partitions):
+        each.close()
     engine.close()
 
 

@@ -168,9 +168,9 @@ def test_what_only_the_library_has_is_not_used_by_another_name() -> None:
     assert [use.where + " " + use.name for use in unknown if use.name != "create_runtime_cache"] == []
 
 
-@pytest.mark.parametrize("feature", api._FEATURES)
+@pytest.mark.parametrize("feature", api.FEATURES)
 def test_a_feature_is_found_by_a_name_that_some_version_has(feature: str) -> None:
-    kind, _, member = api._FEATURES[feature].partition(".")
+    kind, _, member = api.FEATURES[feature].partition(".")
     assert any(kind in manifest["classes"] and (not member or has(manifest, kind, member)) for manifest in MANIFESTS.values())
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenlane.curve import loops
-from greenlane.curve.measure import Effort, _at_rate, _mixed, arrivals, requests_at
+from greenlane.curve.measure import Effort, arrivals, measure_at, mixed, requests_at
 from greenlane.curve.points import Target
 
 TICK = 1e-7
@@ -105,7 +105,7 @@ def test_one_group_of_slow_requests_is_too_noisy_to_say_and_many_are_a_miss(monk
     for seconds, word in ((stall, "too noisy"), (often, "misses")):
         clock = Clock()
         monkeypatch.setattr(loops, "time", clock)
-        found = _at_rate(Stream(clock, seconds).enqueue, 1, throughput, target, effort)
+        found = measure_at(Stream(clock, seconds).enqueue, 1, throughput, target, effort)
         assert found.word == word
         assert found.p99
         assert found.p99.requests < most
@@ -131,7 +131,7 @@ def test_the_same_seed_chooses_the_same_models() -> None:
             return self.name
 
     def chosen(seed: int) -> list[str]:
-        enqueue = _mixed([Named("a"), Named("b")], [3.0, 1.0], seed)  # type: ignore[list-item]
+        enqueue = mixed([Named("a"), Named("b")], [3.0, 1.0], seed)  # type: ignore[list-item]
         return [str(enqueue()) for _ in range(400)]
 
     assert chosen(1) == chosen(1)

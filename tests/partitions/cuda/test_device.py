@@ -436,7 +436,7 @@ class Repartitioning(RuleBasedStateMachine):
         if len(new) >= nth:
             before = self.manager.held
             self.gpu.fail(call, nth)
-            self.gpu.fail(call, nth + self.device._groups.balanced)  # It is tried again without queues.
+            self.gpu.fail(call, nth + (self.cuda is NEW))  # It is tried again without queues.
             with pytest.raises(PartitionError, match="as scripted"):
                 self.manager.carve(move)
             assert self.manager.held == before
@@ -464,7 +464,7 @@ class RepartitioningWithQueues(Repartitioning):
     @invariant()
     def every_context_has_queues_of_its_own(self) -> None:
         assert {context.queues for context in self.gpu.contexts} <= {"green_ctx_balanced"}
-        assert self.device._groups.balanced
+        assert QUEUES[NEW] in self.device.describe()
 
 
 TestRepartitioning = Repartitioning.TestCase

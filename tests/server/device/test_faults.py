@@ -104,7 +104,7 @@ async def test_random_faults_leak_nothing_and_every_tenant_is_served_again(tmp_p
             for _ in range(STEPS):
                 await faults.step()
             await faults.answers()
-        site.script._failures.clear()
+        site.script.mend()
         await site.controller.repartition({"acme": 2, "globex": 2})
         await site.controller.load("acme", "a")
         for tenant, model in (("acme", "b"), ("acme", "a"), ("globex", "b")):

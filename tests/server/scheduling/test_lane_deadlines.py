@@ -12,7 +12,7 @@ from server.link.ring import Link
 from server.scheduling.lane import Lane
 from server.scheduling.scheduler import Scheduler
 
-from .hand import SHAPES, Hand
+from .hand import SHAPES, Hand, settle
 
 SHORT = 0.001
 """Seconds of a request's timeout."""
@@ -61,7 +61,8 @@ async def test_a_passed_deadline_is_reported_before_a_later_completion(lane: Lan
     hold_up(begin(lane, order, SHORT))
     link.completions.put(Done(slot.index, (), None, 1, 2))
     link.completions.ring()
-    lane._on_completions()
+    lane.open(asyncio.get_running_loop())
+    await settle()
     assert [type(end) for end in order] == [DeadlineExceeded, Done]
 
 

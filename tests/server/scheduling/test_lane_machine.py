@@ -44,7 +44,8 @@ class LaneMachine(RuleBasedStateMachine):
         self.made: list[Descriptors] = []
         self.memory = links.attach(self._create(MEMORY)).arena.memory
         link, self.hand = self._attach(self.made[0])
-        self.lane = Lane("acme", Scheduler(QUEUE, IN_FLIGHT), link, self.hand)
+        self.scheduler = Scheduler(QUEUE, IN_FLIGHT)
+        self.lane = Lane("acme", self.scheduler, link, self.hand)
         self.lane.open(self.loop)
         self.asked: list[Asked] = []
         self.dead = False
@@ -106,7 +107,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @property
     def _in_flight(self) -> frozenset[int]:
-        return self.lane._scheduler.in_flight
+        return self.scheduler.in_flight
 
     def _on_end(self, asked: Asked, end: Done | RequestError) -> None:
         asked.ends.append(end)
@@ -223,7 +224,7 @@ class LaneMachine(RuleBasedStateMachine):
                 assert isinstance(end, Done | Failed) or (isinstance(end, Unavailable) and str(end) == LOST)
             if not each.ends:
                 pending = self.lane._pending[each.slot.index]
-                assert pending.batch or self.lane._scheduler.waits(each.slot.index) or each.slot.index in self._in_flight
+                assert pending.batch or self.scheduler.waits(each.slot.index) or each.slot.index in self._in_flight
 
     @invariant()
     def nothing_is_launched_while_the_device_side_is_gone_or_changes(self) -> None:
@@ -241,7 +242,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_keeps_its_order(self) -> None:
-        queue = [entry[:2] for entry in self.lane._scheduler._waiting]
+        queue = [entry[:2] for entry in self.scheduler._waiting]
         assert queue == sorted(queue)
 
 
@@ -259,7 +260,7 @@ class RunNowMachine(LaneMachine):
     def _run_now(self, link: links.Link, ticket: Ticket) -> Done | None:
         assert link is self.lane._link
         assert not self.dead or self.relinking
-        assert not self.lane._scheduler.held
+        assert not self.scheduler.held
         assert ticket.serial not in self.ran
         assert ticket not in self.hand.tickets
         if not self.willing:

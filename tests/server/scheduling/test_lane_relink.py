@@ -413,7 +413,7 @@ async def test_deadlines_hold_while_the_link_changes(lane: Lane, another: Callab
 
 
 async def test_what_the_new_device_side_has_said_counts(
-    lane: Lane, link: Link, another: Callable[[], tuple[Link, Hand]]
+    lane: Lane, scheduler: Scheduler, link: Link, another: Callable[[], tuple[Link, Hand]]
 ) -> None:
     slot, _ = ask(lane)
     link.completions.report_deferred(1)
@@ -423,7 +423,7 @@ async def test_what_the_new_device_side_has_said_counts(
     new, _ = another()
     new.completions.set_on_host_cores(True)
     assert await lane.relink(new)
-    assert (lane._scheduler.deferred, lane._scheduler.on_host_cores) == (0, True)
+    assert (scheduler.deferred, scheduler.on_host_cores) == (0, True)
 
 
 async def test_a_link_with_other_memory_or_fewer_slots_is_refused(lane: Lane, hand: Hand, link: Link) -> None:

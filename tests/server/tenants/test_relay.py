@@ -36,6 +36,7 @@ class Helper:
     lane: Lane
     relay: Relay
     to_lead: relay.Cancellations
+    link: links.Link
 
     def die(self) -> None:
         """The process ends: nothing more is done for its completions."""
@@ -77,9 +78,10 @@ class Tenant:
         occupancy, control = Occupancy(self._page, number), relay.Cancellations(theirs)
         scheduler = HelperScheduler(SLOTS, self._queue, "queue", occupancy)
         blocks = SharedBlocks(MEMORY, "memory", occupancy)
-        lane = Lane("acme", scheduler, links.attach(descriptors, self._memory), control, blocks, True)
+        link = links.attach(descriptors, self._memory)
+        lane = Lane("acme", scheduler, link, control, blocks, True)
         self._open(lane)
-        return Helper(lane, found, control)
+        return Helper(lane, found, control, link)
 
     def idle(self) -> None:
         """Nothing is in use."""
@@ -371,13 +373,13 @@ async def test_whatever_happens_every_request_ends_once_and_all_memory_is_free_i
         if tenant.hand.tickets:
             tenant.hand.put(Failure("cancelled", ""))
     tenant.idle()
-    assert all(not each.relay._running for each in helpers.values())
+    assert {repr(each.relay) for each in helpers.values()} == {"<Relay of acme, 0 requests>"}
     assert all(each.lane.statistics()[:3] == (0, 0, 0) for each in helpers.values())
 
 
 async def test_a_helper_that_sends_a_malformed_ticket_is_cut_off_and_others_are_served(tenant: Tenant) -> None:
     wrong, right = tenant.help(2), tenant.help(3)
-    os.eventfd_write(wrong.relay._link.tickets.event, 1 << 20)
+    os.eventfd_write(wrong.link.tickets.event, 1 << 20)
     await asyncio.wait_for(wrong.relay.ended.wait(), 30)
     assert wrong.to_lead.socket.recv(1) == b"", "which ends the helper"
     slot, answer = ask(right.lane)

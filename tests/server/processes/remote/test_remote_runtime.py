@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -37,6 +37,9 @@ GONE = "the device process has ended and is being started again"
 class Process(Recorder):
     """A device process. It answers a method once its gate is open, if it has one."""
 
+    channels: ClassVar[list[Channel]] = []
+    """Those of the supervisor to all of them."""
+
     def __init__(self, **gates: asyncio.Event) -> None:
         super().__init__(ToRuntime, ToDeviceProcess, Moves, Models, answers=ANSWERS, gates=gates)
         self.channel = Channel("the supervisor", self.handlers())
@@ -48,6 +51,7 @@ class Process(Recorder):
         """As the supervisor does."""
         ours, theirs = socket.socketpair()
         self.supervisors = Channel("the device process", runtime.handlers())
+        self.channels.append(self.supervisors)
         await self.supervisors.open(ours)
         await self.channel.open(theirs)
         sender, end = descriptors.pair()
@@ -79,8 +83,9 @@ async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
     """One that serves acme on granule 0."""
     runtime = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
     yield runtime
-    if runtime._calls.channel:
-        runtime._calls.channel.close()
+    for channel in Process.channels:
+        channel.close()
+    Process.channels.clear()
 
 
 def model(name: str) -> ModelVersion:
