@@ -5,7 +5,9 @@ HTTP processes parse bytes of untrusted clients: each is served what it may call
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from msgspec import Meta
 
 from ...accounts.usage import Count
 from ...config.changes import LIVE_OF_SERVER, with_options, with_tables
@@ -16,6 +18,8 @@ from ...tenants.frontend import State
 from .descriptors import SentLink
 from .message_fields import ReportFields, tuples_of, values_of
 
+_MOST_HEADERS = 1 << 14
+"""More than fit into the longest head that is served."""
 Keys = Mapping[str, Mapping[str, str]]
 """The keys that each version has on a tenant's devices, by its key and by device; none for a tenant on one device."""
 
@@ -125,7 +129,7 @@ class ForwardedRequest(NamedTuple):
     method: str
     raw_path: bytes
     query: bytes
-    headers: dict[bytes, bytes]
+    headers: Annotated[dict[bytes, bytes], Meta(max_length=_MOST_HEADERS)]
     body: bytes
     client: tuple[str, int] | None
 

@@ -25,6 +25,14 @@ log = logging.getLogger("greenlane.processes")
 
 MAX_MESSAGE = 64 << 20
 """Bytes of one message. The largest are label files of a model, and requests and answers of the admin API, some MiB."""
+MOST_CALLS = 100
+"""Bounded calls of the other process that are answered at once: many more than clients load models or look at once."""
+MOST_BYTES = 2 * MAX_MESSAGE
+"""Bytes of these calls."""
+_MOST_UNREAD = MAX_MESSAGE
+"""Bytes that were sent to the other process, and that it has not read, with which no more such calls are answered."""
+_MOST_REFUSED = 10_000
+"""Bounded calls that are refused before the process has read what was sent to it."""
 _LENGTH = 4
 """Bytes before each message, little-endian: its length."""
 _GONE = "the other process is gone"
@@ -52,11 +60,15 @@ class Malformed(Exception):
 
 
 class Handler(NamedTuple):
-    """What answers calls of one method, or notifications if they are not `awaited`: `run` gets the decoded arguments."""
+    """What answers calls of one method, or notifications if they are not `awaited`: `run` gets the decoded arguments.
+
+    `bounded`: over `MOST_CALLS` and `MOST_BYTES` calls are refused by QueueFull, for a process that may have been taken over.
+    """
 
     arguments: msgspec.msgpack.Decoder[tuple[Any, ...]]
     awaited: bool
     run: Callable[..., Any]
+    bounded: bool = False
 
 
 Handlers = dict[str, Handler]
@@ -117,6 +129,9 @@ class Channel:
         self._numbers = count(1)
         self._calls: dict[int, _PendingCall] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
+        self._held: dict[int, int] = {}
+        """The bytes of those of them that are bounded."""
+        self._refused = 0
         self._socket: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
@@ -214,12 +229,55 @@ class Channel:
         handler = self._handlers.get(method)
         if handler is None or handler.awaited == (number is None):
             raise Malformed(f"{'a notification' if number is None else 'a call'} of {method!r}, which it may not make")
-        run = partial(handler.run, *handler.arguments.decode(arguments))
         if number is None:
-            self._notified(run)
+            self._notified(partial(handler.run, *handler.arguments.decode(arguments)))
             return
+        if number in self._answering:
+            raise Malformed(f"a call of {method!r} with the number {number} of one that is not answered yet")
+        if handler.bounded:
+            size = len(memoryview(arguments))
+            try:
+                self._check_room(size)
+            except QueueFull as error:
+                self._refuse(number, error)
+                return
+            self._held[number] = size
+        run = partial(handler.run, *handler.arguments.decode(arguments))
         self._answering[number] = task = asyncio.ensure_future(self._answer(number, run))
-        task.add_done_callback(lambda _: self._answering.pop(number, None))
+        task.add_done_callback(lambda _: self._answered(number))
+
+    def _answered(self, number: int) -> None:
+        self._answering.pop(number, None)
+        self._held.pop(number, None)
+
+    def _check_room(self, size: int) -> None:
+        """Raise QueueFull if a bounded call of so many bytes is one too many."""
+        self._check_read()
+        count, nbytes = len(self._held) + 1, sum(self._held.values()) + size
+        if count > MOST_CALLS or nbytes > MOST_BYTES:
+            raise QueueFull(
+                f"{count} requests with {nbytes} bytes in all have come to the supervisor by this process at once; at most "
+                f"{MOST_CALLS} with {MOST_BYTES} bytes are answered. Send it again when others are"
+            )
+
+    def _check_read(self) -> None:
+        """Raise QueueFull if the other process leaves too much unread."""
+        if (unread := self._unread) > _MOST_UNREAD:
+            raise QueueFull(
+                f"this process has not read {unread} bytes that the supervisor has sent; with more than {_MOST_UNREAD} "
+                "nothing is answered. Send it again when it has"
+            )
+
+    def _refuse(self, number: int, error: QueueFull) -> None:
+        self._refused = self._refused + 1 if self._unread else 0
+        if self._refused > _MOST_REFUSED:
+            raise Malformed(f"{self._refused} calls too many, whose answers it does not read")
+        self._write(_pack(_Failure(number, *_describe(error))))
+
+    @property
+    def _unread(self) -> int:
+        """Bytes that the other process has not read, as far as they are not in the socket."""
+        return self._writer.transport.get_write_buffer_size() if self._writer else 0
 
     def _notified(self, run: Callable[[], Any]) -> None:
         try:
@@ -231,7 +289,10 @@ class Channel:
 
     async def _answer(self, number: int, run: Callable[[], Any]) -> None:
         try:
-            data = _pack(_Result(number, _raw(await run())))
+            result = await run()
+            if number in self._held:
+                self._check_read()
+            data = _pack(_Result(number, _raw(result)))
         except Exception as error:
             data = _pack(_Failure(number, *_describe(error)))
         self._write(data)

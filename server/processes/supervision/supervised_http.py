@@ -292,7 +292,7 @@ class SupervisedHttp:
             found = self._arguments(each, used, ends, link, to_lead, arriving=config is not None)
             return each.hosted.make_arguments(found) if each.hosted else found
 
-        await each.start(each.hosted.target if each.hosted else http_process.main, arguments, self._handlers(each))
+        await each.start(each.hosted.target if each.hosted else http_process.main, arguments, self.handlers(each))
         assert each.process
         _close_with(each.process, each.channel)
         if used is not (config or self._current.config):  # It has changed meanwhile.
@@ -331,7 +331,7 @@ class SupervisedHttp:
             arriving=arriving,
         )
 
-    def _handlers(self, each: SupervisedProcess) -> Handlers:
+    def handlers(self, each: SupervisedProcess) -> Handlers:
         """The handlers of what a process that starts now may call."""
         each.heartbeat = Heartbeat()
         handlers = serve(FromHttpProcess)(lambda: self)
@@ -342,7 +342,7 @@ class SupervisedHttp:
         if each.hosted:
             handlers |= each.hosted.runtime.handlers_of_hosted()
             each.hosted.runtime.end = partial(self._end_stuck, each)
-        return handlers
+        return {name: handler._replace(bounded=True) for name, handler in handlers.items()}
 
     async def _keep(self, each: SupervisedProcess) -> None:
         """Replace this process whenever it ends, until the server closes."""

@@ -1,5 +1,6 @@
 """Messages arrive with all that was in them, and what an HTTP process may not say is refused."""
 
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from engines import Signature, TensorSpec
 from engines.datatypes import DATATYPES
 from engines.signature import Default, Form
+from server.http.strict import MAX_HEADER_BYTES
 from server.processes.channels import message_fields
+from server.processes.channels.http_protocols import ForwardedRequest
 from server.processes.channels.message_fields import ReportFields, decode_hook, encode_hook
 from server.processes.remote.device_frontend import Publication
 from server.protocol.classification import Labels
@@ -98,6 +101,15 @@ def test_a_data_type_that_the_protocol_does_not_have_is_refused(sent_type: objec
     signature["inputs"][0]["datatype"]["numpy"] = sent_type
     with pytest.raises(msgspec.ValidationError, match=r"inputs\[0\]\.datatype\.numpy"):
         sent(signature, Signature)
+
+
+@pytest.mark.parametrize(("count", "taken"), [(MAX_HEADER_BYTES // 4, True), (1 << 20, False)])
+def test_a_request_with_more_headers_than_a_head_can_have_is_refused(count: int, taken: bool) -> None:
+    """The supervisor would have tens of times as many bytes as came."""
+    headers = {b"%d" % number: b"" for number in range(count)}
+    request = ForwardedRequest("GET", b"/metrics", b"", headers, b"", None)
+    with nullcontext() if taken else pytest.raises(msgspec.ValidationError, match="length <= 16384"):
+        assert sent(request, ForwardedRequest) == request
 
 
 def test_what_cannot_be_sent_is_named() -> None:

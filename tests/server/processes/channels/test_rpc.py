@@ -5,7 +5,7 @@ import logging
 import pickle
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import uvloop
 
-from server.errors import Failed, Unavailable
-from server.processes.channels.rpc import MAX_MESSAGE, Channel, Handler, Handlers, Malformed
+from server.errors import Failed, QueueFull, Unavailable
+from server.processes.channels.rpc import MAX_MESSAGE, MOST_BYTES, MOST_CALLS, Channel, Handler, Handlers, Malformed
 
 
 def answers(run: Callable[..., Any], *types: Any) -> Handler:
@@ -149,6 +149,76 @@ async def test_long_messages() -> None:
         assert await one.call("echo", [data], bytes) == data
 
 
+def bounded(handlers: Handlers) -> Handlers:
+    return {name: each._replace(bounded=True) for name, each in handlers.items()}
+
+
+async def test_of_bounded_calls_as_many_are_answered_at_once_as_may_be_and_the_others_are_refused() -> None:
+    gate, begun = asyncio.Event(), list[int]()
+
+    async def wait(value: int) -> int:
+        begun.append(value)
+        await gate.wait()
+        return value
+
+    free = {"free": answers(lambda: len(begun))}
+    async with channels({**bounded({"wait": answers(wait, int)}), **free}) as (one, _):
+        calls = [one.call("wait", [value], int) for value in range(MOST_CALLS + 5)]
+        refused = await asyncio.gather(*calls[MOST_CALLS:], return_exceptions=True)
+        assert {type(each) for each in refused} == {QueueFull}
+        assert str(refused[0]).startswith(f"{MOST_CALLS + 1} requests with ")
+        assert await one.call("free", [], int) == MOST_CALLS, "what is not bounded is answered"
+        calls[0].cancel()
+        again = one.call("wait", [-1], int)
+        while -1 not in begun:
+            if again.done():  # The other one is not cancelled there yet.
+                assert isinstance(again.exception(), QueueFull)
+                again = one.call("wait", [-1], int)
+            await asyncio.sleep(0)
+        gate.set()
+        assert await asyncio.gather(*calls[1:MOST_CALLS], again) == [*range(1, MOST_CALLS), -1]
+        assert await one.call("wait", [0], int) == 0
+
+
+async def test_bounded_calls_of_too_many_bytes_are_refused() -> None:
+    gate, data = asyncio.Event(), bytes(MAX_MESSAGE // 2)
+
+    async def wait(data: bytes) -> int:
+        await gate.wait()
+        return len(data)
+
+    async with channels(bounded({"wait": answers(wait, bytes)})) as (one, _):
+        calls = [one.call("wait", [data], int) for _ in range(MOST_BYTES // len(data))]
+        with pytest.raises(QueueFull, match=rf"with \d+ bytes in all .* at most {MOST_CALLS} with {MOST_BYTES} bytes"):
+            await calls[-1]
+        gate.set()
+        assert await asyncio.gather(*calls[:-1]) == [len(data)] * len(calls[:-1])
+        assert await one.call("wait", [data], int) == len(data)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_process_that_calls_for_ever_and_reads_no_answer_is_given_up(run: Callable[..., None]) -> None:
+    data, answered = bytes(MAX_MESSAGE // 2), 0
+
+    def answer() -> bytes:
+        nonlocal answered
+        answered += 1
+        return data
+
+    async def flood() -> None:
+        async with alone(bounded({"ok": answers(answer)})) as (channel, theirs):
+            theirs.setblocking(False)
+            number = 0
+            while not channel.closed.is_set():
+                number += 1
+                with suppress(ConnectionError):
+                    await asyncio.get_running_loop().sock_sendall(theirs, packed("call", number, "ok", []))
+            assert channel.distrusted
+
+    run(flood())
+    assert answered <= 2 * MOST_CALLS
+
+
 async def test_a_message_over_the_limit_fails_where_it_is_made_and_the_channel_stays_open() -> None:
     data = bytes(MAX_MESSAGE)
     async with channels({"ok": answers(lambda: data), "same": answers(lambda value: value, int)}) as (one, _):
@@ -245,6 +315,7 @@ MALFORMED = {
     "an object in place of arguments": packed("call", None, "ok", {"a": 1}),
     "nested without end": framed(b"\x91" * 100_000),
     "too long": (MAX_MESSAGE + 1).to_bytes(4, "little"),
+    "a number of a call that is not answered yet": packed("call", 1, "waits", []) * 2,
     "a handler finds it malformed": packed("call", None, "fail", []),
 }
 
@@ -258,6 +329,7 @@ async def test_a_malformed_message_closes_the_channel(data: bytes, caplog: pytes
     handlers = {
         "ok": hears(lambda: handled.append("ok")),
         "answered": answers(lambda: handled.append("answered")),
+        "waits": answers(asyncio.Event().wait),
         "bounded": hears(handled.append, COUNT),
         "fail": hears(malformed),
     }

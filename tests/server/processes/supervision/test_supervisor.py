@@ -124,6 +124,16 @@ async def test_the_process_of_a_tenant_that_goes_while_it_is_to_be_replaced_is_n
     http.frontend.close()
 
 
+async def test_what_an_http_process_calls_is_bounded() -> None:
+    """It parses bytes of untrusted clients, and may be taken over."""
+    http = Staged()
+    for each in (http.acme, http.shared):
+        handlers = http.handlers(each)
+        assert handlers
+        assert all(handler.bounded for handler in handlers.values())
+    http.frontend.close()
+
+
 async def test_the_second_attempt_to_start_a_process_is_made_at_once() -> None:
     """The forkserver ended at that moment, and the next attempt begins with another one."""
     events: list[Any] = []
