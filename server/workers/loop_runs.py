@@ -38,7 +38,7 @@ _SHARE_OF_ONE_CORE = 4, 1
 INTERVAL = 0.02
 """Seconds between two looks: a work is cancelled when it has run for this long, or at the latest for twice as long. Looking so
 rarely costs nothing, and a client hardly notices such a pause."""
-_FRESH = BOUND // 8
+FRESH = BOUND // 8
 """Nanoseconds for which a reading of the thread's CPU time does for the runs that follow: it is a system call."""
 _MAX_ENTRIES = 256
 
@@ -206,7 +206,7 @@ class LoopRuns:
             flight = self._enqueue(ticket)
             if flight is None:
                 return None
-            if began - self._read_at > _FRESH:
+            if began - self._read_at > FRESH:
                 self._read, self._read_at = self._cpu_time(), began
             extents = self._wait(flight)
             ended = time.monotonic_ns()

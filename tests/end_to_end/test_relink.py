@@ -66,7 +66,7 @@ class Site:
 
     @property
     def pid(self) -> int:
-        process = self.supervisor._processes["acme"].process
+        process = self.supervisor.http.processes()[0]
         assert process
         assert process.pid
         return process.pid

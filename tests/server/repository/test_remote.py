@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from server.repository import remote
 from server.repository.model_repository import Repository
-from server.repository.remote import COPIES, LIMIT, Outcome, copy
+from server.repository.remote import COPIES, LIMIT, STATE, Outcome, copy
 from tests.fakes import PATIENCE
 
 URL = "memory://bucket/models"
@@ -235,12 +235,15 @@ def test_a_model_that_changed_back_after_an_interrupted_copy_is_the_old_one_agai
         os.utime(file, (changed, changed))
         return copy(f"file://{tmp_path}/there", tmp_path / "copy")
 
-    def end(_: Any) -> None:
-        raise KeyboardInterrupt
+    def end(path: Path, text: str) -> int:
+        if path.name.startswith(STATE):
+            raise KeyboardInterrupt
+        return write(path, text)
 
     put("a1", 1)
+    write = Path.write_text
     with monkeypatch.context() as patched:
-        patched.setattr(remote._Copy, "_save", end)  # The process is killed when the new model is there, and not written down.
+        patched.setattr(Path, "write_text", end)  # The process is killed when the new model is there, and not written down.
         with pytest.raises(KeyboardInterrupt):
             put("a2", 2)
     assert put("a1", 1).changed == ["a"]

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from server.scheduling.lane import Lane
 from server.scheduling.queue_policy import Batching
 from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
+from tests.passing_time import pass_time
 
 from .hand import BATCHING, ROWS, SHAPES, SLOTS, Hand, ask, give, given, opened, rows_out, settle
 
@@ -450,12 +452,18 @@ async def test_several_requests_on_an_idle_partition_wait_for_their_delay(batcha
     assert all(answer.done() for answer in answers)
 
 
-async def test_a_lane_that_is_closed_launches_no_more(batchable: Lane, hand: Hand) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_lane_that_is_closed_launches_no_more(
+    batchable: Lane, hand: Hand, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
     await hand.end()
-    assert batchable._launcher._batch_timer.active
-    batchable.close(asyncio.get_running_loop())
-    assert not batchable._launcher._batch_timer.active
+    if closed:
+        batchable.close(asyncio.get_running_loop())
+    late = time.monotonic() + 120
+    monkeypatch.setattr("server.scheduling.launcher.time", SimpleNamespace(monotonic=lambda: late))
+    await pass_time(120)
+    assert bool(hand.tickets) != closed
 
 
 async def test_deferred_tickets_do_not_count_as_in_flight(lane: Lane, hand: Hand, link: Link) -> None:

@@ -4,12 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from server.link.messages import Done, Failure
 from server.link.slots import SMALLEST
-from server.workers import loop_runs
+from server.workers import loop_runs, ticket_runner
 from server.workers.loop_runs import BOUND
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
@@ -24,7 +25,7 @@ class LoopBench(Bench):
     Runs take CPU time only where the test says so: this machine may be slow.
     """
 
-    cpu_time = 0
+    cpu_time = readings = 0
 
     def serve(self, shares_interpreter: bool = True, hosted: bool = True) -> None:
         self.device.on_host_cores = hosted
@@ -32,9 +33,13 @@ class LoopBench(Bench):
         self.serve_by(self.worker)
 
     def serve_by(self, worker: Worker) -> None:
-        worker.serve(self.endpoint)
-        if worker.runner and (loop_runs := worker.runner._loop_runs):
-            loop_runs._cpu_time = lambda: self.cpu_time
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ticket_runner, "LoopRuns", partial(loop_runs.LoopRuns, cpu_time=self._cpu_time))
+            worker.serve(self.endpoint)
+
+    def _cpu_time(self) -> int:
+        self.readings += 1
+        return self.cpu_time
 
     def run(self, *numbers: float, slot: int = 0, model: str = "m/1#1", deadline: float = NEVER) -> Done | None:
         """Ask for a run on this thread."""
@@ -119,17 +124,15 @@ def test_a_model_that_turns_slow_leaves_the_event_loop_until_it_is_short_again(b
 
 def test_the_cpu_time_is_not_read_for_each_of_several_runs_in_a_row(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.prove(1)
-    runs = bench.worker.runner._loop_runs  # type: ignore[union-attr]
-    readings: list[int] = []
-    monkeypatch.setattr(runs, "_cpu_time", lambda: readings.append(1) or 0)
-    monkeypatch.setattr(loop_runs, "_FRESH", 10**12)
+    before = bench.readings
+    monkeypatch.setattr(loop_runs, "FRESH", 10**12)
     for number in range(5):
         assert bench.run(number)
-    assert not readings  # One of `prove` does for all of them.
-    monkeypatch.setattr(loop_runs, "_FRESH", -1)
+    assert bench.readings == before  # One of `prove` does for all of them.
+    monkeypatch.setattr(loop_runs, "FRESH", -1)
     for number in range(5):
         assert bench.run(number)
-    assert len(readings) == 5
+    assert bench.readings == before + 5
 
 
 def test_waits_for_the_core_or_the_gil_do_not_make_a_model_slow(bench: LoopBench) -> None:
