@@ -4,6 +4,7 @@ One problem hides no other: the rest of a file with wrong keys is checked, the m
 tried on a part of the device, and without a device the repository is still checked.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,6 @@ from pathlib import Path
 
 from engines.memory import shared_by
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
-from partitions.errors import MpsError
-from partitions.mps import find_command
 
 from .check_http_side import try_http_side
 from .check_lines import execution_line, memory_text, model_line, settings_line, share_text
@@ -30,6 +29,8 @@ from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken_more
 from .processes.supervision import process_counts
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
+from .processes.supervision.mps_choice import why_shared
+from .processes.supervision.mps_group import hindrance
 from .repository.model_repository import Repository, some
 from .tenants.catalog import IndexEntry, ModelVersion
 
@@ -116,6 +117,8 @@ class _Check:
         self._allowed = allowed
         self._open_device = open_device
         self._cores: dict[str, frozenset[int] | None] = {}
+        self._apart: set[str] = set()
+        """The devices whose tenants would have a process each."""
         self._repository = Repository(config.models.repository, config.models.options)
 
     def run(self) -> None:
@@ -129,8 +132,7 @@ class _Check:
                 device = self._open(name, stack)
                 where = device.describe() if device else "no device, so no model is tried"
                 _print_line(f"device {name}: {where}" if len(devices) > 1 else f"{config.source}: {self._url()} on {where}")
-                if devices[name].mps == "on":
-                    self._check_mps(name, device)
+                self._check_mps(name, device)
                 if name == next(iter(devices)):
                     known = self._check_repository()
                 held += self._run_on(name, device, known or [])
@@ -166,16 +168,21 @@ class _Check:
         return ("devices", device) if len(self._config.named_devices) > 1 else ("device",)
 
     def _check_mps(self, name: str, device: Device | None) -> None:
-        """Check that each tenant can have a process of its own here, without starting any."""
-        count = len(self._config.tenants_on(name))
+        """Check whether each tenant would have a process of its own here, without starting any."""
+        mps, count = self._config.named_devices[name].mps, len(self._config.tenants_on(name))
+        uuid = device.uuid if device else ""
+        if mps == "off" or (mps == "auto" and not uuid):
+            return
+        if mps == "auto" and (why := asyncio.run(why_shared(count, uuid))):
+            _print_line(f"  one device process: {why}")
+            return
+        self._apart.add(name)
         _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, each of which takes some 360 MiB of the GPU")
         key = (*self._key(name), "mps")
-        try:
-            if device and not device.uuid:
-                self._wrong(key, f'"on", which is for GPUs, and this is {device.describe()}; leave it out')
-            find_command(device.uuid if device else "")
-        except MpsError as error:
-            self._wrong(key, f'"on", but {error}; or leave it out')
+        if device and not uuid:
+            self._wrong(key, f'"on", which is for GPUs, and this is {device.describe()}; leave it out')
+        elif mps == "on" and (why := asyncio.run(hindrance(uuid))):
+            self._wrong(key, f'"on", but {why}; or leave it out')
 
     def _run_on(self, name: str, device: Device | None, known: list[str]) -> list[str]:
         """Check the tenants of a device. Returns those that have a share of it."""
@@ -304,9 +311,9 @@ class _Check:
         if on_gpus and self._config.server.front_cores == "auto":
             left = self._allowed.difference(*held.values())
             devices: list[str] = []
-            for name, device in self._config.named_devices.items():
+            for name in self._config.named_devices:
                 if theirs := [tenant for tenant in self._config.tenants_on(name) if tenant in on_gpus]:
-                    devices += [f"{name}, {tenant}" for tenant in theirs] if device.mps == "on" else [name]
+                    devices += [f"{name}, {tenant}" for tenant in theirs] if name in self._apart else [name]
             counts = process_counts.count(self._config, (), len(self._allowed))
             _print_line(str(share_cores(left, on_gpus, devices, counts) or TOO_FEW_CORES))
 

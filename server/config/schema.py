@@ -55,10 +55,10 @@ class DeviceConfig(Section, frozen=True):
         description='GPU only: what moves tensors to and from the GPU, the partition\'s own SMs ("sm"), the copy '
         'engines that all tenants share ("engine"), or the better of both ("auto").',
     )
-    mps: Literal["off", "on"] = Field(
+    mps: Literal["auto", "off", "on"] = Field(
         default="off",
-        description='GPU only: whether each tenant has a device process of its own, under CUDA MPS ("on"), so that '
-        "tenants do not share the driver's locks, or all tenants share one. On trial.",
+        description='GPU only: a device process for each tenant, under CUDA MPS ("on"), or one for all ("off"). "auto": "on" '
+        "for a GPU that has two or more tenants at the start, where MPS can run. On trial.",
     )
 
 

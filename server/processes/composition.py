@@ -12,7 +12,6 @@ from ..admin.lifecycle import ROUTERS
 from ..api import framework
 from ..api.framework import audited
 from ..config.schema import Config
-from ..config.tables import ConfigError
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader
@@ -23,7 +22,6 @@ from ..tenants.service import Service
 from . import tenant_process
 from .device_side import device_process
 from .device_side.device_process import DeviceArguments
-from .device_side.identify import identify
 from .device_side.runtime_server import Opener
 from .remote.device_frontend import DeviceFrontend
 from .remote.remote_frontend import RemoteFrontend, open_remote
@@ -42,9 +40,9 @@ from .tenant_process import TenantArguments
 class Composition:
     """The supervisor's process: what it has, in the order in which one part needs another.
 
-    `cores` is the number of the host's cores that the server may use; the other arguments are as those of `serve`. A tenant has
-    a frontend here for its HTTP process, and for each of its devices a runtime for its device side, whichever process has that.
-    All methods belong to the event loop's thread. Raises ConfigError.
+    `groups` are the processes under MPS, by device. `cores` is the number of the host's cores that the server may use; the
+    other arguments are as those of `serve`. A tenant has a frontend here for its HTTP process, and for each of its devices a
+    runtime for its device side, whichever process has that. All methods belong to the event loop's thread. Raises ConfigError.
     """
 
     def __init__(
@@ -52,6 +50,7 @@ class Composition:
         config: Config,
         opener: Opener,
         hosted: Collection[str],
+        groups: Mapping[str, MpsGroup],
         cores: int,
         listeners: Sequence[socket.socket],
         own: Mapping[str, Sequence[socket.socket]],
@@ -68,8 +67,7 @@ class Composition:
         self._observers = Observers(self.controller)
         self.controller.on_progress = partial(self._set_state, "starting")
         self._opener = opener
-        self.groups = _groups(config, opener, hosted)
-        """The processes under MPS, by device."""
+        self._groups = groups
         self.devices, in_tenants = self._add_devices(config, opener, hosted)
         self._connect(in_tenants)
         self.reloader = Reloader(self.controller, read, self._reconfigure)
@@ -121,7 +119,7 @@ class Composition:
                 }
                 in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
                 self.controller.add(sides, device, adopts=False)
-            elif device in self.groups:
+            elif device in self._groups:
                 apart = {
                     name: self._device_process(device, {name: part}, config.tenants[name]) for name, part in theirs.items()
                 }
@@ -149,7 +147,7 @@ class Composition:
         )
         arguments = partial(_device_arguments, device, tenant, self._opener)
         name = f"{device}, {tenant.name}" if tenant else device
-        return SupervisedDevice(name, runtime, device_process.main, arguments, self.groups.get(device))
+        return SupervisedDevice(name, runtime, device_process.main, arguments, self._groups.get(device))
 
     def _connect(self, in_tenants: Mapping[str, HostedRuntime]) -> None:
         """Give every frontend its device side, or sides."""
@@ -204,16 +202,6 @@ def _open_frontends(config: Config, hosted: Iterable[str]) -> dict[str, RemoteFr
         devices = config.devices_of(name)
         found[name] = open_spread(tenant, devices) if len(devices) > 1 else open_remote(tenant, name not in on_cores)
     return found
-
-
-def _groups(config: Config, opener: Opener, hosted: Collection[str]) -> dict[str, MpsGroup]:
-    """The processes of devices under MPS, by device. Raises ConfigError for one that is cores of this host."""
-    under = {name: each for name, each in config.named_devices.items() if each.mps == "on"}
-    if wrong := [name for name in under if name in hosted]:
-        raise ConfigError(
-            [f'{config.source}: device {name} is cores of this host: mps = "on" is for GPUs; leave it out' for name in wrong]
-        )
-    return {name: MpsGroup(name, partial(identify, name, config.server, each, opener)) for name, each in under.items()}
 
 
 def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:

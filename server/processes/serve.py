@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from ..admin.lifecycle import ServerEnd
-from ..config.schema import Config
+from ..config.schema import Config, DeviceConfig
 from ..config.tables import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
@@ -22,9 +23,12 @@ from ..host.signals import Terminal
 from ..host.watchdog import Watchdog
 from .children import spawn
 from .composition import Composition
+from .device_side.identify import identify
 from .device_side.runtime_server import Opener
 from .supervision import listen
 from .supervision.affinity import TOO_FEW_CORES, conflicts, share_cores
+from .supervision.mps_choice import open_groups
+from .supervision.mps_group import MpsGroup
 from .supervision.supervised import SupervisedDevice
 from .supervision.supervisor import Supervisor
 
@@ -54,12 +58,14 @@ async def serve(
     signalled = _catch_signals()
     terminal = Terminal()
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
-    async with Watchdog(config.server):
+    async with Watchdog(config.server), AsyncExitStack() as left:
         await asyncio.to_thread(spawn.prepare)
         if problems := config.spread_problems(hosted):
             raise ConfigError(problems)
         allowed = frozenset(cores(0))
-        server = Composition(config, opener, hosted, len(allowed), listeners, own, read)
+        groups = await _open_groups(config, opener, hosted, signalled)
+        left.push_async_callback(_close, groups.values())
+        server = Composition(config, opener, hosted, groups, len(allowed), listeners, own, read)
         if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
             on_hang_up = partial(_hang_up, terminal, signalled, server.reloader)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hang_up)
@@ -74,6 +80,26 @@ async def serve(
         finally:
             server.supervisor.kill()
             await server.supervisor.free_devices()
+
+
+async def _open_groups(
+    config: Config, opener: Opener, hosted: Collection[str], signalled: asyncio.Event
+) -> Mapping[str, MpsGroup]:
+    """The processes under MPS, by device; none once there is a signal, as the start is given up then. Raises ConfigError."""
+
+    async def look(name: str, device: DeviceConfig, environment: Mapping[str, str]) -> str:
+        return await identify(name, config.server, device, opener, environment)
+
+    opening = asyncio.create_task(open_groups(config, hosted, look))
+    if await _first(asyncio.wait({opening}), signalled.wait()):
+        opening.cancel()
+        await asyncio.wait({opening})
+    return {} if opening.cancelled() else opening.result()
+
+
+async def _close(groups: Iterable[MpsGroup]) -> None:
+    for each in groups:
+        await each.close()
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:

@@ -1,6 +1,6 @@
 """`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given.
 
-What HANG_OFF or HANG_ON names is a FIFO: devices with `mps = "off"`, or "on", are opened once its other end is closed.
+What HANG_OFF, HANG_ON or HANG_AUTO names is a FIFO: devices with that `mps` are opened once its other end is closed.
 """
 
 import logging

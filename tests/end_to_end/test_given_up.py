@@ -16,7 +16,7 @@ SHARES = """
 [device]
 backend = "cpu"
 cores = "0-1"
-mps = "on"
+mps = "{mps}"
 """
 SHARES += tenant("acme", "identity", http_processes=2) + tenant("globex", "identity")
 DAEMON = "nvidia-cuda-mps"
@@ -47,16 +47,24 @@ def handles_signals(server: Running) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("waits_for", "number"),
-    [("forkserver", signal.SIGTERM), ("look", signal.SIGINT), ("daemon", signal.SIGTERM), ("device", signal.SIGTERM)],
+    ("mps", "waits_for", "number"),
+    [
+        ("on", "forkserver", signal.SIGTERM),
+        ("on", "look", signal.SIGINT),
+        ("on", "daemon", signal.SIGTERM),
+        ("on", "device", signal.SIGTERM),
+        ("auto", "look", signal.SIGTERM),
+        ("auto", "daemon", signal.SIGINT),
+        ("auto", "device", signal.SIGTERM),
+    ],
 )
 def test_a_start_is_given_up_and_nothing_is_left(
-    waits_for: str, number: signal.Signals, standard: Path, tmp_path: Path, temporary: Path
+    mps: str, waits_for: str, number: signal.Signals, standard: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    config = configure(tmp_path / "c.toml", standard, SHARES, drain_grace='"60s"')
+    config = configure(tmp_path / "c.toml", standard, SHARES.format(mps=mps), drain_grace='"60s"')
     os.mkfifo(gate := tmp_path / "gate")
     environment = {"TMPDIR": str(temporary)}
-    environment |= {{"look": "HANG_OFF", "device": "HANG_ON"}.get(waits_for, "OPEN"): str(gate)}
+    environment |= {{"look": "HANG_OFF", "device": f"HANG_{mps.upper()}"}.get(waits_for, "OPEN"): str(gate)}
     behaviour = {"start": "silent"} if waits_for == "daemon" else {}
     with running_apart(config, environment=environment, signs=(), **behaviour) as server:
         until(lambda: handles_signals(server))
@@ -75,10 +83,11 @@ def test_a_start_is_given_up_and_nothing_is_left(
     assert "Error" not in log
 
 
+@pytest.mark.parametrize("mps", ["on", "auto"])
 def test_a_server_that_is_killed_while_it_looks_at_a_gpu_that_hangs_leaves_no_process(
-    standard: Path, tmp_path: Path, temporary: Path
+    mps: str, standard: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    config = configure(tmp_path / "c.toml", standard, SHARES)
+    config = configure(tmp_path / "c.toml", standard, SHARES.format(mps=mps))
     os.mkfifo(gate := tmp_path / "gate")
     environment = {"TMPDIR": str(temporary), "HANG_OFF": str(gate)}
     with running_apart(config, environment=environment, signs=()) as server, open(gate, "wb"):  # Once it is open there.

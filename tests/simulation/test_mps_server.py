@@ -47,10 +47,13 @@ def simulated() -> Iterator[None]:
         yield
 
 
-def start(folder: Path, devices: str, tenants: str, hanging: Path | None = None) -> AbstractContextManager[Served]:
+def start(
+    folder: Path, devices: str, tenants: str, hanging: Path | None = None, **behaviour: int
+) -> AbstractContextManager[Served]:
     for name, network in two.NETWORKS.items():
         (add(folder / "models", name) / "model.plan").write_bytes(make_plan(network().onnx, network().ranges))
     fake = FakeMps(folder / "fake")
+    fake.behave(**behaviour)
     environment = {"PATH": f"{fake.folder}:{os.environ['PATH']}"} | ({"HANG": str(hanging)} if hanging else {})
     return two.serving(folder / "models", folder, devices, tenants, "tests.simulation.losing", environment)
 
@@ -59,6 +62,25 @@ def start(folder: Path, devices: str, tenants: str, hanging: Path | None = None)
 def server(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with start(tmp_path_factory.mktemp("mps"), real.DEVICE, real.tenants(), hanging) as served:
         yield served
+
+
+@pytest.mark.parametrize("clients", [48, 0])
+def test_each_tenant_has_a_process_of_its_own_by_itself_where_processes_can_be_clients(tmp_path: Path, clients: int) -> None:
+    devices, names = real.DEVICE.replace('"on"', '"auto"'), ("acme", "globex", "initech")
+    with start(tmp_path, devices, real.tenants(), most=clients) as server:
+        for name in names:
+            real.until_ready(server, name)
+        real.check_all(server, 1)
+        found = {one.name for one in server.process.family() if one.name.startswith("greenlane dev")}
+        description = server.admin("GET", "device")["description"]
+        left = daemons(server)
+    if clients:
+        assert found == {f"greenlane dev {name}"[:15] for name in names}
+        assert 'device 0: a device process for each of its 3 tenants, under MPS (mps = "auto")' in server.log
+    else:
+        assert found == {"greenlane dev 0"}
+        assert 'WARNING greenlane.processes: device 0: one device process (mps = "auto"): ' in server.log
+    assert (" under MPS, " in description, len(left)) == (clients > 0, clients > 0)
 
 
 def daemons(server: Served) -> set[int]:

@@ -1,6 +1,7 @@
 """A short process that looks at a GPU before its MPS daemon is started: which one it is, and whether its partitions are apart.
 
-Under MPS the driver numbers the SMs of each partition again, so that it can be seen only here on which they run.
+Under MPS the driver numbers the SMs of each partition again, so that it can be seen only here on which they run. Another one,
+as a client of the daemon, sees whether a process can become one.
 """
 
 import asyncio
@@ -8,8 +9,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
+from types import MappingProxyType
 
 from partitions import Device, DeviceUnavailable, PartitionError, probe
 
@@ -17,19 +19,29 @@ from ...config.schema import DeviceConfig
 from ...config.server import ServerConfig
 from ..children import spawn
 from ..children.process_setup import set_up
-from .device_process import enter
+from .device_process import as_client, enter
 
 LIMIT = 60.0
 """Seconds that it may take: the driver starts, and the kernel that finds SMs may have to be compiled."""
 _MOST = 1 << 16
 
 
-async def identify(name: str, server: ServerConfig, config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> str:
-    """The UUID of this device, which `opener` opens in a process of its own. Raises DeviceUnavailable."""
+async def identify(
+    name: str,
+    server: ServerConfig,
+    config: DeviceConfig,
+    opener: Callable[[DeviceConfig], Device],
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The UUID of this device, which `opener` opens in a process of its own. Raises DeviceUnavailable.
+
+    With an environment that process has to become a client of MPS by it.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        process = await spawn.start(main, name, server, config.model_copy(update={"mps": "off"}), opener, theirs)
+        alone = config if environment else config.model_copy(update={"mps": "off"})
+        process = await spawn.start(main, name, server, alone, opener, dict(environment), theirs)
         theirs.close()
         try:
             async with asyncio.timeout(LIMIT):
@@ -48,14 +60,19 @@ async def identify(name: str, server: ServerConfig, config: DeviceConfig, opener
 
 
 def main(
-    name: str, server: ServerConfig, config: DeviceConfig, opener: Callable[[DeviceConfig], Device], answer: socket.socket
+    name: str,
+    server: ServerConfig,
+    config: DeviceConfig,
+    opener: Callable[[DeviceConfig], Device],
+    environment: Mapping[str, str],
+    answer: socket.socket,
 ) -> None:
     """The process: answers with one line of JSON. The supervisor ends it; it ends with the supervisor if that is killed."""
-    enter({})
+    enter(environment)
     set_up(f"gpu {name}", server.log_format, server.log_level, device=True)
     threading.Thread(target=_end_with_supervisor, args=(answer,), daemon=True).start()
     try:
-        found = look(config, opener)
+        found = look(config, as_client(opener) if environment else opener)
     except PartitionError as error:
         found = {"error": str(error)}
     answer.sendall(json.dumps(found).encode())
@@ -69,8 +86,10 @@ def _end_with_supervisor(answer: socket.socket) -> None:
 
 
 def look(config: DeviceConfig, opener: Callable[[DeviceConfig], Device]) -> dict[str, str]:
-    """Open the device and run a probe on every granule. Blocks. Raises PartitionError, Misplaced where two overlap."""
+    """Open the device; outside MPS, run a probe on every granule. Blocks. Raises PartitionError, Misplaced if two overlap."""
     with closing(opener(config)) as device, ExitStack() as carved:
+        if device.shared:
+            return {"uuid": device.uuid, "description": device.describe()}
         each = {f"granule {index}": device.carve([index]) for index in range(len(device.granules))}
         for partition in each.values():
             carved.enter_context(closing(partition))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from partitions import DeviceUnavailable
 from partitions.errors import MpsError
-from partitions.mps import PREFIX, MpsDaemon, find_other
+from partitions.mps import COMMAND, PREFIX, MpsDaemon, find_command, find_other
 
 log = logging.getLogger("greenlane.processes")
 
@@ -23,6 +23,20 @@ def memory_limit(budget: int | None) -> dict[str, str]:
     None without a budget. A move binds every model a second time, so twice the budget is allowed.
     """
     return {} if budget is None else {f"{PREFIX}PINNED_DEVICE_MEM_LIMIT": f"0={(2 * budget + _OWN) >> 20}M"}
+
+
+async def hindrance(uuid: str = "") -> str:
+    """Why no daemon of ours can run for this GPU, and what to do; "" if that cannot be seen without starting it."""
+    try:
+        find_command(uuid)
+    except MpsError as error:
+        return str(error)
+    if other := await find_other():
+        return (
+            f"an MPS daemon of yours runs in {other}, whose clients would not be fenced from the tenants; end it "
+            f"(echo quit | {COMMAND})"
+        )
+    return ""
 
 
 class MpsGroup:
@@ -48,11 +62,8 @@ class MpsGroup:
         """
         async with self._changing:
             if self._daemon is None or self._daemon.folder is None:
-                if other := await find_other():
-                    raise DeviceUnavailable(
-                        f"device {self.device}: an MPS daemon of yours runs in {other}, whose clients would not be fenced from "
-                        'the tenants; end it (echo quit | nvidia-cuda-mps-control), or set mps = "off"'
-                    )
+                if why := await hindrance():
+                    raise DeviceUnavailable(f'device {self.device}: {why}, or set mps = "off"')
                 self._daemon = self._daemon or MpsDaemon(await self._identify())
                 await self._daemon.start()
             return {**self._daemon.environment, "CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES}

@@ -116,7 +116,7 @@ async def test_a_daemon_of_the_operator_s_is_refused_with_its_folder(fake: FakeM
 
 async def test_without_nvidia_s_command_it_is_said_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PartitionError, match=f"^{COMMAND} is not on PATH"):
+    with pytest.raises(PartitionError, match=f'^device 0: {COMMAND} is not on PATH; .* or set mps = "off"$'):
         await MpsGroup("0", uuid).environment()
 
 
