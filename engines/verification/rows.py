@@ -13,7 +13,7 @@ from ..errors import EngineError
 from ..memory import view
 from ..signature import Shape, Signature, TensorSpec
 from ..wire import unpack
-from .rule import Comparison, compare, is_usable
+from .rule import Comparison, compare, encoded, is_usable, numbers
 from .samples import ATTEMPTS, draw
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -118,10 +118,11 @@ def _beside_large(
     `alone` are the answers to both rows alone, since a small row's error is judged by the size of all (`rule`).
     """
     found = compare(signature.outputs, alone, alone, precision)
-    kinds = [spec.datatype.name in ("FP16", "FP32", "FP64") for spec in signature.inputs]
-    for factor in (LARGE, -LARGE) if any(kinds) else ():
-        factors = [factor if kind else 1 for kind in kinds]
-        large = [(each[1:] * by).astype(each.dtype) for each, by in zip(inputs, factors, strict=True)]
+    for factor in (LARGE, -LARGE) if any(spec.datatype.kind == "float" for spec in signature.inputs) else ():
+        large = [
+            encoded(spec.datatype, numbers(spec.datatype, each[1:]) * factor) if spec.datatype.kind == "float" else each[1:]
+            for spec, each in zip(signature.inputs, inputs, strict=True)
+        ]
         with suppress(EngineError):
             together = run([np.concatenate([each[:1], more]) for each, more in zip(inputs, large, strict=True)])
             pairs = zip(alone, together, strict=True)

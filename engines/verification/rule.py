@@ -133,6 +133,13 @@ def numbers(datatype: DataType, array: Array) -> Array:
     return (array.astype(np.uint32) << 16).view(np.float32) if datatype.name == "BF16" else array
 
 
+def encoded(datatype: DataType, found: Array) -> Array:
+    """The array of this datatype whose `numbers` these floats are, but for what BF16 cuts off."""
+    if datatype.name == "BF16":
+        return (np.asarray(found, np.float32).view(np.uint32) >> 16).astype(datatype.numpy)
+    return found.astype(datatype.numpy)
+
+
 def _discrete(name: str, reference: Array, answer: Array, limit: float) -> Comparison:
     """Integers, booleans and texts: the share of the elements that differ."""
     if reference.shape != answer.shape:

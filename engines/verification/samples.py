@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import ModelRefused
 from ..signature import Shape, TensorSpec
+from .rule import encoded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,9 +34,7 @@ def _draw(spec: TensorSpec, shape: Shape, bound: int, random: np.random.Generato
         raise ModelRefused(f"input {spec.name!r} is BYTES, for which no inputs can be drawn")
     if kind == "float":
         values = np.asarray(random.random(shape, np.float32) if attempt else random.standard_normal(shape, np.float32))
-        if spec.datatype.name == "BF16":
-            return (values.view(np.uint32) >> 16).astype(dtype)
-        return values.astype(dtype)
+        return encoded(spec.datatype, values)
     if "mask" in spec.name.lower():
         return np.ones(shape, dtype)
     least = 256 if spec.datatype.name == "UINT8" and not attempt else 2

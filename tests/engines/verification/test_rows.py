@@ -74,6 +74,14 @@ def test_rows_that_depend_on_those_that_are_much_larger_are_found(
     assert not unknown
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "double"])
+def test_floats_of_every_kind_are_enlarged(kind: str, tmp_path: Path, partition: CpuPartition) -> None:
+    cast = LARGEST.replace("float[n, 4] x", f"{kind}[n, 4] a").replace("{ m =", "{ x = Cast<to = 1>(a) m =")
+    depends, unknown = found(cast, tmp_path, partition)
+    assert depends.startswith("output 'y' of a row beside one 1000 times as large is off by ")
+    assert not unknown
+
+
 @pytest.mark.parametrize("source", [WIDEST, WIDEST.replace("Greater", "Less")])
 def test_an_output_as_wide_as_its_widest_row_is_found(source: str, tmp_path: Path, partition: CpuPartition) -> None:
     """Whichever of the two rows is the wider one."""
