@@ -22,7 +22,7 @@ Run = Callable[[Sequence[Array]], list[Array]]
 LARGE = 1000.0
 """How many times as large as a row the one beside it is, in the second try: FP16 has room for that."""
 LONGEST = 5.0
-"""Seconds that one run may take, or rows are not looked at: a load is not to take much longer for it."""
+"""Seconds after which no further run is begun: a load is not to take much longer for it."""
 
 
 class Answering(Executor, Protocol):
@@ -68,11 +68,13 @@ def dependence(
 
     `shapes` are those of one row. Blocks for five runs. No error is raised.
     """
-    unknown = ""
+    unknown, limited = "", _Limited(run)
     for attempt in range(ATTEMPTS):
         try:
             inputs = draw(signature.inputs, [(2, *shape[1:]) for shape in shapes], bounds, seed, attempt)
-            return _dependence(run, signature, inputs, precision)
+            return _dependence(limited, signature, inputs, precision)
+        except _TooLong as error:
+            return "", str(error)
         except (EngineError, _Unknown) as error:
             unknown = str(error)
     return "", unknown
@@ -82,13 +84,30 @@ class _Unknown(Exception):
     """These inputs decide nothing; the text says why."""
 
 
-def _dependence(run: Run, signature: Signature, inputs: Sequence[Array], precision: str) -> tuple[str, str]:
+class _TooLong(Exception):
+    """The model takes too long to be looked at; the text says how long."""
+
+
+class _Limited:
+    """Runs, of which none is begun after one that took too long, also if that one failed."""
+
+    def __init__(self, run: Run) -> None:
+        self.unlimited = run
+        self._longest = 0.0
+
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        if self._longest > LONGEST:
+            raise _TooLong(f"one run took {self._longest:.1f} s")
+        began = time.monotonic()
+        try:
+            return self.unlimited(inputs)
+        finally:
+            self._longest = max(self._longest, time.monotonic() - began)
+
+
+def _dependence(run: _Limited, signature: Signature, inputs: Sequence[Array], precision: str) -> tuple[str, str]:
     rows: list[list[Array]] = [[each[row : row + 1] for each in inputs] for row in range(2)]
-    began = time.monotonic()
-    first = run(rows[0])
-    if (took := time.monotonic() - began) > LONGEST:
-        return "", f"one run took {took:.1f} s"
-    second, together = run(rows[1]), run(inputs)
+    first, second, together = run(rows[0]), run(rows[1]), run(inputs)
     if odd := [spec.name for spec, each in zip(signature.outputs, together, strict=True) if each.shape[:1] != (2,)]:
         return f"output {odd[0]!r} of two rows has not two", ""
     if any(one.shape[1:] != each.shape[1:] for row in (first, second) for one, each in zip(row, together, strict=True)):
@@ -99,7 +118,7 @@ def _dependence(run: Run, signature: Signature, inputs: Sequence[Array], precisi
     found = compare(signature.outputs, together, alone, precision)
     if found.agrees:
         found, beside = _beside_large(run, signature, inputs, alone, precision), f"one {LARGE:g} times as large"
-    elif not compare(signature.outputs, first, run(rows[0]), precision).agrees:
+    elif not compare(signature.outputs, first, run.unlimited(rows[0]), precision).agrees:
         return "answers to the same inputs differ from run to run", ""
     else:
         beside = "another"
@@ -129,4 +148,6 @@ def _beside_large(
             both = [np.concatenate([each[:1], one[1:]]) if each.shape == one.shape else each for one, each in pairs]
             beside = compare(signature.outputs, alone, both, precision)
             found = max(found, beside, key=lambda each: each.error / each.tolerance)
+        if not found.agrees:
+            break
     return found

@@ -138,6 +138,29 @@ def test_a_model_that_takes_too_long_is_run_once(
     assert unknown.startswith("one run took ")
 
 
+@pytest.mark.parametrize(
+    ("source", "depends", "unknown"), [(SEPARATE, "", "one run took "), (LARGEST, "output 'y' of a row", "")]
+)
+def test_no_run_follows_one_beside_a_large_row_that_took_too_long(
+    source: str, depends: str, unknown: str, tmp_path: Path, partition: CpuPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that one has shown counts."""
+    engine = load_engine(save(tmp_path / "model.onnx", source))
+    executor, runs = engine.bind(partition), 0
+
+    def run(inputs: Sequence[Array]) -> list[Array]:
+        nonlocal runs
+        runs += 1
+        if np.abs(inputs[0]).max() > 100:
+            monkeypatch.setattr(rows, "LONGEST", 0.0)
+        return run_on(executor, inputs)
+
+    found = dependence(run, engine.signature, [(1, 4)], "FP32", {})
+    assert runs == 4
+    assert [text.startswith(start) for text, start in zip(found, (depends, unknown), strict=True)] == [True, True]
+    assert [bool(text) for text in found] == [bool(depends), bool(unknown)]
+
+
 def test_a_model_that_refuses_the_first_inputs_is_tried_with_others(tmp_path: Path, partition: CpuPartition) -> None:
     few = TABLE.replace("float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}", "float[2, 2] t = {1, 2, 3, 4}")
     engine = load_engine(save(tmp_path / "model.onnx", few))
