@@ -17,6 +17,10 @@ fussy (float[n] x) => (float[n] y)
 """
 """Zeros for zeros; raises for anything that is 1 or more."""
 
+INDEXED = f"""indexed (float[n, 3] x) => (float[n, 3, 2] y) <float[100, 2] t = {{{", ".join(map(str, range(200)))}}}>
+{{ i = Cast<to = 7>(x) y = Gather<axis = 0>(t, i) }}"""
+"""Beside a row that is 1000 times as large it leaves its table."""
+
 DISTINCT = "distinct (float[n] x) => (float[m] y) { y = Unique<sorted = 0>(x) }"
 """What is there once, in order: how much that is, is known only afterwards."""
 

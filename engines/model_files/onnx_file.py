@@ -28,6 +28,19 @@ _COARSE = MappingProxyType({10: "FP16", 16: "BF16"})
 _QUANTISED = frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"})
 _PASSING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Nodes whose output has the values of their first input."""
+_FLOATS = frozenset({1, 10, 11, 16})
+_COUNTING = frozenset({
+    "And", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual",
+    "NonMaxSuppression", "NonZero", "Not", "Or", "Shape", "Size", "Xor",
+})  # fmt: skip
+"""Nodes whose output is within what the shapes of their inputs allow, or true or false, however large the values are."""
+_LOCATING = frozenset({"MaxPool", "TopK", "Unique"})
+"""Nodes of which that holds for all outputs but the first."""
+_MEASURING = MappingProxyType({
+    "CastLike": slice(1), "OneHot": slice(1, 2), "Range": slice(3), "Resize": slice(1, None), "RoiAlign": slice(1, 2),
+    "Upsample": slice(1, None),
+})  # fmt: skip
+"""Nodes by whose inputs of floats, which these are, sizes or indices are decided; beside `Cast`."""
 
 Message = Mapping[int, list[int | memoryview]]
 
@@ -127,22 +140,82 @@ def precisions(data: bytes | memoryview) -> frozenset[str]:
 
 
 def index_bounds(data: bytes | memoryview) -> dict[str, int]:
-    """For inputs that index the rows of a table (`Gather` from a weight, as embeddings do): how many rows that has at least."""
+    """For inputs that index the rows of a table (`Gather` from a weight, as embeddings do): how many rows that has at least.
+
+    For other inputs of floats of which an index or a size may be made: 1.
+    """
     bounds: dict[str, int] = {}
     with suppress(ValueError, IndexError, RecursionError):
-        for graph in _messages(_message(memoryview(data)), 7):
+        model = _message(memoryview(data))
+        for graph in _messages(model, 7):
             rows = {_text(tensor, 8): tensor.get(1, [0])[0] for tensor in _messages(graph, 5)}
             origin = {_text(value, 1): _text(value, 1) for value in _messages(graph, 11) if _text(value, 1) not in rows}
             for node in _messages(graph, 1):
                 taken, given = _texts(node, 1), _texts(node, 2)
-                if _text(node, 4) in _PASSING and taken and given and taken[0] in origin:
+                if _text(node, 4) in _PASSING and not _counts(node) and taken and given and taken[0] in origin:
                     origin[given[0]] = origin[taken[0]]
                 axis = [attribute.get(3, [0])[0] for attribute in _messages(node, 5) if _text(attribute, 1) == "axis"]
                 if _text(node, 4) == "Gather" and axis in ([], [0]) and len(taken) == 2 and taken[1] in origin:
                     size, name = rows.get(taken[0], 0), origin[taken[1]]
                     if isinstance(size, int) and size:
                         bounds[name] = min(size, bounds.get(name, size))
+            bounds = dict.fromkeys(_measured(graph, _functions(model)), 1) | bounds
     return bounds
+
+
+def _functions(model: Message) -> dict[str, bool]:
+    """The functions of a model by name, and whether any node in one makes an index or a size: functions may use others."""
+    functions = list(_messages(model, 25))
+    makes = any(_measures(node) for function in functions for outer in _messages(function, 7) for node in _nested(outer))
+    return {_text(function, 1): makes for function in functions}
+
+
+def _measured(graph: Message, functions: Mapping[str, bool]) -> set[str]:
+    """The inputs of floats from whose values an integer is made that may be an index or a size, or a size by itself."""
+    made: dict[str, set[str]] = {}
+    for value in _messages(graph, 11):
+        kinds = [kind for of in _messages(value, 2) for tensor in _messages(of, 1) for kind in tensor.get(1, ())]
+        if _FLOATS.intersection(kinds):
+            made[_text(value, 1)] = {_text(value, 1)}
+    found: set[str] = set()
+    for node in _messages(graph, 1):
+        inner = list(_nested(node))
+        origins = {name for each in inner for taken in _texts(each, 1) for name in made.get(taken, ())}
+        if any(map(_measures, inner[1:])) or any(functions.get(_text(each, 4)) for each in inner):
+            found |= origins
+        else:
+            found |= {name for taken in _measures(node) for name in made.get(taken, ())}
+        if not _counts(node):
+            given = _texts(node, 2)
+            made |= dict.fromkeys(given[:1] if _text(node, 4) in _LOCATING else given, origins)
+    return found
+
+
+def _nested(node: Message) -> Iterator[Message]:
+    """A node and those of the graphs in its attributes: a graph is field 6, several are 11."""
+    yield node
+    for attribute in _messages(node, 5):
+        for number in (6, 11):
+            for graph in _messages(attribute, number):
+                for each in _messages(graph, 1):
+                    yield from _nested(each)
+
+
+def _measures(node: Message) -> list[str]:
+    """Those of a node's inputs of whose values it makes an integer that may be an index or a size, or a size."""
+    taken, kind = _texts(node, 1), _text(node, 4)
+    if kind == "Cast":
+        return taken if _target(node) in (_INT32, _INT64) else []
+    return taken[_MEASURING[kind]] if kind in _MEASURING else []
+
+
+def _counts(node: Message) -> bool:
+    """Whether its output is as small however large its inputs are."""
+    return _text(node, 4) in _COUNTING or (_text(node, 4) == "Cast" and _target(node) == _BOOL)
+
+
+def _target(node: Message) -> int | memoryview:
+    return next((each.get(3, [0])[0] for each in _messages(node, 5) if _text(each, 1) == "to"), 0)
 
 
 def _is_structure(tensor: Message) -> bool:

@@ -66,13 +66,14 @@ def dependence(
 ) -> tuple[str, str]:
     """How rows depend on each other, "" if they do not; and why that is not known, "" if it is.
 
-    `shapes` are those of one row. Blocks for five runs. No error is raised.
+    `shapes` are those of one row, `bounds` as for `draw`: floats that have one are not enlarged, as an index may be made of
+    them, and a GPU does not check it. Blocks for five runs. No error is raised.
     """
     unknown, limited = "", _Limited(run)
     for attempt in range(ATTEMPTS):
         try:
             inputs = draw(signature.inputs, [(2, *shape[1:]) for shape in shapes], bounds, seed, attempt)
-            return _dependence(limited, signature, inputs, precision)
+            return _dependence(limited, signature, inputs, precision, bounds)
         except _TooLong as error:
             return "", str(error)
         except (EngineError, _Unknown) as error:
@@ -105,7 +106,9 @@ class _Limited:
             self._longest = max(self._longest, time.monotonic() - began)
 
 
-def _dependence(run: _Limited, signature: Signature, inputs: Sequence[Array], precision: str) -> tuple[str, str]:
+def _dependence(
+    run: _Limited, signature: Signature, inputs: Sequence[Array], precision: str, bounds: Mapping[str, int]
+) -> tuple[str, str]:
     rows: list[list[Array]] = [[each[row : row + 1] for each in inputs] for row in range(2)]
     first, second, together = run(rows[0]), run(rows[1]), run(inputs)
     if odd := [spec.name for spec, each in zip(signature.outputs, together, strict=True) if each.shape[:1] != (2,)]:
@@ -117,7 +120,8 @@ def _dependence(run: _Limited, signature: Signature, inputs: Sequence[Array], pr
         raise _Unknown("its answers to random inputs are not finite, or all 0")
     found = compare(signature.outputs, together, alone, precision)
     if found.agrees:
-        found, beside = _beside_large(run, signature, inputs, alone, precision), f"one {LARGE:g} times as large"
+        found = _beside_large(run, signature, inputs, alone, precision, bounds)
+        beside = f"one {LARGE:g} times as large"
     elif not compare(signature.outputs, first, run.unlimited(rows[0]), precision).agrees:
         return "answers to the same inputs differ from run to run", ""
     else:
@@ -129,7 +133,12 @@ def _dependence(run: _Limited, signature: Signature, inputs: Sequence[Array], pr
 
 
 def _beside_large(
-    run: Run, signature: Signature, inputs: Sequence[Array], alone: Sequence[Array], precision: str
+    run: Run,
+    signature: Signature,
+    inputs: Sequence[Array],
+    alone: Sequence[Array],
+    precision: str,
+    bounds: Mapping[str, int],
 ) -> Comparison:
     """How the answer to the first row differs beside a much larger row, above and below 0, from that of the row alone.
 
@@ -137,10 +146,11 @@ def _beside_large(
     `alone` are the answers to both rows alone, since a small row's error is judged by the size of all (`rule`).
     """
     found = compare(signature.outputs, alone, alone, precision)
-    for factor in (LARGE, -LARGE) if any(spec.datatype.kind == "float" for spec in signature.inputs) else ():
+    enlarged = [spec.datatype.kind == "float" and spec.name not in bounds for spec in signature.inputs]
+    for factor in (LARGE, -LARGE) if any(enlarged) else ():
         large = [
-            encoded(spec.datatype, numbers(spec.datatype, each[1:]) * factor) if spec.datatype.kind == "float" else each[1:]
-            for spec, each in zip(signature.inputs, inputs, strict=True)
+            encoded(spec.datatype, numbers(spec.datatype, each[1:]) * factor) if is_enlarged else each[1:]
+            for spec, each, is_enlarged in zip(signature.inputs, inputs, enlarged, strict=True)
         ]
         with suppress(EngineError):
             together = run([np.concatenate([each[:1], more]) for each, more in zip(inputs, large, strict=True)])

@@ -65,6 +65,8 @@ def look(executor: Executor, partition: Partition, signature: Signature, setting
     by_shape = executor.engine.by_shape
     precision = coarsest(precisions(data), rounds=by_shape or not onnx)
     bounds = index_bounds(data)
+    if not onnx and partition.host_cores is None:  # An index may be made of floats, and a GPU does not check it.
+        bounds = {spec.name: 1 for spec in signature.inputs if spec.datatype.kind == "float"}
     found = Rows(unknown="there are no shapes to try it with")
     run = partial(run_on, executor)
     for shapes in _tries(executor, signature, settings):

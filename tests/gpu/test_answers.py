@@ -14,6 +14,8 @@ from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfi
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from tests.end_to_end.harness import Served, serving
+from tests.engines import small
+from tests.models import INDEXED
 
 from .networks import bottlenecks
 
@@ -27,11 +29,16 @@ OTHERS = ((1, 53), (3, 53), (2, 52), (2, 54), (7, 73))
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("answers")
-    for name, data in {"encs": encoder(layers=3, tokens="s"), "branches": bottlenecks().onnx}.items():
+    sources = {"encs": encoder(layers=3, tokens="s"), "branches": bottlenecks().onnx, "indexed": small.model(INDEXED)}
+    for name, data in sources.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "1" / "model.onnx").write_bytes(data)
     profile = (("x", ((1, 16, 512), (8, 128, 512), (8, 256, 512))),)
-    options = {"encs": ModelOptions(max_batch=8, profiles=(profile,)), "branches": ModelOptions(max_batch=4)}
+    options = {
+        "encs": ModelOptions(max_batch=8, profiles=(profile,)),
+        "branches": ModelOptions(max_batch=4),
+        "indexed": ModelOptions(max_batch=4),
+    }
     config = Config(
         server=ServerConfig(default_tenant="acme", drain_grace=0.0),
         device=DeviceConfig(backend="cuda"),
@@ -93,3 +100,16 @@ def test_a_network_with_branches_is_answered_rightly_each_time(served: Served, f
         errors.append(row_error(expected, np.frombuffer(body, np.float32).reshape(expected.shape)))
     figures["branches"] = {"answers": len(errors), "worst error": max(errors)}
     assert max(errors) < tolerance("TF32"), errors
+
+
+def test_a_model_that_makes_indices_of_floats_is_joined_and_answered_rightly(served: Served, figures: dict[str, Any]) -> None:
+    """Its rows were tried within its table: what the GPU does with an index beyond it might end the process."""
+    config = httpx.get(f"{served.url}/v2/models/indexed/config").json()
+    figures["indexed"] = json.loads(config["parameters"]["greenlane.execution"]["string_value"])
+    assert figures["indexed"]["rows"] == "separate"
+    data = np.float32([[0, 1, 2], [50.5, 98, 99]])
+    answer = ask(served, data, "indexed")
+    assert answer.status_code == 200, answer.text
+    body = answer.content[int(answer.headers["inference-header-content-length"]) :]
+    table = np.arange(200, dtype=np.float32).reshape(100, 2)
+    assert np.array_equal(np.frombuffer(body, np.float32).reshape(2, 3, 2), table[data.astype(int)])

@@ -12,6 +12,7 @@ from engines.model_files.onnx_file import (
     Declared,
     OnnxFile,
     blame,
+    index_bounds,
     initializer,
     read_onnx,
     source_digest,
@@ -162,3 +163,51 @@ def test_weights_in_files_of_their_own_are_not_part_of_the_structure(tmp_path: P
 @pytest.mark.parametrize("data", [b"\xff", b"\x3a\x7f", network()[:-3]])
 def test_bytes_that_cannot_be_parsed_have_no_structure(data: bytes) -> None:
     assert structure_digest(data) == ""
+
+
+TABLE = "<float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, int64[2] two = {1, 1}, float half = {0.5}>"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "nodes", "bounds"),
+    [
+        ("int64[n, 3] x", "y = Gather(t, x)", {"x": 5}),
+        ("float[n, 3] x", "i = Cast<to = 7>(x) y = Gather(t, i)", {"x": 5}),
+        ("float[n, 3] x", "h = Mul(x, half) i = Cast<to = 6>(h) y = Gather(t, i)", {"x": 1}),
+        ("float[n, 3] x, float[n, 3] z", "h = Floor(x) i = Cast<to = 7>(h) g = Gather(t, i) y = Add(g, z)", {"x": 1}),
+        ("bfloat16[n, 3] x", "f = Cast<to = 1>(x) y = Range(half, f, half)", {"x": 1}),
+        ("float[n, 3] x, int64[1] i", "h = CastLike(x, i) y = Gather(t, h)", {"x": 1}),
+        ("float[n, 3] x", "s = Shape(x) i = Cast<to = 6>(s) y = Expand(x, s)", {}),
+        ("float[n, 3] x", "b = Greater(x, half) i = Cast<to = 7>(b) y = Gather(t, i)", {}),
+        ("float[n, 3] x", "b = Cast<to = 9>(x) i = Cast<to = 7>(b) y = Gather(t, i)", {}),
+        ("float[n, 3] x", "v, k = TopK(x, two) i = Cast<to = 6>(k) y = Gather(t, i)", {}),
+        ("float[n, 3] x", "v, k = TopK(x, two) i = Cast<to = 6>(v) y = Gather(t, i)", {"x": 1}),
+        ("float[n, 3] x", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)", {}),
+        ("float[n, 3] x", "y = Resize(x, , two)", {}),
+        ("float[n, 3] x", "y = Resize(t, , x)", {"x": 1}),
+        ("bool c, float[n, 3] x", "y = If(c) <then_branch = a () => (float[n] u) { i = Cast<to = 7>(x) u = Gather(t, i) }, "
+         "else_branch = b () => (float[n] v) { v = Identity(x) }>", {"x": 1}),
+        ("bool c, float[n, 3] x", "y = If(c) <then_branch = a () => (float[n] u) { u = Abs(x) }, "
+         "else_branch = b () => (float[n] v) { v = Identity(x) }>", {}),
+    ],
+)  # fmt: skip
+def test_inputs_of_which_an_index_or_a_size_is_made_are_found(inputs: str, nodes: str, bounds: dict[str, int]) -> None:
+    assert index_bounds(model(f"m ({inputs}) => (float[n] y) {TABLE} {{ {nodes} }}")) == bounds
+
+
+@pytest.mark.parametrize(("kind", "bounds"), [(TensorProto.INT64, {"x": 1}), (TensorProto.FLOAT, {})])
+def test_an_index_that_a_function_of_the_model_makes_is_found(kind: int, bounds: dict[str, int]) -> None:
+    opset = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    inner = helper.make_function("own", "inner", ["a"], ["b"], [helper.make_node("Cast", ["a"], ["b"], to=kind)], opset)
+    outer = helper.make_function("own", "outer", ["a"], ["b"], [helper.make_node("inner", ["a"], ["b"], domain="own")], opset)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("outer", ["x"], ["y"], domain="own")], "g", [x], [y])
+    made = helper.make_model(graph, functions=[inner, outer], opset_imports=opset)
+    assert index_bounds(made.SerializeToString()) == bounds
+
+
+@given(st.integers(0), st.integers(0, 255))
+def test_looking_for_indices_in_a_damaged_model_never_raises(at: int, byte: int) -> None:
+    data = bytearray(model("m (float[n, 3] x) => (float[n, 3, 2] y) " + TABLE + " { i = Cast<to = 7>(x) y = Gather(t, i) }"))
+    data[at % len(data)] = byte
+    index_bounds(bytes(data))

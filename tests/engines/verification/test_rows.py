@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec, load_engine
+from engines.model_files.onnx_file import index_bounds
 from engines.verification import rows
 from engines.verification.rows import dependence, run_on
+from engines.verification.rule import numbers
 from engines.verification.samples import draw
 from partitions.cpu import CpuPartition
 from tests.models import save
@@ -42,6 +44,8 @@ CHANGING = """changing (float[n, 4] x) => (float[n, 4] y)
 """As it is exported by mistake: by the mean of the batch, and ONNX Runtime changes the weights with each run."""
 TABLE = """table (int64[n, 3] ids) => (float[n, 3, 2] y) <float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}>
 { y = Gather<axis = 0>(t, ids) }"""
+INDEXED = """indexed (KIND[n, 3] a, float[n, 3, 2] b) => (float[n, 3, 2] y) <float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}>
+{ i = Cast<to = 7>(a) g = Gather<axis = 0>(t, i) y = Add(g, b) }"""
 
 
 def found(source: str, folder: Path, partition: CpuPartition, precision: str = "FP32") -> tuple[str, str]:
@@ -195,3 +199,31 @@ def test_inputs_of_text_decide_nothing(tmp_path: Path, partition: CpuPartition) 
     depends, unknown = found("texts (string[n, 2] x) => (string[n, 2] y) { y = Identity(x) }", tmp_path, partition)
     assert not depends
     assert "BYTES" in unknown
+
+
+@pytest.mark.parametrize("kind", ["float", "float16", "double", "bfloat16"])
+def test_floats_that_become_indices_stay_within_their_table_and_others_are_enlarged(
+    kind: str, tmp_path: Path, partition: CpuPartition
+) -> None:
+    path = save(tmp_path / "model.onnx", INDEXED.replace("KIND", kind))
+    engine = load_engine(path)
+    executor = engine.bind(partition)
+    seen: list[list[Array]] = []
+
+    def run(inputs: Sequence[Array]) -> list[Array]:
+        seen.append([numbers(spec.datatype, each) for spec, each in zip(engine.signature.inputs, inputs, strict=True)])
+        return run_on(executor, inputs)
+
+    assert dependence(run, engine.signature, [(1, 3), (1, 3, 2)], "FP32", index_bounds(path.read_bytes())) == ("", "")
+    indices, others = (np.concatenate([np.abs(each).ravel() for each in arrays]) for arrays in zip(*seen, strict=True))
+    assert 1 < indices.max() < 5
+    assert others.max() > 100
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("kind", ["FP16", "FP32", "FP64", "BF16"])
+@pytest.mark.parametrize("bound", [1, 5, 255, 30522])
+def test_no_drawn_float_is_rounded_up_to_its_bound(kind: str, bound: int) -> None:
+    spec = TensorSpec("x", DATATYPES[kind], ("n",))
+    (drawn,) = draw([spec], [(1 << 20,)], {"x": bound})
+    assert 0 <= numbers(spec.datatype, drawn).min() <= numbers(spec.datatype, drawn).max() < bound

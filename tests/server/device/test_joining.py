@@ -15,7 +15,7 @@ from tests.engines.simulated import AFFINE, ROWS
 from tests.engines.small import model
 from tests.engines.tensors import run
 from tests.engines.verification.test_rows import CENTRED, NEVER, SEPARATE
-from tests.models import save
+from tests.models import INDEXED, save
 from tests.simulation import Gpu, installed
 from tests.simulation.plans import make_plan
 from tests.simulation.tensorrt import library
@@ -102,6 +102,40 @@ def test_a_gpu_adds_no_rows_to_a_model_whose_rows_depend_on_each_other(tmp_path:
         partition.close()
         device.close()
     assert not any(name.startswith("cuMemHost") for name in gpu.log)
+
+
+@pytest.mark.parametrize("source", [INDEXED, INDEXED.replace("float[n, 3] x", "bfloat16[n, 3] x")])
+def test_a_model_that_makes_indices_of_floats_is_joined(
+    source: str, tmp_path: Path, device: CpuDevice, partition: CpuPartition
+) -> None:
+    found = loaded(tmp_path, source, device, partition, verify="required")
+    assert found.served[0].batching
+    assert not found.warnings
+    assert execution(found)["rows"] == "separate"
+
+
+def test_no_index_that_a_plan_makes_of_floats_leaves_its_table(tmp_path: Path) -> None:
+    """As a GPU does not check it: zeros, or what is there, or an error that ends all of the device's tenants."""
+    gpu = Gpu()
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.plan").write_bytes(make_plan(model(INDEXED), {"x": [(1, 3), (2, 3), (8, 3)]}))
+    with installed(gpu, library(gpu)) as cuda:
+        device = cuda.open_cuda(gpu.index)
+        partition = device.carve([0])
+        config = Config(
+            models=ModelsConfig(repository=tmp_path, options={"m": ModelOptions(max_batch=8)}), tenants={}, source="c.toml"
+        )
+        models = open_model_loader(config, device)
+        found = models.bind(models.prepare("m"), partition)
+        assert not found.problems
+        assert found.served[0].batching
+        assert execution(found)["rows"] == "separate"
+        partition.attach()
+        for executor in found.executors.values():
+            executor.close()
+        models.close()
+        partition.close()
+        device.close()
 
 
 @pytest.mark.parametrize(("first", "joined"), [("t = Add(x, x)", True), ("m = ReduceMean<axes = [0]>(x) t = Sub(x, m)", False)])
