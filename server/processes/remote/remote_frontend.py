@@ -145,7 +145,7 @@ class RemoteFrontend(DeviceFrontend):
             self._paged.clear()
 
     async def relink(self, limit: float = math.inf) -> Callable[[], None]:
-        """See `ManagedFrontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
+        """See `ManagedFrontend.relink`. It waits up to `limit` for the process if there is none now, and for its answer longer.
 
         If the process ends meanwhile, the new link is as one by `renew`, and so is what is returned.
         """
@@ -153,7 +153,7 @@ class RemoteFrontend(DeviceFrontend):
 
     async def relink_part(self, part: DeviceFrontend, limit: float, device: str = "") -> Callable[[], None]:
         """As `relink`, the link of this one of `parts`."""
-        await self._processes.connected.wait()
+        await self._wait_for_process(limit)
         channel, unused = self._processes.lead, links.renew(part.descriptors)
         try:
             if not await self._send_link(unused, limit, device):
@@ -164,6 +164,15 @@ class RemoteFrontend(DeviceFrontend):
         except BaseException:
             unused.close()
             raise
+
+    async def _wait_for_process(self, limit: float) -> None:
+        """Raises Conflict: who waits may hold a lock that the process waits for before it starts."""
+        try:
+            async with asyncio.timeout(None if math.isinf(limit) else limit):
+                await self._processes.connected.wait()
+        except TimeoutError:
+            why = f"its HTTP process is being started, for more than {limit:g} s; its link was not replaced"
+            raise Conflict(f"tenant {self._config.name}: {why}. Try again when it runs") from None
 
     async def _send_link(self, new: Descriptors, limit: float, device: str = "") -> bool:
         """Whether the process uses this link now, or has ended. Raises Failed if it cannot."""

@@ -25,6 +25,7 @@ from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from server.tenants.catalog import IndexEntry, ModelVersion
 from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics
+from tests.fakes import PATIENCE
 
 from ..recorder import Recorder
 
@@ -305,6 +306,15 @@ async def test_relink_waits_for_a_process_that_is_being_started(frontend: Remote
     assert len(process.links) == 1
     channel.close()
     process.close()
+
+
+async def test_relink_does_not_wait_for_ever_for_a_process(frontend: RemoteFrontend) -> None:
+    before, opened = frontend.descriptors, len(os.listdir("/proc/self/fd"))
+    with pytest.raises(
+        Conflict, match=r"^tenant acme: its HTTP process is being started, for more than 0\.01 s; its link was not"
+    ):
+        await asyncio.wait_for(frontend.relink(0.01), PATIENCE)
+    assert (frontend.descriptors, len(os.listdir("/proc/self/fd"))) == (before, opened)
 
 
 async def test_relink_goes_on_when_its_caller_is_cancelled(frontend: RemoteFrontend) -> None:

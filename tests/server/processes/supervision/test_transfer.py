@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.config.schema import Config, ModelsConfig
+from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.descriptions import AS_CONFIGURED
 from server.errors import Conflict
@@ -14,6 +15,7 @@ from server.processes.remote.remote_frontend import open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.processes.supervision.transfer import TenantTransfers
 from server.tenants.frontend import HttpSide
+from tests.fakes import PATIENCE
 
 from ..remote.test_remote_frontend import Process as HttpProcess
 from ..remote.test_remote_runtime import Process, model, served
@@ -35,8 +37,10 @@ class Site:
         self.relinking = self.clients.gates["relink"] = asyncio.Event()
         self.clients.answers |= {"relink": True, "page_out": True}
         self.runtimes = {"acme": self.source}
-        config = Config(models=ModelsConfig(repository=Path()), tenants={"acme": ACME}, source="test")
+        server, models = ServerConfig(max_pause=0.1), ModelsConfig(repository=Path())
+        config = Config(server=server, models=models, tenants={"acme": ACME}, source="test")
         self._transfers = TenantTransfers(self.runtimes, {"acme": self.frontend}, self._find, self._leave, config)
+        self.locks = self._transfers.locks
 
     async def open(self) -> "Site":
         self.first = await served(self.source)
@@ -151,3 +155,17 @@ async def test_what_is_brought_back_while_a_tenant_was_to_leave_is_not_paged_out
         await asyncio.wait_for(moving, 10)
     assert site.clients.of("page_in") == [("m/1#1",)]
     assert site.runtimes["acme"] is site.source
+
+
+async def test_a_tenant_whose_process_ends_just_as_it_moves_stays_and_its_process_is_started(site: Site) -> None:
+    """Its replacement waits for the lock of its link, which the move held, and waited for the process."""
+    adopting = site.second.gates["adopt"] = asyncio.Event()
+    moving = asyncio.create_task(site.transfer())
+    await site.second.hears("adopt")
+    free = site.frontend.renew()
+    adopting.set()
+    with pytest.raises(Conflict, match="its HTTP process is being started"):
+        await asyncio.wait_for(moving, PATIENCE)
+    assert site.runtimes["acme"] is site.source
+    assert not any(lock.locked() for lock in site.locks.values())
+    free()
