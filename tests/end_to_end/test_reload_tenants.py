@@ -19,7 +19,7 @@ from server.tenants.auth import digest
 from . import repository
 from .fixtures import Site
 from .harness import cores
-from .processes import Load, Running, running, running_apart, running_devices, tenant
+from .processes import Load, Running, configure, running, running_apart, running_devices, tenant
 from .wire import SMALL, Connection, client, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -241,3 +241,15 @@ def _accepts(port: int) -> bool:
     with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=30):
         return True
     return False
+
+
+def test_what_mps_auto_has_chosen_at_the_start_stays_when_a_second_tenant_comes(standard: Path, tmp_path: Path) -> None:
+    device, path = '[device]\nbackend = "cpu"\ncores = "0-1"\nmps = "auto"\n', tmp_path / "c.toml"
+    configure(path, standard, device + tenant("globex", "identity"))
+    with running_apart(path) as server, client(server) as http:
+        assert 'device 0: one device process (mps = "auto"): it has fewer than two tenants' in "".join(server.log)
+        configure(path, standard, device + tenant("globex", "identity") + tenant("acme", "identity"))
+        assert http.post("/admin/reload").status_code == 200
+        with client(server, "acme") as acme:
+            assert infer(acme, "identity", SMALL).status_code == 200
+        assert (len(server.pids("dev 0")), server.pids("dev acme")) == (1, [])
