@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from engines import ExecutionFailed, Room, Tensor, on_stream
+from engines.cuda.stream_order import StreamOrder
 from engines.streams import selected
 from engines.tensorrt.plan import LogOnce
 from engines.verification.rows import run_on
@@ -362,8 +363,9 @@ def test_objects_that_are_no_stream_are_refused_with_what_is_expected(stream: ob
         pass
 
 
-def test_an_ordering_describes_itself(executor: Any) -> None:
-    assert repr(executor._order).startswith("<StreamOrder with stream 0x")
+def test_an_ordering_describes_itself(bench: Bench) -> None:
+    order = StreamOrder(0, bench.partition.stream, 0, bench.device.make_current().create_event())
+    assert repr(order) == f"<StreamOrder with stream {bench.partition.handle:#x} of device 0>"
 
 
 # F34 to F38: staging through the host.

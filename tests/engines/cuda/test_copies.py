@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import closing
-from ctypes import c_uint32
+from ctypes import c_uint32, c_uint64
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def test_the_count_of_inferences_goes_round_in_step_with_the_host_s(bench: Bench
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     bench.partition.stream.sync()
     c_uint32.from_address(int(copier._state.handle)).value = 2**32 - 1
-    copier._counted[0] = 2**32 - 1
+    c_uint64.from_address(copier.counted_address).value = 2**32 - 1
     for seed in range(3):
         lane = Lane(bench, 32, seed)
         push(bench, copier, lane, int(middle.handle))
@@ -162,7 +162,7 @@ def test_the_simulation_detects_a_table_that_is_overwritten_too_early(bench: Ben
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     early, late = (Lane(bench, 48, seed) for seed in range(2))
     push(bench, copier, early, int(middle.handle))
-    copier._counted[0] = bench.copies.RING_LENGTH
+    c_uint64.from_address(copier.counted_address).value = bench.copies.RING_LENGTH
     copier.write(copier.table(late.spans(int(middle.handle))))
     bench.partition.stream.sync()
     assert late.arrived()

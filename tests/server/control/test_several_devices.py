@@ -15,6 +15,8 @@ from server.control.controller import Controller
 from server.control.descriptions import DeviceInfo, Paused
 from server.control.device_runtime import DeviceRuntime
 from server.errors import BadRequest, Conflict, NotFound, Unavailable
+from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
+from server.tenants.frontend import Report
 
 UNITS = 4
 
@@ -72,6 +74,13 @@ class FakeRuntime:
         raise AssertionError(f"{name} is not called here")
 
 
+class Reporting:
+    """A frontend, which is asked for its report only."""
+
+    async def report(self) -> Report:
+        return Report([], [], LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
+
+
 def two_devices(*tenants: TenantConfig) -> Config:
     """The configuration of devices 0 and 1 with these tenants."""
     by_name = {tenant.name: tenant for tenant in tenants}
@@ -82,8 +91,8 @@ def two_devices(*tenants: TenantConfig) -> Config:
 def controller_of(
     config: Config, runtimes: Mapping[str, Any], publish: Callable[[Any], None] = lambda _: None, transfer: Any = None
 ) -> Controller:
-    """A controller of these runtimes, by device; no frontend is asked for anything."""
-    frontends: Any = dict.fromkeys(config.tenants)
+    """A controller of these runtimes, by device."""
+    frontends: Any = dict.fromkeys(config.tenants, Reporting())
     controller = Controller(config, frontends, publish, transfer)
     for name, runtime in runtimes.items():
         controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
@@ -106,7 +115,8 @@ class Site:
 
     async def start(self, serving: Iterable[str] = ("acme", "globex")) -> "Site":
         await self.controller.start()
-        self.controller._states |= {key: "serving" for key in self.controller._states if key[1] in serving}
+        for name in self.runtimes:
+            self.controller.on_state(serving, "serving", name)
         return self
 
     async def _transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:

@@ -77,16 +77,11 @@ async def test_it_has_as_many_granules_of_each_and_not_the_same_ones(site: Site)
 
 
 async def test_it_is_ready_when_all_of_its_devices_have_loaded_its_models(site: Site) -> None:
-    site.controller._log_ready = _nothing  # type: ignore[method-assign]
     site.controller.on_state(["acme"], "serving", "0")
     site.controller.on_state(["globex"], "serving", "1")
     assert site.states == []
     site.controller.on_state(["acme"], "serving", "1")
     assert site.states == ["serving"]
-
-
-async def _nothing() -> None:
-    """Reports are not asked for."""
 
 
 async def test_models_are_loaded_on_both_unless_one_is_started_again(site: Site) -> None:

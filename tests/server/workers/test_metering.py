@@ -94,7 +94,7 @@ def test_executors_whose_device_measures_are_not_measured_here() -> None:
 
 def counted(bench: Bench) -> tuple[int, int]:
     """Works and unit-nanoseconds of the bench's worker."""
-    found = bench.worker.metering._meter.usages()
+    found = bench.meter.usages()
     return sum(each.works for each in found), sum(each.used for each in found)
 
 

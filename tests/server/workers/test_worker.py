@@ -14,6 +14,7 @@ import pytest
 
 from engines import DATATYPES, ExecutionFailed, Signature, TensorSpec
 from partitions import DeviceLost
+from server.accounts.meter import Meter
 from server.link.messages import Done, Malformed, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
@@ -71,6 +72,7 @@ class Bench:
         self._failed = threading.Event()
         self.naps: list[float] = []
         self.priorities = priorities or GilPriorities(self.naps.append)
+        self.meter = Meter()
         self.worker = self.another(0)
         self._serials = count(1)
         self._reported: list[Done] = []
@@ -80,7 +82,7 @@ class Bench:
         """One more worker, on a partition of its own."""
         partition = self.device.carve([granule])
         home = Placement(partition, {"m/1#1": self.engine.bind(partition)})
-        return Worker(home, self.lost.append, self.priorities, self._on_error)
+        return Worker(home, self.lost.append, self.priorities, self._on_error, meter=self.meter)
 
     def _on_error(self, error: Exception) -> None:
         self.errors.append(error)
