@@ -1,15 +1,18 @@
 """CUDA kernels of our own, compiled from source when they are first needed and kept as long as their device."""
 
+import hashlib
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 
 from cuda.bindings import driver
-from cuda.core import Buffer, Device, Kernel, Program, ProgramOptions
-from cuda.core.utils import FileStreamProgramCache
+from cuda.core import Buffer, Device, Kernel, ObjectCode, Program, ProgramOptions
+from cuda.core.utils import ProgramCacheResource
 
 from ..errors import DeviceLost, PartitionError
+from ..regular_file import open_regular
 from .driver import handle_return, translated
 
 log = logging.getLogger("greenlane.partitions")
@@ -80,11 +83,61 @@ def _compiled(program: Program, names: tuple[str, ...], kept: Path | None) -> tu
     if kept:
         try:
             with translated(f"taking kernels from {kept}"):
-                return tuple(map(program.compile("cubin", cache=FileStreamProgramCache(kept)).get_kernel, names))
+                return tuple(map(program.compile("cubin", cache=KeptPrograms(kept)).get_kernel, names))
         except DeviceLost:
             raise
         except (OSError, PartitionError) as error:
             log.warning("%s: kernels cannot be taken from there or kept there, so this process compiles them: %s", kept, error)
             with suppress(OSError):
-                FileStreamProgramCache(kept).clear()  # A damaged file would be taken by every process.
+                KeptPrograms(kept).clear()  # A damaged file would be taken by every process.
     return tuple(map(program.compile("cubin").get_kernel, names))
+
+
+class KeptPrograms(ProgramCacheResource):  # type: ignore[misc]  # cuda.core has no types.
+    """Compiled programs in a folder, a file for each, which changes atomically. Methods block, and raise OSError.
+
+    The files have the mode of any new file. Those of `cuda.core.utils.FileStreamProgramCache` are for the user alone who wrote
+    them, and so is a folder of its own, and a check or a build by another user may be what fills the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __repr__(self) -> str:
+        return f"<KeptPrograms in {self._folder}>"
+
+    def __getitem__(self, key: bytes | str) -> bytes:
+        try:
+            with open_regular(self._file(key)) as file:
+                return file.read()
+        except FileNotFoundError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: bytes | str, value: bytes | bytearray | memoryview | ObjectCode) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._file(key)
+        part = target.with_name(f"{target.name}.{os.getpid()}-{get_ident()}.tmp")
+        try:
+            with part.open("xb") as file:
+                file.write(bytes(value.code) if isinstance(value, ObjectCode) else value)
+                file.flush()
+                os.fsync(file.fileno())  # Else the rename may reach the disk first, and a crash leaves an empty file.
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def __delitem__(self, key: bytes | str) -> None:
+        try:
+            self._file(key).unlink()
+        except FileNotFoundError:
+            raise KeyError(key) from None
+
+    def __len__(self) -> int:
+        return len(list(self._folder.glob("*.cubin")))
+
+    def clear(self) -> None:
+        for file in self._folder.glob("*.cubin"):
+            file.unlink(missing_ok=True)
+
+    def _file(self, key: bytes | str) -> Path:
+        return self._folder / f"{hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()}.cubin"

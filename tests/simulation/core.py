@@ -12,7 +12,7 @@ from . import streams
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
 from .kernels import KERNELS
-from .program_cache import FileStreamProgramCache
+from .program_cache import ProgramCacheResource
 from .streams import Operation
 
 
@@ -351,20 +351,27 @@ class Program:
         name_expressions: Sequence[str] = (),
         logs: object = None,
         *,
-        cache: FileStreamProgramCache | None = None,
+        cache: ProgramCacheResource | None = None,
     ) -> "ObjectCode":
-        if cache and (found := cache._read(self._code)) is not None:
-            return ObjectCode(found, target_type)
+        """The source is in place of code."""
+        key = self._code.encode()
+        if cache is not None and (found := cache.get(key)) is not None:
+            return ObjectCode(found.decode(), target_type)
         self._gpu.enter("Program.compile")
-        if cache:
-            cache._write(self._code)
-        return ObjectCode(self._code, target_type)
+        compiled = ObjectCode(self._code, target_type)
+        if cache is not None:
+            cache[key] = compiled
+        return compiled
 
 
 class ObjectCode:
     def __init__(self, code: str, target_type: str) -> None:
         self._code = code
         self._target_type = target_type
+
+    @property
+    def code(self) -> bytes:
+        return self._code.encode()
 
     def get_kernel(self, name: str) -> "Kernel":
         declared = re.search(rf"__global__ void (?:__launch_bounds__\([^)]*\) )?{name}\(([^)]*)\)", self._code)

@@ -1,6 +1,7 @@
 """The two copy kernels' host side, on a simulated GPU; what the kernels themselves do is tried in tests/gpu."""
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from ctypes import c_uint32, c_uint64
@@ -248,6 +249,19 @@ def test_copy_kernels_are_compiled_once_for_all_processes_that_keep_them_in_one_
         with bench.device.current():
             bench.device.kernels.close()
     assert bench.gpu.log.count("Program.compile") == 1
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_kept_copy_kernels_are_as_readable_as_their_folder(bench: Bench, tmp_path: Path, umask: int) -> None:
+    """What `sudo greenlane check` keeps is for the user of the service too."""
+    before = os.umask(umask)
+    try:
+        bench.copies.copy_kernels(bench.device, tmp_path / "copies")
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "copies").iterdir()
+    assert (tmp_path / "copies").stat().st_mode & 0o777 == 0o777 & ~umask
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 @pytest.mark.parametrize(("wrong", "refused"), [("a file in place of the folder", 3), ("a damaged file", 1)])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cuda.bindings import nvrtc
 from cuda.core import Program, ProgramOptions
-from cuda.core.utils import FileStreamProgramCache
 
 from engines.cuda.copies import SOURCE as COPIES
+from partitions.cuda.kernels import KeptPrograms
 from partitions.cuda.sm_probe import SOURCE as PROBE
 
 SOURCES = {"copies": (COPIES, [b"copy_in", b"copy_out"]), "sm_probe": (PROBE, [b"where_am_i"])}
@@ -32,14 +32,30 @@ def test_a_source_compiles_to_the_kernels_that_are_looked_up(name: str, architec
 
 
 def test_what_was_compiled_into_a_folder_is_taken_from_there_by_the_next_process(tmp_path: Path) -> None:
-    """By cuda.core itself, which `partitions.cuda.kernels` relies on: the file's bytes are the code."""
+    """By cuda.core itself: the file's bytes are the code. Any user may read it who may read other new files."""
 
     def compiled() -> bytes:
         program = Program(PROBE, "c++", ProgramOptions(arch="sm_90"))
-        return bytes(program.compile("cubin", cache=FileStreamProgramCache(tmp_path)).code)
+        return bytes(program.compile("cubin", cache=KeptPrograms(tmp_path)).code)
 
     code = compiled()
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
     assert file.read_bytes() == code
+    (tmp_path / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
     file.write_bytes(b"as it is there")
     assert compiled() == b"as it is there"
+
+
+def test_kept_programs_are_a_mapping_of_files_of_their_own(tmp_path: Path) -> None:
+    programs = KeptPrograms(tmp_path)
+    (tmp_path / "model.kernels").touch()
+    for key in ("text", b"bytes"):
+        programs[key] = b"code"
+    del programs["text"]
+    assert len(programs) == 1
+    assert programs.get("text") is None
+    with pytest.raises(KeyError):
+        del programs["text"]
+    programs.clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.kernels"]
