@@ -1,0 +1,180 @@
+"""What a work moves, fitted to synthetic traffic of which the truth is known."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.accounts.traffic_fit import FITS, MOST, Ran, TrafficFit, prior
+
+SECONDS = 2.0
+NOISE = 0.02
+Mix = Callable[[int, np.random.Generator], Sequence[float]]
+seeds = st.integers(0, 2**32 - 1)
+some = settings(max_examples=25, deadline=None)
+
+
+class Device:
+    """Moves what its works move, and a background, and says so with noise."""
+
+    def __init__(self, seed: int, works: Sequence[float], background: float = 0.0, guesses: Sequence[int] = ()) -> None:
+        self.random = np.random.default_rng(seed)
+        self.works = np.array(works, float)
+        self.background = background
+        self.guesses = guesses or (0,) * len(works)
+        self.fit: TrafficFit[int] = TrafficFit()
+        self.moved = 0.0
+        self.ran: dict[int, Ran] = {}
+
+    def run(self, windows: int, mix: Mix) -> TrafficFit[int]:
+        for window in range(windows):
+            counts = np.array(mix(window, self.random), int)
+            noise = 1 + NOISE * self.random.standard_normal()
+            self.moved = float(counts @ self.works + self.background * SECONDS) * noise
+            self.ran = {at: Ran(int(count), int(count), self.guesses[at]) for at, count in enumerate(counts)}
+            self.fit.add(self.moved, SECONDS, self.ran)
+        return self.fit
+
+    def errors(self) -> list[float]:
+        """Of each model's figure, as a part of it."""
+        return [abs(self.fit.bytes_of(at) / each - 1) for at, each in enumerate(self.works)]
+
+
+def varying(means: Sequence[float]) -> Mix:
+    """Each model's rate changes by itself, and now and then it rests."""
+    return lambda _, random: (
+        random.poisson(np.array(means) * random.lognormal(0, 0.5, len(means))) * (random.random(len(means)) < 0.9)
+    )
+
+
+@some
+@given(seeds, st.integers(2, 6), st.sampled_from([0.0, 0.1, 0.5]))
+def test_what_a_work_moves_is_found_where_mixes_vary(seed: int, count: int, background: float) -> None:
+    """Within 10 %; of models that move next to nothing, within 2 % of all that is moved."""
+    random = np.random.default_rng(seed)
+    works, parts = 10 ** random.uniform(5, 9, count), random.dirichlet(np.ones(count) * 3)
+    means = np.maximum(1, 1e12 * parts / works)
+    device = Device(seed, works, background * 1e12 / SECONDS)
+    fit = device.run(200, varying(means))
+    assert fit.residual <= FITS
+    whole = float(means @ works)
+    for at, error in enumerate(device.errors()):
+        assert error <= 0.1 or error * works[at] * means[at] <= 0.02 * whole
+    assert fit.bytes_of(None) * SECONDS == pytest.approx(background * 1e12, rel=0.1, abs=0.02 * whole)
+
+
+def test_it_says_how_well_it_fits_and_that_figures_are_measured() -> None:
+    fit = Device(0, [4e8, 1e8, 1e6]).run(300, varying([1000, 3000, 1e5]))
+    assert fit.residual < 2 * NOISE
+    assert [fit.measured(at) for at in range(3)] == [True] * 3
+
+
+@some
+@given(seeds, st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1e12), st.integers(0, 1000)), max_size=30))
+def test_nothing_is_ever_negative_and_parts_make_the_whole(seed: int, windows: list[tuple[int, float, int]]) -> None:
+    """Whatever the traffic is: here it has nothing to do with the works."""
+    fit: TrafficFit[int] = TrafficFit()
+    random = np.random.default_rng(seed)
+    for count, moved, most in windows:
+        ran = {at: Ran(int(random.integers(0, most + 1)), int(random.integers(0, 10**9))) for at in range(count)}
+        fit.add(moved, SECONDS, ran)
+        assert min(fit.bytes_of(key) for key in (None, *range(4))) >= 0
+        shares = fit.shares(moved, SECONDS, ran)
+        assert min(shares.values()) >= 0
+        assert sum(shares.values()) == pytest.approx(moved)
+        assert np.isfinite(fit.residual)
+
+
+@some
+@given(seeds)
+def test_a_model_that_leaves_is_known_when_it_comes_again(seed: int) -> None:
+    device = Device(seed, [4e8, 1e8])
+    device.run(150, varying([1000, 3000]))
+    device.run(300, varying([0, 3000]))
+    assert max(device.errors()) < 0.1
+    fit = device.run(1, varying([1000, 3000]))
+    assert max(device.errors()) < 0.1
+    assert fit.measured(0)
+
+
+@some
+@given(seeds, st.floats(0.2, 5))
+def test_what_never_varies_against_each_other_is_shared_by_the_guesses(seed: int, factor: float) -> None:
+    device = Device(seed, [4e8, 1e8], guesses=[int(4e8 * factor), int(1e8 * factor)])
+    fit = device.run(100, lambda *_: (1000, 3000))
+    assert max(device.errors()) < 0.05
+    assert not fit.measured(0)
+    assert not fit.measured(1)
+
+
+@some
+@given(seeds)
+def test_without_guesses_it_is_shared_by_what_works_used(seed: int) -> None:
+    device = Device(seed, [4e8, 1e8])  # A work of each uses as much.
+    fit = device.run(100, lambda *_: (1000, 3000))
+    assert fit.bytes_of(0) == pytest.approx(fit.bytes_of(1), rel=0.01)
+    assert fit.bytes_of(0) * 4000 == pytest.approx(7e11, rel=0.05)
+    assert not fit.measured(0)
+
+
+@some
+@given(seeds)
+def test_a_model_that_always_runs_as_often_as_the_background_is_not_measured(seed: int) -> None:
+    """Until the background was seen while nothing ran."""
+    device = Device(seed, [4e8], background=2e11)
+    fit = device.run(50, lambda *_: (1000,))
+    assert not fit.measured(0)
+    device.run(10, lambda *_: (0,))
+    device.run(60, varying([1000]))
+    assert fit.measured(0)
+    assert max(device.errors()) < 0.1
+
+
+@some
+@given(seeds, st.sampled_from([0.3, 0.7, 1.5, 4.0]))
+def test_rates_that_change_are_followed(seed: int, factor: float) -> None:
+    device = Device(seed, [4e8, 1e8])
+    device.run(150, varying([1000, 3000]))
+    device.works[0] *= factor
+    fit = device.run(60, varying([1000, 3000]))
+    assert device.errors()[0] < 0.2
+    device.run(200, varying([1000, 3000]))
+    assert max(device.errors()) < 0.1
+    assert fit.measured(0)
+
+
+def test_traffic_of_others_is_said_not_to_fit() -> None:
+    device = Device(1, [4e8])
+    fit = device.run(50, varying([1000]))
+    for moved in np.random.default_rng(2).uniform(0, 1e13, 100):
+        fit.add(float(moved), SECONDS, {0: Ran(1000, 1000)})
+    assert fit.residual > FITS
+    assert not fit.measured(0)
+
+
+def test_a_device_at_rest_has_a_background_only() -> None:
+    fit: TrafficFit[str] = TrafficFit()
+    assert fit.shares(5.0, SECONDS, {}) == {None: 5.0}
+    assert not fit.measured("mob")
+    for _ in range(30):
+        fit.add(1e9, SECONDS, {"mob": Ran(0, 0)})
+    assert fit.bytes_of("mob") == 0
+    assert fit.bytes_of(None) == pytest.approx(5e8, rel=0.01)
+    fit.add(1e9, 0.0, {})
+    fit.add(-1.0, SECONDS, {})
+    assert fit.bytes_of(None) == pytest.approx(5e8, rel=0.01)
+
+
+def test_models_that_ran_long_ago_are_forgotten_for_new_ones() -> None:
+    fit: TrafficFit[int] = TrafficFit()
+    for at in range(MOST + 5):
+        fit.add(1e9, SECONDS, {at: Ran(10, 10)})
+    assert fit.bytes_of(0) == 0
+    assert fit.bytes_of(MOST + 4) > 0
+
+
+def test_the_prior_is_by_guesses_only_where_all_have_one() -> None:
+    assert prior({"a": Ran(2, 0, 30), "b": Ran(1, 99, 40)}) == {"a": 0.6, "b": 0.4}
+    assert prior({"a": Ran(2, 2, 30), "b": Ran(1, 0)}) == {"a": 0.75, "b": 0.25}
