@@ -9,6 +9,15 @@ from .source import Look, Requests
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """Bytes a second: of the device's memory, and over PCIe in and out together. `estimated`: not measured."""
+
+    memory: float
+    pcie: float
+    estimated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRates:
     """A model over an interval: `used` and `borrowed` in units on average, `works` a second."""
 
@@ -18,6 +27,7 @@ class ModelRates:
     borrowed: float
     works: float
     watts: float | None
+    moving: Moving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,7 @@ class TenantRates:
     watts: float | None
     age: float
     models: tuple[ModelRates, ...]
+    moving: Moving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,7 @@ class DeviceRates:
     lent: float
     watts: float | None
     idle_watts: float | None
+    moving: Moving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +88,17 @@ def between(before: Look, after: Look) -> Rates | None:
         return None
     devices = {each["name"]: each for each in before.usage["devices"]}
     tenants = {(each["tenant"], each["device"]): each for each in before.usage["tenants"]}
+    counted = {
+        each["name"]: each.get("moved_seconds", 0.0) - devices.get(each["name"], {}).get("moved_seconds", 0.0)
+        for each in after.usage["devices"]
+    }
     return Rates(
         after.usage["until"],
         seconds,
         after.ready,
         tuple(_device(devices.get(each["name"], {}), each, seconds) for each in after.usage["devices"]),
         tuple(
-            _tenant(tenants.get((each["tenant"], each["device"]), {}), each, before, after, seconds)
+            _tenant(tenants.get((each["tenant"], each["device"]), {}), each, before, after, seconds, counted[each["device"]])
             for each in after.usage["tenants"]
         ),
     )
@@ -110,14 +126,18 @@ def _device(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float)
 
     measured = after["energy_joules"] is not None and before.get("energy_joules") is not None
     watts, idle = (rate("energy_joules"), rate("idle_energy_joules")) if measured else (None, None)
-    return DeviceRates(after["name"], after["unit"], after["units"], rate("granted"), rate("used"), rate("lent"), watts, idle)
+    units = rate("granted"), rate("used"), rate("lent")
+    counted = after.get("moved_seconds", 0.0) - before.get("moved_seconds", 0.0)
+    return DeviceRates(after["name"], after["unit"], after["units"], *units, watts, idle, _moving(before, after, counted))
 
 
-def _tenant(before: Mapping[str, Any], after: Mapping[str, Any], first: Look, second: Look, seconds: float) -> TenantRates:
+def _tenant(
+    before: Mapping[str, Any], after: Mapping[str, Any], first: Look, second: Look, seconds: float, counted: float
+) -> TenantRates:
     name = after["tenant"]
     old, new = (look.requests.get(name, Requests()) for look in (first, second))
     known = {(each["name"], each["version"]): each for each in before.get("models", ())}
-    models = tuple(_model(known.get((each["name"], each["version"]), {}), each, seconds) for each in after["models"])
+    models = tuple(_model(known.get((each["name"], each["version"]), {}), each, seconds, counted) for each in after["models"])
     units = {key: (after[key] - before.get(key, 0.0)) / seconds for key in ("granted", "used", "idle", "lent", "borrowed")}
     return TenantRates(
         name,
@@ -134,12 +154,23 @@ def _tenant(before: Mapping[str, Any], after: Mapping[str, Any], first: Look, se
         watts=_watts(before, after, seconds),
         age=after["age_seconds"],
         models=models,
+        moving=_moving(before, after, counted),
     )
 
 
-def _model(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> ModelRates:
+def _model(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float, counted: float) -> ModelRates:
     used, borrowed, works = ((after[key] - before.get(key, 0.0)) / seconds for key in ("used", "borrowed", "works"))
-    return ModelRates(after["name"], after["version"], used, borrowed, works, _watts(before, after, seconds))
+    watts, moving = _watts(before, after, seconds), _moving(before, after, counted)
+    return ModelRates(after["name"], after["version"], used, borrowed, works, watts, moving)
+
+
+def _moving(before: Mapping[str, Any], after: Mapping[str, Any], counted: float) -> Moving | None:
+    """None where it is not counted, or was not read in the interval, which it is each two seconds; and of an older server."""
+    now, was = after.get("moved"), before.get("moved") or {}
+    if not now or counted <= 0:
+        return None
+    memory, into, out = (max(0, now[path] - was.get(path, 0)) / counted for path in ("memory", "pcie_in", "pcie_out"))
+    return Moving(memory, into + out, now["by"] == "estimated")
 
 
 def _watts(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> float | None:

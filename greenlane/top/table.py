@@ -2,13 +2,27 @@
 
 from collections.abc import Sequence
 
-from .rates import DeviceRates, ModelRates, Rates, TenantRates
+from .rates import DeviceRates, ModelRates, Moving, Rates, TenantRates
 
 _HEAD = (
     *("TENANT", "DEVICE", "SHARE", "USED%", "IDLE%", "LENT%", "BORROWED", "RUN/S", "REQ/S", "P99", "WAIT", "REFUSED/S"),
-    *("MEMORY", "WATTS"),
+    *("MEMORY", "WATTS", "MOVES", "PCIE"),
 )
-_SPARED = ("IDLE%", "LENT%", "BORROWED", "MEMORY", "WATTS", "DEVICE", "RUN/S", "SHARE", "WAIT", "REFUSED/S", "P99")
+_SPARED = (
+    "IDLE%",
+    "LENT%",
+    "BORROWED",
+    "MEMORY",
+    "WATTS",
+    "PCIE",
+    "MOVES",
+    "DEVICE",
+    "RUN/S",
+    "SHARE",
+    "WAIT",
+    "REFUSED/S",
+    "P99",
+)
 """Columns that are left out where there is no room for all, the first ones first; DEVICE before all where there is one."""
 _LEFT = 2
 """Columns that are aligned to the left."""
@@ -47,7 +61,9 @@ def _rank(model: ModelRates) -> tuple[float, str, int, str]:
 def _device(device: DeviceRates) -> str:
     granted, used = f"{_number(device.granted)} granted", f"{_percent(device.used + device.lent, device.units)}% used"
     power = "" if device.watts is None else f", {device.watts:.0f} W ({device.idle_watts or 0:.0f} of them idle)"
-    return f"device {device.name}: {device.units} {device.unit}s, {granted}, {used}{power}"
+    memory, pcie = _moving(device.moving)
+    moved = f", moves {memory} (PCIe {pcie})" if device.moving else ""
+    return f"device {device.name}: {device.units} {device.unit}s, {granted}, {used}{power}{moved}"
 
 
 def _tenant(tenant: TenantRates) -> tuple[str, ...]:
@@ -65,13 +81,38 @@ def _tenant(tenant: TenantRates) -> tuple[str, ...]:
         _number(tenant.refused),
         _bytes(tenant.memory),
         "" if tenant.watts is None else f"{tenant.watts:.1f}",
+        *_moving(tenant.moving),
     )
 
 
 def _model(model: ModelRates, tenant: TenantRates) -> tuple[str, ...]:
     watts = "" if model.watts is None else f"{model.watts:.1f}"
     used, borrowed, works = _percent(model.used, tenant.granted), _number(model.borrowed), _number(model.works)
-    return (f"  {model.name} {model.version}", "", "", used, "", "", borrowed, works, "", "", "", "", "", watts)
+    return (
+        f"  {model.name} {model.version}",
+        "",
+        "",
+        used,
+        "",
+        "",
+        borrowed,
+        works,
+        "",
+        "",
+        "",
+        "",
+        "",
+        watts,
+        *_moving(model.moving),
+    )
+
+
+def _moving(moving: Moving | None) -> tuple[str, str]:
+    """Of its memory and over PCIe; with a ~ where it is estimated."""
+    if moving is None:
+        return "", ""
+    about = "~" if moving.estimated else ""
+    return about + _per_second(moving.memory), about + _per_second(moving.pcie)
 
 
 def _without_empty(rows: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -119,6 +160,13 @@ def _number(value: float) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _per_second(value: float) -> str:
+    for power, unit in ((12, "TB/s"), (9, "GB/s"), (6, "MB/s")):
+        if value >= 10**power:
+            return f"{value / 10**power:.1f} {unit}"
+    return f"{value / 1000:.1f} kB/s"
 
 
 def _bytes(value: int) -> str:

@@ -5,15 +5,13 @@ Pure: the caller says what time it is, in nanoseconds on a clock that does not g
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
-from .usage import NS, DeviceTotals, ModelTotals, Report, TenantTotals, Totals
+from .division import divide
+from .traffic import NO_GUESSES, Traffic
+from .usage import NOTHING, NS, DeviceTotals, ModelTotals, Moved, Report, Row, TenantTotals, Totals
 
-K = TypeVar("K", bound=Hashable)
-Row = tuple[str, str]
-"""A tenant and one of its models."""
 Counts = tuple[int, int, Mapping[str, int]]
 """Works, what they used, and what they borrowed, by lender."""
 
@@ -49,6 +47,18 @@ class Account:
         """The device's energy meter shows so many microjoules: divide what it took since the last call by what was used."""
         if there := self._devices.get(device):
             there.measure(energy, now)
+
+    def move(self, device: str, meter: Moved, now: int, guesses: Mapping[Row, Moved] = NO_GUESSES) -> None:
+        """The device has moved so many bytes since its meter began: divide what it moved since the last call among the works
+        that were reported since, as `Traffic.read` does.
+        """
+        if there := self._devices.get(device):
+            there.move(meter, now, guesses)
+
+    def traffic(self, device: str) -> Traffic | None:
+        """What is known of what a device moves; None for one that holds nothing yet."""
+        there = self._devices.get(device)
+        return there.traffic if there else None
 
     def totals(self, now: int, wall: int) -> Totals:
         """Everything so far; `wall` is the same time in nanoseconds since 1970."""
@@ -94,6 +104,10 @@ class _Device:
         self._meter: int | None = None
         self._energy = self._idle_energy = 0
         self._idle_power = IdlePower()
+        self.traffic = Traffic()
+        self._moved: Moved | None = None
+        self._background = NOTHING
+        self._read_at = self._moved_in = 0
 
     def hold(self, shares: Mapping[str, int], now: int) -> None:
         self._granted = self._granted_at(now)
@@ -104,8 +118,11 @@ class _Device:
     def add(self, added: Mapping[Row, Counts]) -> None:
         for row, (works, used, borrowed) in added.items():
             before, amount = self._models.get(row, ModelTotals()), sum(borrowed.values())
-            self._models[row] = ModelTotals(before.works + works, before.used + used, before.borrowed + amount, before.energy)
+            self._models[row] = replace(
+                before, works=before.works + works, used=before.used + used, borrowed=before.borrowed + amount
+            )
             self._unmeasured[row] = self._unmeasured.get(row, 0) + used + amount
+            self.traffic.ran(row, works, used + amount)
             for lender, lent in borrowed.items():
                 self._lent[lender] = self._lent.get(lender, 0) + lent
 
@@ -123,6 +140,19 @@ class _Device:
             for row, part in divide(energy - idle, weights).items():
                 self._models[row] = replace(self._models[row], energy=self._models[row].energy + part)
 
+    def move(self, meter: Moved, now: int, guesses: Mapping[Row, Moved]) -> None:
+        parts, since = self.traffic.read(meter, now, guesses), now - self._read_at
+        self._read_at = now
+        self._moved = self._moved or NOTHING
+        self._moved_in += since if parts else 0
+        for row, (moved, estimated) in parts.items():
+            self._moved = self._moved.plus(moved)
+            if row is None:
+                self._background = self._background.plus(moved)
+            else:
+                before = self._models[row]
+                self._models[row] = replace(before, moved=before.moved.plus(moved), estimated=before.estimated.plus(estimated))
+
     def totals(self, now: int) -> DeviceTotals:
         granted, energy = self._granted_at(now), None if self._meter is None else self._energy
         models: dict[str, dict[str, ModelTotals]] = {name: {} for name in (*granted, *self._lent)}
@@ -132,7 +162,8 @@ class _Device:
             name: TenantTotals(granted.get(name, 0), self._lent.get(name, 0), self._shares.get(name, 0), theirs)
             for name, theirs in models.items()
         }
-        return DeviceTotals(self._unit, self._units, now - self._began, tenants, energy, self._idle_energy)
+        elapsed, moved = now - self._began, (self._moved, self._background, self._moved_in)
+        return DeviceTotals(self._unit, self._units, elapsed, tenants, energy, self._idle_energy, *moved)
 
     def _granted_at(self, now: int) -> dict[str, int]:
         elapsed = now - self._held_at
@@ -159,16 +190,6 @@ class IdlePower:
                 self._microwatts = power if self._microwatts is None else min(power, self._microwatts)
             return energy
         return min(energy, (self._microwatts or 0) * ns // 10**9)
-
-
-def divide(amount: int, weights: Mapping[K, int]) -> dict[K, int]:
-    """Integers in proportion to the weights, which have a sum above 0; together exactly `amount`. Largest remainders first."""
-    total = sum(weights.values())
-    parts = {key: amount * weight // total for key, weight in weights.items()}
-    left = amount - sum(parts.values())
-    for key in sorted(weights, key=lambda key: amount * weights[key] % total, reverse=True)[:left]:
-        parts[key] += 1
-    return parts
 
 
 class History:

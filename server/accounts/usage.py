@@ -2,7 +2,7 @@
 for a nanosecond. All are integers, so that sums are exact.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -13,6 +13,33 @@ Count = Annotated[int, Meta(ge=0)]
 """In what other processes send."""
 Name = Annotated[str, Meta(max_length=1024)]
 """A name or a phrase in what they send."""
+
+
+Row = tuple[str, str]
+"""A tenant and one of its models."""
+
+
+class Moved(NamedTuple):
+    """Bytes that were moved: of the device's own memory, read and written, and over PCIe into the device and out of it."""
+
+    memory: int = 0
+    pcie_in: int = 0
+    pcie_out: int = 0
+
+    def has_much(self, part: "Moved") -> bool:
+        """Whether `part` is more than a tenth of any of these."""
+        return any(each * 10 > whole for each, whole in zip(part, self, strict=True))
+
+    def plus(self, other: "Moved") -> "Moved":
+        """Both together."""
+        return Moved(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def less(self, earlier: "Moved") -> "Moved":
+        """What was added since."""
+        return Moved(*(now - before for now, before in zip(self, earlier, strict=True)))
+
+
+NOTHING = Moved()
 
 
 class Usage(NamedTuple):
@@ -47,17 +74,24 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelTotals:
-    """A tenant's model on a device. `energy` is microjoules."""
+    """A tenant's model on a device. `energy` is microjoules; `estimated` is the part of `moved` that was shared by a prior."""
 
     works: int = 0
     used: int = 0
     borrowed: int = 0
     energy: int = 0
+    moved: Moved = NOTHING
+    estimated: Moved = NOTHING
 
     def less(self, earlier: "ModelTotals") -> "ModelTotals":
         """What was added since."""
         return ModelTotals(
-            self.works - earlier.works, self.used - earlier.used, self.borrowed - earlier.borrowed, self.energy - earlier.energy
+            self.works - earlier.works,
+            self.used - earlier.used,
+            self.borrowed - earlier.borrowed,
+            self.energy - earlier.energy,
+            self.moved.less(earlier.moved),
+            self.estimated.less(earlier.estimated),
         )
 
 
@@ -93,6 +127,16 @@ class TenantTotals:
         """Its share of the device's energy in microjoules."""
         return sum(each.energy for each in self.models.values())
 
+    @property
+    def moved(self) -> Moved:
+        """What its works moved."""
+        return _sum(each.moved for each in self.models.values())
+
+    @property
+    def estimated(self) -> Moved:
+        """How much of that was shared by a prior."""
+        return _sum(each.estimated for each in self.models.values())
+
     def less(self, earlier: "TenantTotals") -> "TenantTotals":
         """What was added since; the share is that of now."""
         models = {name: each.less(earlier.models.get(name, _NO_MODEL)) for name, each in self.models.items()}
@@ -106,7 +150,8 @@ _NO_TENANT = TenantTotals()
 class DeviceTotals:
     """A device of so many units over `elapsed` nanoseconds. Energies are microjoules, None without a meter.
 
-    `idle_energy` is what the device would have taken without any work.
+    `idle_energy` is what the device would have taken without any work. `moved` is what it moved in `moved_in` nanoseconds, None
+    without a meter, and `background` the part of that which no tenant's works moved.
     """
 
     unit: str
@@ -115,6 +160,9 @@ class DeviceTotals:
     tenants: Mapping[str, TenantTotals]
     energy: int | None = None
     idle_energy: int = 0
+    moved: Moved | None = None
+    background: Moved = NOTHING
+    moved_in: int = 0
 
     @property
     def total(self) -> int:
@@ -133,7 +181,16 @@ class DeviceTotals:
         tenants = {name: each.less(earlier.tenants.get(name, _NO_TENANT)) for name, each in self.tenants.items()}
         energy = None if self.energy is None else self.energy - (earlier.energy or 0)
         elapsed, idle_energy = self.elapsed - earlier.elapsed, self.idle_energy - earlier.idle_energy
-        return DeviceTotals(self.unit, self.units, elapsed, tenants, energy, idle_energy)
+        moved = None if self.moved is None else self.moved.less(earlier.moved or NOTHING)
+        background, moved_in = self.background.less(earlier.background), self.moved_in - earlier.moved_in
+        return DeviceTotals(self.unit, self.units, elapsed, tenants, energy, idle_energy, moved, background, moved_in)
+
+
+def _sum(parts: Iterable[Moved]) -> Moved:
+    found = NOTHING
+    for each in parts:
+        found = found.plus(each)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

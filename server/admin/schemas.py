@@ -204,6 +204,18 @@ class Autopilot(Fact):
     tenants: dict[str, Piloted]
 
 
+class MovedBytes(Fact):
+    """Bytes that were moved."""
+
+    memory: Annotated[int, "Of the device's own memory, read and written."]
+    pcie_in: Annotated[int, "Over PCIe into the device."]
+    pcie_out: Annotated[int, "Over PCIe out of it."]
+    by: Annotated[
+        Literal["measured", "estimated"],
+        "Measured by the device and fitted to what ran, at least nine tenths of each; or shared by what models take and use.",
+    ]
+
+
 class UsedDevice(Fact):
     """A device over the time of the answer, in seconds of one unit."""
 
@@ -219,6 +231,9 @@ class UsedDevice(Fact):
     borrowed: float
     energy_joules: Annotated[float | None, "Null where it cannot be read."]
     idle_energy_joules: Annotated[float | None, "What it takes when nothing runs; belongs to no tenant."]
+    moved: Annotated[MovedBytes | None, "Null where it does not count that."]
+    background: Annotated[MovedBytes | None, "What no tenant's model moved of that."]
+    moved_seconds: Annotated[float, "It was counted for so long."]
 
 
 class UsedModel(Fact):
@@ -230,6 +245,7 @@ class UsedModel(Fact):
     used: Annotated[float, "On the tenant's own units."]
     borrowed: Annotated[float, "On units of other tenants."]
     energy_joules: Annotated[float | None, "By use, without the device's idle power."]
+    moved: MovedBytes | None
 
 
 class UsedTenant(Fact):
@@ -245,6 +261,7 @@ class UsedTenant(Fact):
     lent: Annotated[float, "Other tenants' models ran on its units."]
     borrowed: Annotated[float, "Its models ran on other tenants' units."]
     energy_joules: float | None
+    moved: MovedBytes | None
     device_memory_bytes: Annotated[int, "What its models take of the device's memory now."]
     age_seconds: Annotated[float, "How old the last report of use is."]
     models: list[UsedModel]

@@ -11,17 +11,20 @@ from msgspec.structs import asdict, replace
 from partitions.health import Health, cores_of, on_bus
 
 from .. import __version__
-from ..accounts.usage import DeviceTotals
+from ..accounts.usage import NOTHING, DeviceTotals, Moved, Row
 from ..api.framework import json_response
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.descriptions import PartitionInfo
 from ..facts import milliseconds
+from ..observing.accountant import Accountant
 from ..observing.health import HealthMonitor
 from ..observing.need import Need, quantile
 from ..observing.overview import LENT_WINDOW, Look, TenantLook
 from . import status_schemas as schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router
+from .schemas import MovedBytes
+from .usage import shown_moved
 
 router = admin_router()
 
@@ -48,7 +51,7 @@ async def status(controller: ControllerDep, observers: ObserversDep) -> Response
             autopilot=schemas.Pilot(pilot.mode, round(pilot.paused_for, 1), pilot.notes),
             devices=[_device(controller, device, look, observers.health) for device in controller.devices],
             tenants=[_tenant(each, look) for each in look.tenants],
-            models=list(_models(look)),
+            models=list(_models(look, _moving(controller.devices, observers.accountant))),
             problems=observers.overview.problems.newest(),
             moves=list(islice(controller.moves, _MOVES)),
         )
@@ -145,7 +148,18 @@ def _need(need: Need) -> schemas.MeasuredNow:
     )
 
 
-def _models(look: Look) -> Iterable[schemas.ModelNow]:
+def _moving(devices: Sequence[ControlledDevice], accountant: Accountant) -> Mapping[Row, MovedBytes]:
+    """What models move in a second, on all devices together."""
+    found: dict[Row, tuple[Moved, Moved]] = {}
+    for device in devices:
+        traffic = accountant.traffic(device.name)
+        for row, (moved, estimated) in (traffic.rates if traffic else {}).items():
+            before = found.get(row, (NOTHING, NOTHING))
+            found[row] = before[0].plus(moved), before[1].plus(estimated)
+    return {row: shown_moved(*each) for row, each in found.items()}
+
+
+def _models(look: Look, moving: Mapping[Row, MovedBytes]) -> Iterable[schemas.ModelNow]:
     """Every version of every tenant's models, and models that could not be loaded."""
     runs = {(each.tenant, each.name, each.version): each.description for each in look.details.executions}
     taken = {(memory.tenant, each.name, each.version): each.nbytes for memory in look.details.memory for each in memory.models}
@@ -164,6 +178,7 @@ def _models(look: Look) -> Iterable[schemas.ModelNow]:
                 requests_per_second=round(need.rate, 2) if need else None,
                 p50_ms=_quantile(need.buckets, 0.5) if need else None,
                 p99_ms=_quantile(need.buckets, 0.99) if need else None,
+                bytes_per_second=moving.get((tenant.config.name, f"{entry.name}/{entry.version}")),
             )
 
 

@@ -10,7 +10,7 @@ from ..observing.baseline import Isolation
 from ..observing.pilot import Mode
 from ..observing.problems import Problem
 from ..tenants.catalog import ModelState
-from .schemas import Granules, Unit
+from .schemas import Granules, MovedBytes, Unit
 
 
 class Pilot(Fact):
@@ -118,6 +118,7 @@ class ModelNow(Fact):
     requests_per_second: float | None
     p50_ms: float | None
     p99_ms: float | None
+    bytes_per_second: Annotated[MovedBytes | None, "What it moves, as in `GET /admin/usage`; null where that is not known."]
 
 
 class Status(Fact):

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from prometheus_client.core import Metric
 
-from ..accounts.usage import NS, DeviceTotals, ModelTotals, TenantTotals
+from ..accounts.usage import NOTHING, NS, DeviceTotals, ModelTotals, Moved, TenantTotals
 from ..api.framework import json_response
 from ..control.controller import Controller
 from ..control.descriptions import TenantMemory
@@ -73,6 +73,9 @@ def _device(name: str, device: DeviceTotals) -> schemas.UsedDevice:
         **{key: sum(getattr(each, key) for each in tenants) / NS for key in ("used", "idle", "lent", "borrowed")},
         energy_joules=_joules(device.energy),
         idle_energy_joules=_joules(at_rest),
+        moved=None if device.moved is None else shown_moved(device.moved),
+        background=None if device.moved is None else shown_moved(device.background),
+        moved_seconds=device.moved_in / NS,
     )
 
 
@@ -87,16 +90,23 @@ def _tenant(
         tenant.share,
         **{key: getattr(tenant, key) / NS for key in ("granted", "used", "idle", "lent", "borrowed")},
         energy_joules=_joules(tenant.energy if measured else None),
+        moved=None if device.moved is None else shown_moved(tenant.moved, tenant.estimated),
         device_memory_bytes=memory.used if memory else 0,
         age_seconds=round(age, 3),
-        models=[_model(key, each, measured) for key, each in tenant.models.items()],
+        models=[_model(key, each, device) for key, each in tenant.models.items()],
     )
 
 
-def _model(key: str, model: ModelTotals, measured: bool) -> schemas.UsedModel:
+def _model(key: str, model: ModelTotals, device: DeviceTotals) -> schemas.UsedModel:
     name, _, version = key.rpartition("/")
-    energy = _joules(model.energy if measured else None)
-    return schemas.UsedModel(name, version, model.works, model.used / NS, model.borrowed / NS, energy)
+    energy = _joules(model.energy if device.energy is not None else None)
+    moved = None if device.moved is None else shown_moved(model.moved, model.estimated)
+    return schemas.UsedModel(name, version, model.works, model.used / NS, model.borrowed / NS, energy, moved)
+
+
+def shown_moved(moved: Moved, estimated: Moved = NOTHING) -> schemas.MovedBytes:
+    """With whether it was measured."""
+    return schemas.MovedBytes(*moved, by="estimated" if moved.has_much(estimated) else "measured")
 
 
 def _joules(microjoules: int | None) -> float | None:
@@ -174,6 +184,32 @@ def families(controller: Controller, accountant: Accountant) -> Iterator[Metric]
     yield counter("greenlane_device_energy_joules", "Energy that the device took", _DEVICE, taken)
     at_rest = ((labels, each.idle_energy / 10**6) for labels, each in metered)
     yield counter("greenlane_device_idle_energy_joules", "Energy that the device takes when nothing runs", _DEVICE, at_rest)
+    moving = {labels for labels, each in devices if each.moved is not None}
+    moved = (
+        ((*labels, path, by), count)
+        for labels, each in models
+        if labels[-2:] in moving
+        for by, part in (("measured", each.moved.less(each.estimated)), ("estimated", each.estimated))
+        for path, count in part._asdict().items()
+    )
+    about = "Bytes that the model moved, by a fit of what the device moved to what ran, or by an estimate"
+    yield counter("greenlane_moved_bytes", about, [*_MODEL, "path", "by"], moved)
+    background = (
+        ((*labels, path), count)
+        for labels, each in devices
+        if labels in moving
+        for path, count in each.background._asdict().items()
+    )
+    about = "Bytes that the device moved and no model"
+    yield counter("greenlane_background_moved_bytes", about, [*_DEVICE, "path"], background)
+    residuals = (
+        ((*labels, path), fit.residual)
+        for labels in moving
+        if (traffic := accountant.traffic(labels[0]))
+        for path, fit in zip(Moved._fields, traffic.fits, strict=True)
+    )
+    about = "What the fit does not foresee of what the device moves, 0 to 1; figures are measured up to 0.15"
+    yield gauge("greenlane_moved_residual_ratio", about, [*_DEVICE, "path"], residuals)
     served = ((tenant, device, controller.runtime(device, tenant)) for (tenant, device, _), _ in tenants)
     ages = (((tenant, device), accountant.age(runtime)) for tenant, device, runtime in served if runtime is not None)
     yield gauge("greenlane_usage_age_seconds", "Age of what was reported of use", ["tenant", "device"], ages)

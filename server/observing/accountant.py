@@ -1,4 +1,6 @@
-"""Keeps the account of all devices: follows the plans, and asks every device side what was used."""
+"""Keeps the account of all devices: follows the plans, and asks every device side what was used. When a device says what it has
+moved, it asks at once, so that what was moved and what ran are of the same time.
+"""
 
 import asyncio
 import logging
@@ -10,9 +12,10 @@ from types import MappingProxyType
 from partitions.plan import Granules
 
 from ..accounts.account import Account, History
-from ..accounts.usage import NS, Report, Totals
-from ..control.controlled_device import ControlledDevice
-from ..control.descriptions import NOT_OPENED
+from ..accounts.traffic import NO_GUESSES, Traffic
+from ..accounts.usage import NS, Moved, Report, Row, Totals
+from ..control.controlled_device import ControlledDevice, memory_on
+from ..control.descriptions import NOT_OPENED, ModelMemory
 from ..control.device_runtime import DeviceRuntime
 from .usage_files import UsageFiles
 
@@ -20,6 +23,8 @@ log = logging.getLogger("greenlane.control")
 
 INTERVAL = 1.0
 """Seconds between two reports. A process that is killed takes with it what it used since its last one."""
+GUESSING = 60.0
+"""Seconds between two looks at what models take of devices' memory, from which it is guessed what their works move."""
 LIMIT = 2.0
 """Seconds that the end of the server waits for the last row of the file."""
 
@@ -45,6 +50,11 @@ class Accountant:
         self._history = History()
         self._answered: dict[int, int] = {}
         self._idle: dict[tuple[str, str], int] = {}
+        self._moved: dict[str, tuple[Moved, int]] = {}
+        """What devices said that they have moved, and when, since the account was last brought up to date."""
+        self._said = asyncio.Event()
+        self._guesses: Mapping[str, Mapping[Row, Moved]] = {}
+        self._guessed: int | None = None
         self._collecting: asyncio.Task[None] | None = None
         self._failed = False
 
@@ -59,7 +69,7 @@ class Accountant:
         self._account.hold(device.name, device.info.unit, sum(device.info.granules), shares, self._clock())
 
     def start(self) -> None:
-        """Begin to ask, once a second."""
+        """Begin to ask, once a second, and whenever a device says what it has moved."""
         self._history.add(self.totals())
         if self._files:
             self._files.begin(self.totals())
@@ -88,11 +98,17 @@ class Accountant:
         if isinstance(report, Report):
             self._account.report(id(runtime), device.name, report)
 
+    def moved(self, device: str, meter: Moved) -> None:
+        """A device has moved so much since its meter began."""
+        self._moved[device] = meter, self._clock()
+        self._said.set()
+
     async def collect(self) -> Totals:
         """Ask every device side, and return what the account says then. One that does not answer counts as before."""
         opened = [device for device in self._devices if device.info is not NOT_OPENED]
         asked = [(device, runtime) for device in opened for runtime in device.distinct()]
         reports = await asyncio.gather(*(runtime.usage() for _, runtime in asked), return_exceptions=True)
+        moved, self._moved = self._moved, {}
         now, energy = self._clock(), dict[str, int]()
         for (device, runtime), report in zip(asked, reports, strict=True):
             if isinstance(report, Report):
@@ -104,6 +120,8 @@ class Accountant:
                 self._warn(report)
         for name, meter in energy.items():
             self._account.measure(name, meter, now)
+        for name, (bytes_, at) in moved.items():
+            self._account.move(name, bytes_, at, self._guesses.get(name, NO_GUESSES))
         totals = self.totals()
         for name, each in totals.devices.items():
             for tenant, theirs in each.tenants.items():
@@ -113,6 +131,10 @@ class Accountant:
     def totals(self) -> Totals:
         """What the account says now, by the last reports."""
         return self._account.totals(self._clock(), self._wall())
+
+    def traffic(self, device: str) -> Traffic | None:
+        """As `Account.traffic`."""
+        return self._account.traffic(device)
 
     def before(self, wall: int) -> Totals | None:
         """As `History.before`."""
@@ -129,8 +151,13 @@ class Accountant:
 
     async def _collect_always(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL):
+                    await self._said.wait()
+            self._said.clear()
             try:
+                if self._moved:
+                    await self._guess(self._clock())
                 totals = await self.collect()
                 self._history.add(totals)
                 if self._files and self._files.due(totals):
@@ -138,8 +165,32 @@ class Accountant:
             except Exception as error:
                 self._warn(error)
 
+    async def _guess(self, now: int) -> None:
+        """A work reads its model's weights and its inputs, and writes its outputs; over PCIe it is the latter two."""
+        if self._guessed is not None and now - self._guessed < GUESSING * NS:
+            return
+        self._guessed = now
+        try:
+            memory = await memory_on(self._devices)
+        except Exception as error:
+            self._warn(error)
+            return
+        self._guesses = {
+            device: {
+                (tenant, f"{each.name}/{each.version}"): _guessed(each)
+                for tenant, theirs in tenants.items()
+                for each in theirs.models
+            }
+            for device, tenants in memory.items()
+        }
+
     def _warn(self, error: BaseException) -> None:
         """Once, so that the log is not full of it."""
         if not self._failed:
             self._failed = True
             log.error("the account misses what a device side used, as it could not be asked: %s", error, exc_info=error)
+
+
+def _guessed(model: ModelMemory) -> Moved:
+    buffers = model.memory.get("buffers", 0)
+    return Moved(model.memory.get("weights", 0) + buffers, buffers, buffers)

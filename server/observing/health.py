@@ -10,6 +10,7 @@ from pathlib import Path
 
 from partitions.health import INTERVAL, CoreTime, Health, command, core_times, from_line, on_bus
 
+from ..accounts.usage import Moved
 from ..control.controlled_device import ControlledDevice
 from ..host.backoff import Backoff
 
@@ -22,7 +23,8 @@ _FIRST = 0.1
 class HealthMonitor:
     """Belongs to the event loop of the controller. `devices` are the controller's, which are open when it starts.
 
-    `make` returns the command of the process that reads GPUs; `root` is where /proc is; `clock` returns seconds.
+    `make` returns the command of the process that reads GPUs; `root` is where /proc is; `clock` returns seconds. `moved` is
+    called with what a GPU has moved, whenever it says so.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class HealthMonitor:
         make: Callable[[Sequence[str]], list[str]] = command,
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
+        moved: Callable[[str, Moved], None] = lambda _, __: None,
     ) -> None:
         self._devices = devices
+        self._moved = moved
         self._make = make
         self._root = root
         self._clock = clock
@@ -106,6 +110,8 @@ class HealthMonitor:
             since = {path: count - before[path] for path, count in health.moved.items() if count >= before.get(path, count + 1)}
             self._moving[device] = {path: count / (now - previous[1]) for path, count in since.items()}
         self._readings[device] = health, now
+        if health.moved:
+            self._moved(device, Moved(**health.moved))
 
     def take_cores(self, found: Mapping[int, CoreTime]) -> None:
         """This is the time of each of this host's cores now."""

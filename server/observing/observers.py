@@ -20,7 +20,7 @@ class Observers:
     def __init__(self, controller: Controller) -> None:
         server = controller.config.server
         self.accountant = Accountant(controller.devices, UsageFiles(server.usage_dir) if server.usage_dir else None)
-        self.health = HealthMonitor(controller.devices)
+        self.health = HealthMonitor(controller.devices, moved=self.accountant.moved)
         self.pilot = Pilot(controller, server.autopilot)
         self.overview = Overview(controller, self.accountant)
         controller.observers.append(self)

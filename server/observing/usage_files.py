@@ -12,12 +12,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..accounts.usage import NS, Totals
+from ..accounts.usage import NOTHING, NS, DeviceTotals, Moved, Totals
 from ..host.line_file import MODE
 
 log = logging.getLogger("greenlane.control")
 
-COLUMNS = "from,to,device,unit,tenant,model,version,granted,idle,lent,used,borrowed,works,energy_joules"
+COLUMNS = (
+    "from,to,device,unit,tenant,model,version,granted,idle,lent,used,borrowed,works,energy_joules,"
+    "memory_bytes,pcie_in_bytes,pcie_out_bytes,moved_by"
+)
+"""New ones come last. A file with other columns, of another version, is left as it is, and another one begun for that day."""
 PERIOD = 60 * NS
 
 
@@ -70,22 +74,32 @@ def rows(before: Totals, now: Totals) -> Iterator[str]:
     for name, device in added.devices.items():
         start = f"{_time(before.wall)},{_time(now.wall)},{_quoted(name)},{device.unit}"
         free_energy = "" if device.energy is None else _micro(device.idle_energy)
-        yield f"{start},,,,{_seconds(device.free)},,,,,,{free_energy}"
+        moved = _moved(device.background, NOTHING, device)
+        yield f"{start},,,,{_seconds(device.free)},,,,,,{free_energy},{moved}"
         for tenant, theirs in device.tenants.items():
             yield (
-                f"{start},{_quoted(tenant)},,,{_seconds(theirs.granted)},{_seconds(theirs.idle)},{_seconds(theirs.lent)},,,,"
+                f"{start},{_quoted(tenant)},,,{_seconds(theirs.granted)},{_seconds(theirs.idle)},{_seconds(theirs.lent)},,,,,,,,"
             )
             for model, each in theirs.models.items():
-                if each.works or each.used or each.borrowed:
+                if each.works or each.used or each.borrowed or any(each.moved):
                     title, _, version = model.rpartition("/")
                     energy = "" if device.energy is None else _micro(each.energy)
-                    figures = f"{_seconds(each.used)},{_seconds(each.borrowed)},{each.works},{energy}"
+                    moved = _moved(each.moved, each.estimated, device)
+                    figures = f"{_seconds(each.used)},{_seconds(each.borrowed)},{each.works},{energy},{moved}"
                     yield f"{start},{_quoted(tenant)},{_quoted(title)},{_quoted(version)},,,,{figures}"
+
+
+def _moved(moved: Moved, estimated: Moved, device: DeviceTotals) -> str:
+    if device.moved is None:
+        return ",,,"
+    return f"{moved.memory},{moved.pcie_in},{moved.pcie_out},{'estimated' if moved.has_much(estimated) else 'measured'}"
 
 
 def _append(path: Path, text: str) -> None:
     """All of it or nothing, also where the disk is full. Blocks. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not _begins_like(path):
+        path = path.with_stem(f"{path.stem}-{len(COLUMNS.split(','))}")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
     try:
         end = _whole_lines(file)
@@ -100,6 +114,13 @@ def _append(path: Path, text: str) -> None:
             raise OSError(f"{written} of {len(data)} bytes were written; is the disk full?")
     finally:
         os.close(file)
+
+
+def _begins_like(path: Path) -> bool:
+    """Whether a file has these columns, or no whole line yet."""
+    with path.open("rb") as file:
+        first = file.readline(65536)
+    return not first.endswith(b"\n") or first == f"{COLUMNS}\n".encode()
 
 
 def _whole_lines(file: int) -> int:

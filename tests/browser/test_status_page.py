@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from greenlane.prove.page import render as report
 from greenlane.prove.plan import Pair
+from server.accounts.usage import Moved
 from server.config.tenant import TenantConfig
 
 from ..end_to_end import repository
@@ -107,6 +108,27 @@ async def test_on_cores_the_page_speaks_of_cores_and_threads(page: Page) -> None
     assert "warmed for" in shown
     assert [word for word in ("granules,", "graph", "[[", "0.00 in use") if word in shown] == []
     assert "of the 100 requests that this needs" in await text(page, ".tenant[data-key='globex'] .why")
+
+
+async def test_what_models_move_is_shown_where_it_is_known(page: Page, served: Served) -> None:
+    heading = "getComputedStyle(document.querySelector('th.moved')).display"
+    assert await page.evaluate(heading) == "none"
+    observers = served.application.observers()
+
+    async def says(memory: int) -> None:
+        observers.accountant.moved("0", Moved(memory, 0, 0))
+        await observers.accountant.collect()
+
+    served.call(says(1))
+    async with httpx.AsyncClient(timeout=60, base_url=served.url) as http:
+        answer = await http.post("/v2/models/identity/infer", json=SMALL, headers={"x-tenant": "acme"})
+        assert answer.status_code == 200
+    served.call(says(10**12))
+    await page.until(f"{heading} !== 'none'")
+    cells = "[...document.querySelectorAll('td[data-column=Moves]')].map((each) => [each.innerText, each.title])"
+    shown = await page.evaluate(cells)
+    assert "" in [title for _, title in shown], "of a model that has not run"
+    assert any(text.startswith("~") and text.endswith("B/s") and "estimated" in title for text, title in shown), shown
 
 
 async def test_hostile_names_are_text(page: Page) -> None:

@@ -2,13 +2,14 @@
 
 import { byId, keep, make, setAttribute, setText } from "./dom.js";
 import { colorOf } from "./devices.js";
-import { bytes, milliseconds, rate } from "./format.js";
+import { bytes, milliseconds, perSecond, rate } from "./format.js";
 
 const GRAPHS = { captured: "captured graph", native: "native graph", none: "no graph" };
-const COLUMNS = ["Model", "Tenant", "State", "Runs by", "Requests/s", "p50", "p99", "Memory"];
+const COLUMNS = ["Model", "Tenant", "State", "Runs by", "Requests/s", "p50", "p99", "Memory", "Moves"];
 
 /** Draw all models. `load(tenant, model)` and `unload(tenant, model)` are called by the buttons. */
 export function drawModels(status, load, unload) {
+  byId("models").classList.toggle("unmoved", status.models.every((model) => model.bytes_per_second === null));
   const key = (model) => JSON.stringify([model.tenant, model.name, model.version]);
   keep(byId("models").tBodies[0], status.models, key, (model) => createRow(model, load, unload),
     (row, model) => updateRow(row, model, status));
@@ -44,10 +45,19 @@ function updateRow(row, model, status) {
   setText(row.cells[5], milliseconds(model.p50_ms));
   setText(row.cells[6], milliseconds(model.p99_ms));
   setText(row.cells[7], bytes(model.device_bytes));
+  drawMoved(row.cells[8], model.bytes_per_second);
   const isReady = model.state === "READY";
   writeButton(row.querySelector(".load"), isReady ? "Reload" : "Load", model);
   writeButton(row.querySelector(".unload"), "Unload", model);
   row.querySelector(".unload").hidden = !isReady;
+}
+
+/** The bytes of the device's memory that it moves; with a ~ where that is estimated. */
+function drawMoved(cell, moved) {
+  const about = moved?.by === "estimated" ? "~" : "";
+  setText(cell, moved ? about + perSecond(moved.memory) : "–");
+  const pcie = moved ? `PCIe in ${about}${perSecond(moved.pcie_in)}, out ${about}${perSecond(moved.pcie_out)}; ${moved.by}` : null;
+  setAttribute(cell, "title", pcie);
 }
 
 /** The button says what it does, and to screen readers also with which model. */

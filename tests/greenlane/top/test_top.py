@@ -20,7 +20,7 @@ import pytest
 
 from greenlane.top import command
 from greenlane.top.command import KEY, parse
-from greenlane.top.rates import ModelRates, between, quantile
+from greenlane.top.rates import ModelRates, Moving, between, quantile
 from greenlane.top.source import Look, Unreachable, look, read_metrics
 from greenlane.top.table import lines
 
@@ -102,6 +102,29 @@ def server() -> Iterator[Answering]:
 
 def url(server: Answering) -> str:
     return f"http://127.0.0.1:{server.server_port}"
+
+
+def moved(look: Look, seconds: float, memory: int, by: str) -> Look:
+    found = {"memory": memory, "pcie_in": 10**9, "pcie_out": memory // 1000, "by": by}
+    for each in (*look.usage["devices"], *look.usage["tenants"], *look.usage["tenants"][0]["models"]):
+        each["moved"] = found
+    look.usage["devices"][0]["moved_seconds"] = seconds
+    return look
+
+
+def test_bytes_a_second_are_of_the_time_for_which_they_were_counted() -> None:
+    """Which are readings of each two seconds: there may be none in an interval, or as many as in a longer one."""
+    first = moved(looked(10, 5, 100), 8.0, 10**12, "measured")
+    rates = between(first, moved(looked(12, 7, 300), 12.0, 5 * 10**12, "estimated"))
+    assert rates
+    assert rates.tenants[0].moving == rates.tenants[0].models[0].moving == Moving(1e12, 1e9, True)
+    text = "\n".join(lines(rates))
+    assert "moves ~1.0 TB/s (PCIe ~1.0 GB/s)" in text
+    assert text.count("~1.0 TB/s  ~1.0 GB/s") == 2
+    rates = between(first, moved(looked(12, 7, 300), 8.0, 10**12, "measured"))
+    assert rates
+    assert rates.tenants[0].moving is None
+    assert "MOVES" not in "\n".join(lines(rates))
 
 
 def test_rates_are_of_the_interval() -> None:

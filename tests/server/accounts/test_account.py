@@ -4,13 +4,16 @@ import ctypes
 from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from server.accounts.account import Account, History, IdlePower, divide
+from server.accounts.account import Account, History, IdlePower
+from server.accounts.division import divide
 from server.accounts.meter import Meter, Place
-from server.accounts.usage import NS, Report, TenantUsages, Totals, Usage
+from server.accounts.usage import NS, Moved, Report, TenantUsages, Totals, Usage
 
 UNITS = 16
 TENANTS = ("acme", "globex", "initech")
@@ -156,6 +159,63 @@ def test_a_device_without_a_meter_has_no_energy() -> None:
     account = Account()
     account.hold("0", "core", 4, {"acme": 2}, 0)
     assert account.totals(5, 0).devices["0"].energy is None
+
+
+def test_what_a_device_moved_is_divided_by_what_works_move_and_parts_make_the_whole() -> None:
+    account, acme, globex, random = Account(), Meter(), Meter(), np.random.default_rng(0)
+    account.hold("0", "SM", 4, {"acme": 2, "globex": 2}, 0)
+    mob, enc = acme.counter("mob/1#1", Place(2)), globex.counter("enc/1#1", Place(2))
+    meter, truth = Moved(7, 7, 7), {"acme": Moved(), "globex": Moved()}
+    account.move("0", meter, 0)
+    assert account.totals(0, 0).devices["0"].moved == Moved()
+    for window in range(1, 120):
+        counts = random.poisson([1000, 300]) * random.integers(0, 2, 2)
+        works = Moved(10**9, 10**6, 2000), Moved(10**8, 10**6, 0)
+        for counter, count, each, name in zip((mob, enc), counts, works, truth, strict=True):
+            for _ in range(count):
+                counter.add(10**6)
+            moved = Moved(*(int(count) * path for path in each))
+            truth[name], meter = truth[name].plus(moved), meter.plus(moved)
+        meter = meter.plus(Moved(10**9, 0, 5))
+        reports = [TenantUsages("acme", acme.usages()), TenantUsages("globex", globex.usages())]
+        account.report(7, "0", Report(1, reports))
+        account.move("0", meter, 2 * window * NS)
+        if window == 60:
+            before = account.totals(2 * window * NS, 0).devices["0"]
+    device = account.totals(240 * NS, 0).devices["0"]
+    assert device.moved == meter.less(Moved(7, 7, 7))
+    assert device.moved_in == 238 * NS
+    parts = device.background
+    for name, each in truth.items():
+        found = device.tenants[name]
+        parts = parts.plus(found.moved)
+        assert list(found.moved) == pytest.approx(list(each), rel=0.05, abs=1000)
+        late = found.less(before.tenants[name])
+        assert late.moved.memory > 0
+        assert late.estimated == Moved(), "by then all is measured"
+    assert parts == device.moved
+    traffic = account.traffic("0")
+    assert traffic
+    assert all(fit.residual < 0.1 for fit in traffic.fits)
+    assert device.less(device).moved == Moved()
+
+
+def test_a_meter_that_begins_again_counts_from_there() -> None:
+    account, acme = Account(), Meter()
+    account.hold("0", "SM", 4, {"acme": 2}, 0)
+    assert account.totals(0, 0).devices["0"].moved is None, "it has no meter"
+    counter = acme.counter("mob/1#1", Place(2))
+    for at, meter in enumerate((Moved(500), Moved(900), Moved(40), Moved(40), Moved(100))):
+        counter.add(10)
+        account.report(7, "0", Report(1, [TenantUsages("acme", acme.usages())]))
+        account.move("0", meter, at * NS)
+        account.move("0", meter, at * NS)
+    device = account.totals(5 * NS, 0).devices["0"]
+    assert (device.moved, device.moved_in) == (Moved(460), 3 * NS)
+    acme_s = device.tenants["acme"]
+    assert acme_s.moved.has_much(acme_s.estimated), "too little was seen"
+    account.move("no such device", Moved(), 0)
+    assert account.traffic("no such device") is None
 
 
 def test_idle_power_is_unknown_until_nothing_runs() -> None:

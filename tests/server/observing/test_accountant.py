@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.accounts.usage import NS, DeviceTotals, ModelTotals, Report, TenantTotals, TenantUsages, Totals, Usage
+from server.accounts.usage import NS, DeviceTotals, ModelTotals, Moved, Report, TenantTotals, TenantUsages, Totals, Usage
 from server.control.controlled_device import ControlledDevice
-from server.control.descriptions import DeviceInfo
+from server.control.descriptions import DeviceInfo, ModelMemory, TenantMemory
 from server.observing.accountant import Accountant
 from server.observing.usage_files import COLUMNS, UsageFiles, rows
 
@@ -99,6 +99,43 @@ async def test_a_meter_that_several_processes_see_is_counted_once() -> None:
     assert totals.devices["0"].energy == 2 * 10**6
 
 
+class FakeModels:
+    """What acme's model takes of the device's memory; or raises."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    async def memory(self) -> Any:
+        if isinstance(self._memory, Exception):
+            raise self._memory
+        return [TenantMemory("acme", None, 0, 0, 0, 0.0, 0.0, [ModelMemory("mob", "1", False, self._memory)])]
+
+
+@pytest.mark.parametrize("memory", [{"weights": 800, "buffers": 100}, RuntimeError("it broke")])
+async def test_when_a_device_says_what_it_moved_works_are_asked_for_at_once(
+    memory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site()
+    site.side.models = FakeModels(memory)
+    site.accountant.start()
+    for reading in range(1, 4):
+        site.now += 2 * NS
+        site.side.used(reading * 1000, works=10 * reading)
+        site.accountant.moved("0", Moved(9000 * reading, 1000 * reading, 0))
+        async with asyncio.timeout(20):
+            while site.accountant.totals().devices["0"].moved != Moved(9000 * (reading - 1), 1000 * (reading - 1), 0):
+                await asyncio.sleep(0)
+    await site.accountant.close()
+    device = site.accountant.totals().devices["0"]
+    acme = device.tenants["acme"].models["mob/1"]
+    assert device.moved == acme.moved.plus(device.background)
+    assert acme.moved.memory > 0.9 * 18000
+    traffic = site.accountant.traffic("0")
+    assert traffic
+    assert traffic.rates["acme", "mob/1"][0].memory == pytest.approx(4500, rel=0.1)
+    assert len(caplog.records) == isinstance(memory, Exception)
+
+
 def parsed(folder: Path) -> dict[str, list[dict[str, str]]]:
     found = {path.name: list(csv.DictReader(path.read_text().splitlines())) for path in sorted(folder.iterdir())}
     assert all(path.read_text().startswith(COLUMNS + "\n") for path in folder.iterdir())
@@ -169,6 +206,33 @@ async def test_a_full_disk_leaves_whole_lines_and_the_next_rows_are_for_longer(
     (rows,) = parsed(tmp_path).values()
     assert [(row["from"][17:19], row["to"][17:19]) for row in rows[2:]] == [("01", "04")] * 2
     assert sum(_ns(row["granted"]) for row in rows) == 16 * NS
+
+
+async def test_a_file_with_other_columns_is_left_and_another_one_begun(tmp_path: Path) -> None:
+    old = tmp_path / "usage-2026-11-22.csv"
+    old.write_text("from,to,device\n1,2,0\n")
+    for _ in range(2):
+        files = UsageFiles(tmp_path)
+        site = Site(files)
+        files.begin(site.accountant.totals())
+        site.now = NS
+        await site.accountant.write()
+    assert old.read_text() == "from,to,device\n1,2,0\n"
+    lines = (tmp_path / "usage-2026-11-22-18.csv").read_text().splitlines()
+    assert [row["tenant"] for row in csv.DictReader(lines)] == ["", "acme"] * 2
+
+
+def test_what_was_moved_is_in_the_files_with_whether_it_was_measured() -> None:
+    models = {"mob/1": ModelTotals(1, 2, moved=Moved(7, 8, 9)), "enc/1": ModelTotals(1, 2, moved=Moved(20), estimated=Moved(9))}
+    device = DeviceTotals("SM", 1, 5, {"acme": TenantTotals(5, 0, 1, models)}, moved=Moved(30, 8, 9), background=Moved(3))
+    found = list(csv.DictReader([COLUMNS, *rows(Totals(0, 0, {}), Totals(5, 5, {"0": device}))]))
+    columns = "memory_bytes", "pcie_in_bytes", "pcie_out_bytes", "moved_by"
+    assert [tuple(row[column] for column in columns) for row in found] == [
+        ("3", "0", "0", "measured"),
+        ("", "", "", ""),
+        ("7", "8", "9", "measured"),
+        ("20", "0", "0", "estimated"),
+    ]
 
 
 def test_names_of_models_are_quoted(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from partitions.health import Health, to_line
+from server.accounts.usage import Moved
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo
 from server.observing.health import HealthMonitor
@@ -54,8 +55,8 @@ async def test_the_last_reading_counts_and_energy_counts_from_the_first() -> Non
 
 
 def test_what_a_gpu_moves_is_what_the_last_two_readings_are_apart() -> None:
-    clock = [0.0]
-    monitor = HealthMonitor([gpu()], clock=lambda: clock[0])
+    clock, said = [0.0], list[tuple[str, Moved]]()
+    monitor = HealthMonitor([gpu()], clock=lambda: clock[0], moved=lambda *each: said.append(each))
     assert monitor.moving("0") == {}
     for now, moved, rates in (
         (2.0, {}, {}),
@@ -68,6 +69,7 @@ def test_what_a_gpu_moves_is_what_the_last_two_readings_are_apart() -> None:
         clock[0] = now
         monitor.take(ADDRESS, "0", Health(moved=moved))
         assert monitor.moving("0") == rates
+    assert said == [("0", Moved(10)), ("0", Moved(40, 4)), ("0", Moved(40, 14)), ("0", Moved(7, 20))]
 
 
 async def test_a_process_that_reads_nothing_is_not_started_again(caplog: pytest.LogCaptureFixture) -> None:

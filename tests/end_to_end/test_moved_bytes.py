@@ -1,0 +1,81 @@
+"""What a GPU says that it has moved, through a whole server: the account, metrics, the status and the files."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from partitions.health import Health
+from server.config.tenant import TenantConfig
+
+from .harness import Served, configuration, serving
+from .virtual import VirtualDevice
+from .wire import SMALL, infer, until
+
+WORKS = 20
+GB = 10**9
+
+
+@pytest.fixture
+def served(standard: Path, tmp_path: Path) -> Iterator[Served]:
+    tenants = [TenantConfig(name=name, granules=2, models=("identity",)) for name in ("acme", "globex")]
+    with serving(configuration(standard, *tenants, usage_dir=tmp_path / "usage"), VirtualDevice(4)) as served:
+        yield served
+
+
+async def says(served: Served, moved: dict[str, int]) -> None:
+    """A reading of the device comes, and is counted."""
+    observers = served.application.observers()
+    observers.health.take("0000:4e:00.0", "0", Health(moved=moved, memory_bandwidth=3 * 10**12))
+    await observers.accountant.collect()
+
+
+def usage(http: httpx.Client) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The device's, and acme's."""
+    found = http.get("/admin/usage").json()
+    return found["devices"][0], next(each for each in found["tenants"] if each["tenant"] == "acme")
+
+
+def test_it_is_in_the_account_the_metrics_the_status_and_the_files(served: Served, tmp_path: Path) -> None:
+    with httpx.Client(base_url=served.url, timeout=60) as http:
+        device, acme = usage(http)
+        assert (device["moved"], device["background"], device["moved_seconds"], acme["moved"]) == (None, None, 0, None)
+        assert "moved_bytes_total{" not in http.get("/metrics").text
+        assert {each["bytes_per_second"] for each in http.get("/admin/status").json()["models"]} == {None}
+        served.call(says(served, {"memory": 5 * GB, "pcie_in": 0, "pcie_out": 0}))
+        for _ in range(WORKS):
+            assert infer(http, "identity", SMALL, headers={"x-tenant": "acme"}).status_code == 200
+        until(lambda: usage(http)[1]["models"][0]["works"] >= WORKS)
+        served.call(says(served, {"memory": 45 * GB, "pcie_in": 3 * GB, "pcie_out": GB}))
+        device, acme = usage(http)
+        written = http.get("/metrics").text
+        shown = {each["tenant"]: each["bytes_per_second"] for each in http.get("/admin/status").json()["models"]}
+    assert device["moved"] == {"memory": 40 * GB, "pcie_in": 3 * GB, "pcie_out": GB, "by": "measured"}
+    assert device["moved_seconds"] > 0
+    assert acme["moved"] == acme["models"][0]["moved"]
+    assert acme["moved"]["by"] == "estimated", "one window says too little"
+    for path in ("memory", "pcie_in", "pcie_out"):
+        assert acme["moved"][path] > 0
+        assert acme["moved"][path] + device["background"][path] == device["moved"][path]
+    samples = [each for family in text_string_to_metric_families(written) for each in family.samples]
+    by = {
+        each.labels["by"]: each.value
+        for each in samples
+        if each.name == "greenlane_moved_bytes_total" and (each.labels["tenant"], each.labels["path"]) == ("acme", "memory")
+    }
+    assert by == {"estimated": acme["moved"]["memory"], "measured": 0}
+    background = {each.labels["path"]: each.value for each in samples if each.name == "greenlane_background_moved_bytes_total"}
+    assert background == {path: device["background"][path] for path in background}
+    assert sum(each.name == "greenlane_moved_residual_ratio" for each in samples) == 3
+    assert shown["acme"]["memory"] > 0
+    assert shown["acme"]["by"] == "estimated"
+    assert shown["globex"] is None
+    served.call(served.application.observers().accountant.write())
+    (path,) = (tmp_path / "usage").iterdir()
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert sum(int(row["memory_bytes"] or 0) for row in rows) == 40 * GB
+    assert {row["moved_by"] for row in rows if row["model"]} == {"estimated"}
