@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -48,6 +49,8 @@ class SupervisedDispatcher:
         self._restarts = restarts
         self._refused: MutableMapping[str, int] = {} if counts is None else counts
         self._control: socket.socket | None = None
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        """What its socket has no room for yet, as while it begins, with descriptors that are ours."""
         self._reconfigured = asyncio.Event()
         self._backoff = Backoff()
         self._heartbeat = Heartbeat()
@@ -56,6 +59,7 @@ class SupervisedDispatcher:
         return f"<SupervisedDispatcher {self.process!r}>"
 
     async def start(self) -> None:
+        self.disconnect()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._heartbeat = Heartbeat()
@@ -83,7 +87,7 @@ class SupervisedDispatcher:
                     self._on_message(message)
             if self._restarts.closing.is_set():
                 return
-            self._control.close()
+            self.disconnect()
             await self._restarts.wait_for_end(self.process, LABEL, self._backoff)
             await self._restarts.retry(self.start)
 
@@ -91,22 +95,17 @@ class SupervisedDispatcher:
         """Send it the sockets over which this process takes connections. A new dispatcher is sent those of all processes."""
         if each.failures >= MOST_FAILURES:
             self.refuse(each)
-        if self._control and each.handoff and each.takes_connections:
-            with suppress(OSError):
-                socket.send_fds(self._control, [each.name.encode()], [end.fileno() for end in each.handoff])
+        if each.handoff and each.takes_connections:
+            self._send(each.name.encode(), [end.fileno() for end in each.handoff])
 
     def refuse(self, each: SupervisedProcess) -> None:
         """This process cannot be started: have the dispatcher refuse its connections until it is announced."""
-        if self._control:
-            with suppress(OSError):
-                self._control.send(dispatcher.AWAY + each.name.encode())
+        self._send(dispatcher.AWAY + each.name.encode())
 
     def withdraw(self, each: SupervisedProcess) -> None:
         """Close the sockets to this process, which has ended, and have the dispatcher hand what it did not take to the next."""
         each.disconnect()
-        if self._control:
-            with suppress(OSError):
-                self._control.send(dispatcher.WITHDRAWN + each.name.encode())
+        self._send(dispatcher.WITHDRAWN + each.name.encode())
 
     async def reconfigure(self) -> None:
         """Have it use the keys of the current configuration, and return when it does."""
@@ -122,9 +121,8 @@ class SupervisedDispatcher:
     def check_heartbeat(self, now: float) -> None:
         """Send it a heartbeat, and kill it if it has not answered one for too long; it is then replaced."""
         if self.process:
-            if self._heartbeat.answered and self._control:
-                with suppress(OSError):
-                    self._control.send(dispatcher.HEARTBEAT)
+            if self._heartbeat.answered:
+                self._send(dispatcher.HEARTBEAT)
             kill_if_hung(LABEL, self.process, self._heartbeat, now)
 
     async def close(self) -> None:
@@ -138,7 +136,8 @@ class SupervisedDispatcher:
             await asyncio.to_thread(spawn.join, self.process, EXIT_TIMEOUT)
 
     def disconnect(self) -> None:
-        """Close the socket to it."""
+        """Close the socket to it, and forget what it was not sent."""
+        self._forget_unsent()
         if self._control:
             self._control.close()
 
@@ -147,12 +146,48 @@ class SupervisedDispatcher:
         self._reconfigured.clear()
         file = handoff.memory_file(msgspec.json.encode(dispatcher.keys_of(self._current.config)))
         try:
-            assert self._control
-            socket.send_fds(self._control, [dispatcher.RECONFIGURE], [file])
-        except OSError:
-            self._reconfigured.set()
+            if not self._send(dispatcher.RECONFIGURE, [file]):
+                self._reconfigured.set()
         finally:
             os.close(file)
+
+    def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """Send it after all else, now or once there is room; the caller may close the descriptors. False if it has ended."""
+        if self._control is None:
+            return False
+        if not self._unsent:
+            try:
+                socket.send_fds(self._control, [message], descriptors)
+                return True
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._control.fileno(), self._send_more)
+            except OSError:
+                return False
+        self._unsent.append((message, [os.dup(each) for each in descriptors]))
+        return True
+
+    def _send_more(self) -> None:
+        """There is room, or it has ended."""
+        assert self._control
+        with suppress(OSError):
+            while self._unsent:
+                message, descriptors = self._unsent[0]
+                try:
+                    socket.send_fds(self._control, [message], descriptors)
+                except BlockingIOError:
+                    return
+                self._drop_first()
+        self._forget_unsent()
+
+    def _forget_unsent(self) -> None:
+        if self._control and self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+        while self._unsent:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        for descriptor in self._unsent.popleft()[1]:
+            os.close(descriptor)
 
     def _on_message(self, message: bytes) -> None:
         if message == dispatcher.HEARTBEAT_ANSWER:

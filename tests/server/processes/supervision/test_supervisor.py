@@ -4,6 +4,7 @@ What the supervisor does with real processes is in tests/end_to_end/test_http_pr
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from server.control.controller import Controller
 from server.errors import Failed
 from server.host.backoff import Backoff
 from server.processes import serve
+from server.processes.channels import handoff
 from server.processes.channels.routing import SHARED
+from server.processes.dispatching.dispatcher import MAX_NAME, RECONFIGURE, RECONFIGURED
 from server.processes.remote.remote_frontend import open_remote
 from server.processes.supervision.restarts import Restarts, WatchTasks
 from server.processes.supervision.supervised import Current, SupervisedProcess
@@ -172,6 +175,45 @@ async def test_a_server_ends_in_order_though_its_dispatcher_has_just_died(dispat
     http.restarts.closing.set()
     await http.dispatcher.close()
     await asyncio.wait_for(http.dispatcher.keep(), PATIENCE)
+    http.frontend.close()
+
+
+async def test_a_new_dispatcher_is_sent_all_processes_however_many_before_it_reads(dispatchers: list[socket.socket]) -> None:
+    """A socket takes some 280 messages. A tenant of which it is not notified would get no connections."""
+    http, ends = Staged(), handoff.pair()
+    names = [f"tenant{number}" for number in range(1000)]
+    for name in names:
+        each = SupervisedProcess(name, None)
+        each.handoff, each.takes_connections = ends, True
+        http.add(each)
+    await http.dispatcher.start()
+    reconfiguring = asyncio.ensure_future(http.dispatcher.reconfigure())
+    await asyncio.sleep(0)
+    ends.close()
+    (theirs,) = dispatchers
+    theirs.setblocking(False)
+    heard: list[bytes] = []
+    async with asyncio.timeout(PATIENCE):
+        while RECONFIGURE not in heard:
+            try:
+                message, descriptors, *_ = socket.recv_fds(theirs, MAX_NAME, 2)
+            except BlockingIOError:
+                await asyncio.sleep(0)
+                continue
+            heard.append(message)
+            assert len(descriptors) == (1 if message == RECONFIGURE else 2)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        assert [each.decode() for each in heard[:-1]] == names
+        assert not reconfiguring.done()
+        theirs.send(RECONFIGURED)
+        keeping = asyncio.ensure_future(http.dispatcher.keep())
+        await reconfiguring
+    http.restarts.closing.set()
+    theirs.close()
+    await http.dispatcher.close()
+    await keeping
+    http.dispatcher.disconnect()
     http.frontend.close()
 
 
