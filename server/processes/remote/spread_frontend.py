@@ -7,6 +7,7 @@ started again and loads models as for a tenant that is on it alone.
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,8 @@ class SpreadFrontend(RemoteFrontend):
         self.agreements = Agreements(self._publish_together, self.agree)
         self._keys_there: dict[str, dict[ModelKey, dict[str, ModelKey]]] = {}
         self._publishing: dict[str, asyncio.Lock] = {}
+        self._ends = Counter[str]()
+        """How often the process of each device has ended."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -66,9 +69,13 @@ class SpreadFrontend(RemoteFrontend):
         return await self._publish_together(name, {device: (served, problems)})
 
     async def _publish_together(self, name: str, published: Mapping[str, Published]) -> bool:
-        """One model's publications wait for each other: what one replaces is drained before the next one is sent."""
+        """One model's publications wait for each other: what one replaces is drained before the next one is sent. That of a
+        process that ends meanwhile is dropped.
+        """
+        before = self._ends.copy()
         async with self._publishing.setdefault(name, asyncio.Lock()):
-            return await self._publish_merged(name, self._merged.put(published, name))
+            there = {device: each for device, each in published.items() if self._ends[device] == before[device]}
+            return bool(there) and await self._publish_merged(name, self._merged.put(there, name))
 
     async def _publish_merged(self, name: str, merged: Merged) -> bool:
         self._keys_there[name] = merged.keys
@@ -85,6 +92,7 @@ class SpreadFrontend(RemoteFrontend):
         for keys in self._keys_there.values():
             for of_devices in keys.values():
                 of_devices.pop(device, None)
+        self._ends[device] += 1
         for name in self._merged.drop(device):
             self._spawn(self._publish_again(name, reason))
 

@@ -125,3 +125,24 @@ def test_a_cancellation_reaches_every_device() -> None:
     devices = [Device(), Device()]
     DeviceSides(devices).cancel("acme", 3, 14)
     assert [each.asked for each in devices] == [[("acme", 3, 14)]] * 2
+
+
+async def test_what_a_device_had_published_when_it_ended_is_not_served_by_it_afterwards(frontend: SpreadFrontend) -> None:
+    """It waited for another publication of the model, which waits for requests of the versions that it replaces."""
+    zero, one = frontend.members.values()
+    process = Process()
+    channel = await process.meet(frontend)
+    process.gates["publish"] = asyncio.Event()
+    publishing = [asyncio.ensure_future(one.publish("m", [model("m", 9)], []))]
+    await process.hears("publish")
+    publishing.append(asyncio.ensure_future(zero.publish("m", [model("m", 4)], [])))
+    await asyncio.sleep(0)
+    zero.fail_in_flight(ENDED)
+    process.gates["publish"].set()
+    assert await asyncio.gather(*publishing) == [True, False]
+    assert published(process)[-1] == {"m/1#1": {"1": "m/1#9"}}
+    assert zero.served() == []
+    await zero.publish("m", [model("m", 5)], [])
+    assert published(process)[-1] == {"m/1#2": {"0": "m/1#5", "1": "m/1#9"}}, "what the next process publishes is served"
+    process.close()
+    channel.close()
