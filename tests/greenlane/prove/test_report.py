@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -28,6 +29,7 @@ def samples(microseconds: float, count: int = 200) -> Samples:
     return Samples([number / 400 for number in range(count)], [microseconds] * count, [200] * count)
 
 
+@cache
 def result(beside: float = 1000, control: float = 9000, word: Word | None = None) -> Result:
     attack = Attack("batches", (Ask(b""),), 4, frozenset({200}), "m")
     rounds = {"alone": (samples(1000),), "beside": (samples(beside),), "control": (samples(control),)}
