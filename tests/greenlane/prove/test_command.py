@@ -53,6 +53,13 @@ def running(config: Path) -> Iterator[tuple[Access, Callable[[], str], int]]:
         yield started.access, started.alive, started.pid
 
 
+@pytest.fixture(scope="module")
+def two(config: Path) -> Iterator[tuple[Access, Callable[[], str], int]]:
+    """A server of these tenants; a test may leave its threads on one core."""
+    with running(config) as started:
+        yield started
+
+
 def proven(access: Access, alive: Callable[[], str], report: Callable[[str], None] = lambda _: None) -> Findings:
     return prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, report))
 
@@ -100,30 +107,29 @@ def test_limits_of_the_configuration_are_lifted_as_they_are_not_what_is_proven(c
         assert [each.ask(ask).status for _ in range(5) for each in (first, second)] == [200] * 10
 
 
-def test_a_tenant_whose_key_was_not_given_is_not_asked_and_the_file_for_it_is_shown(config: Path) -> None:
-    with running(config) as (access, _, _):
-        keyless, _ = server.running(f"http://127.0.0.1:{access.port}", {}, access.admin_key)
-        found = {each.name: each for each in survey(keyless, 5.0, lambda _: None)}
-
+def test_a_tenant_whose_key_was_not_given_is_not_asked_and_the_file_for_it_is_shown(two: Any) -> None:
+    access, _, _ = two
+    keyless, _ = server.running(f"http://127.0.0.1:{access.port}", {}, access.admin_key)
+    found = {each.name: each for each in survey(keyless, 5.0, lambda _: None)}
     assert not found["globex"].drivable
     (why,) = set(found["globex"].undriven.values())
     assert why == 'tenant globex has keys: give --keys FILE, TOML with [tenants] and globex = "KEY"'
 
 
-def test_tenants_that_share_a_core_are_found_and_never_called_isolated(config: Path) -> None:
+def test_tenants_that_share_a_core_are_found_and_never_called_isolated(two: Any) -> None:
     """Every thread of the server on one core, as a wrong cpuset would put them; asked by its URL and with its keys."""
-    with running(config) as (access, _, pid):
+    access, _, pid = two
 
-        def crowd(what: str) -> None:
-            for one in family_of(pid):
-                for tid in os.listdir(f"/proc/{one.pid}/task"):
-                    with suppress(ProcessLookupError):
-                        os.sched_setaffinity(int(tid), CORES[:1])
+    def crowd(what: str) -> None:
+        for one in family_of(pid):
+            for tid in os.listdir(f"/proc/{one.pid}/task"):
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(tid), CORES[:1])
 
-        other, gone = server.running(f"http://127.0.0.1:{access.port}", dict(access.keys), access.admin_key)
-        found = proven(other, gone, crowd)
-        with pytest.raises(CannotProve, match="the admin key"):
-            server.running(f"http://127.0.0.1:{access.port}", {}, "another key")
+    other, gone = server.running(f"http://127.0.0.1:{access.port}", dict(access.keys), access.admin_key)
+    found = proven(other, gone, crowd)
+    with pytest.raises(CannotProve, match="the admin key"):
+        server.running(f"http://127.0.0.1:{access.port}", {}, "another key")
 
     acme, globex = found.located
     assert (acme.own_word, globex.own_word) == ("isolated", "leaks")
