@@ -53,7 +53,7 @@ def test_options_and_subcommands_that_it_gives_exist(file: str) -> None:
     assert [each for each in called if each[0] != "-" and each.split()[0] not in COMMANDS] == []
 
 
-def test_tests_that_are_not_measured_exist() -> None:
+def test_tests_of_whole_servers_that_are_measured_exist() -> None:
     (names,) = re.findall(r"^for name in (.*?); do$", (ROOT / "scripts/test").read_text(), re.M | re.S)
     missing = [name for name in names.replace("\\", "").split() if not (ROOT / f"tests/end_to_end/test_{name}.py").is_file()]
     assert missing == []
