@@ -86,7 +86,7 @@ class Reconfiguration:
 
     async def run(self) -> None:
         """Make it. Raises RequestError or PartitionError; then nothing has changed."""
-        async with AsyncExitStack() as locks:
+        async with AsyncExitStack() as locks, AsyncExitStack() as granules:
             shares = concerns_shares(self._before, self._config)
             if self._options or shares:  # Or a process begins meanwhile with the old ones.
                 await locks.enter_async_context(self._controller.device_changes)
@@ -102,7 +102,7 @@ class Reconfiguration:
                 await self._models.prepare()
                 undo.push_async_callback(self._models.discard)
                 if shares:  # Others may have got other granules while models were loaded.
-                    await locks.enter_async_context(self._controller.granules_change)
+                    await granules.enter_async_context(self._controller.granules_change)
                 found = self._plan()
                 arrivals = await self._prepare(found, undo)
                 undo.push_async_callback(self._put_back_configuration)
@@ -115,7 +115,7 @@ class Reconfiguration:
                     await together(self._host.admit(name) for name in arrivals)
             finally:  # From here on nothing is undone, so that whatever fails, all else is done.
                 endings = [self._end(name, frontends[name], *leaving[name]) for name in found.go]
-                await together([self._models.use(), *endings])
+                await together([self._models.use(), self._end_all(endings, granules)])
 
     def _plan(self) -> TenantPlan:
         return plan(self._before, self._config, self._controller.devices)
@@ -173,6 +173,11 @@ class Reconfiguration:
         assert self._host
         self._host.leave(name)
         return device, device.runtimes[name]
+
+    async def _end_all(self, endings: Sequence[Awaitable[None]], granules: AsyncExitStack) -> None:
+        """Then `granules` may change hands: that does not wait for requests of models that are replaced."""
+        async with granules:
+            await together(endings)
 
     async def _end(self, name: str, frontend: ManagedFrontend, device: ControlledDevice, runtime: DeviceRuntime) -> None:
         """Let a tenant that goes answer what it has accepted, for half of `drain_timeout`, and free what it has."""

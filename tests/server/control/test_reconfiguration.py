@@ -431,6 +431,19 @@ class Loading(Models):
         await self.gate.wait()
 
 
+class Replacing(Models):
+    """Requests of models that are replaced end when `gate` is set."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(runtime)
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
+
+    async def use(self, lists: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> None:
+        self.begun.set()
+        await self.gate.wait()
+        await super().use(lists, options)
+
+
 async def loading_site() -> tuple[Site, Loading]:
     site = await Site().start()
     before = site.controller.config
@@ -470,6 +483,18 @@ async def test_a_reload_that_loads_models_and_changes_shares_counts_again_what_t
     await site.controller.repartition({"globex": 1})
     await site.controller.reconfigure(config, site._all)
     assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 3, "globex": 1}
+
+
+async def test_a_repartition_does_not_wait_for_requests_of_models_that_a_reload_replaces() -> None:
+    site = await Site().start()
+    site.runtime.models = models = Replacing(site.runtime)
+    reloading = asyncio.ensure_future(site.use(tenant("acme", 1).with_models(("b",)), tenant("globex")))
+    await models.begun.wait()
+    async with asyncio.timeout(PATIENCE):
+        await site.controller.repartition({"globex": 2})
+    models.gate.set()
+    await reloading
+    assert {name: len(granules) for name, granules in site.held.items()} == {"acme": 1, "globex": 2}
 
 
 async def test_a_move_that_waits_for_loads_lets_a_repartition_go_on() -> None:
