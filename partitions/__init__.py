@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .base import Device, Partition
 from .cpu import open_cpu
-from .errors import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
+from .errors import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError, Unsupported
 from .installing import install_command
 from .manager import Move, PartitionManager
 
@@ -20,6 +20,7 @@ __all__ = [
     "Partition",
     "PartitionError",
     "PartitionManager",
+    "Unsupported",
     "has_driver",
     "open_cpu",
     "open_device",

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from .strain import Strain, Strained
+
 
 class Loads(Protocol):
     """The loads of models onto a device that also serves: when they wait, and when they must not. Any thread may call."""
@@ -121,6 +123,15 @@ class Partition(Protocol):
         """Take every unit for so long, by work of its own; when that was. Blocks, and other work on these units waits.
 
         Where units have no numbers this shows that partitions are apart. Raises PartitionError on cores, which have numbers.
+        """
+
+    def strain(self, kind: Strain, seconds: float) -> Strained:
+        """Move bytes through what partitions share by work of its own on these units, as fast as they can; how many it moved.
+
+        Blocks for so many seconds, at most `strain.MOST`, or a little longer if the preparations alone take them. Other work on
+        these units goes on in between. What memory it takes it frees again: on a GPU some 16 times what the last cache holds,
+        on cores twice that, 1 GiB at most. Raises Unsupported where there is no such thing, such as PCIe on cores, ValueError
+        for other times, PartitionError, for lack of memory as well.
         """
 
     def close(self) -> None:

@@ -21,5 +21,9 @@ class DeviceLost(PartitionError):
     """The device failed for good: every later call in this process fails, so the process must be restarted."""
 
 
+class Unsupported(PartitionError):
+    """The device has nothing of the kind that was asked for; the text says what it has."""
+
+
 class MpsError(PartitionError):
     """A GPU's MPS daemon cannot be started, or does not do what it is asked to; the text says what to do."""

@@ -21,7 +21,8 @@ import pytest
 from engines import Cancelled, Engine, ExecutionFailed, Executor, Room, Tensor, TensorMismatch, Work, parts
 from engines.base import COUNTS, MEMORY
 from engines.signature import ALIGNMENT
-from partitions import Device, Partition, PartitionError, probe
+from partitions import Device, Partition, PartitionError, Unsupported, probe
+from partitions.strain import MOST, STRAINS, Strain
 from tests.engines.tensors import UNTOUCHED, Memory, array, run
 
 T = TypeVar("T")
@@ -427,6 +428,41 @@ class Contract:
         with closing(subject.device.carve([0])) as elsewhere:
             subject.identity.bind(elsewhere).close()
         assert run(executor, ONE)[0].tolist() == ONE.tolist()
+
+    @pytest.mark.parametrize("kind", STRAINS)
+    def test_a_partition_strains_what_is_shared_for_a_while_and_works_on(
+        self, subject: Subject, partition: Partition, executor: Executor, kind: Strain
+    ) -> None:
+        if subject.device.kind == "cpu" and kind.startswith("PCIe"):
+            with pytest.raises(Unsupported, match=f"^strain '{kind}': there is none on cores; there are memory copy, "):
+                partition.strain(kind, 0.02)
+        else:
+            done = partition.strain(kind, 0.02)
+            assert done.nbytes > 0
+            assert 0 < done.seconds < PATIENCE
+            assert done.rate == pytest.approx(done.nbytes / done.seconds / 1e9)
+        assert run(executor, ONE)[0].tolist() == ONE.tolist()
+
+    def test_a_strain_does_not_wait_for_work_in_flight(
+        self, subject: Subject, partition: Partition, executor: Executor
+    ) -> None:
+        partition.strain("memory read", 0.001)  # A GPU may wait for what runs when it loads kernels.
+        with closing(subject.stall(partition)) as stall:
+            work = executor.enqueue([Tensor.of(ONE)])
+            assert partition.strain("memory read", 0.02).nbytes > 0
+            stall.release()
+            assert array(work.wait()[0]).tolist() == ONE.tolist()
+            stall.work.wait()
+            assert not stall.gave_up()
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, MOST * 1.01, float("nan"), float("inf")])
+    def test_a_strain_lasts_for_a_bounded_time(self, partition: Partition, seconds: float) -> None:
+        with pytest.raises(ValueError, match=r"^a strain of .* s: expected more than 0 and at most 2$"):
+            partition.strain("memory read", seconds)
+
+    def test_a_strain_that_there_is_not_names_those_that_there_are(self, partition: Partition) -> None:
+        with pytest.raises(Unsupported, match=r"^strain 'arithmetic': there is none.*; there are memory copy, memory read"):
+            partition.strain("arithmetic", 0.02)  # type: ignore[arg-type]
 
     def test_closing_again_does_nothing(self, subject: Subject) -> None:
         partition = subject.device.carve([0])

@@ -13,8 +13,8 @@ waited for, in the stream's order. To stop anything at a point of your choice:
     script.fail("carve", nth=2)              # the second call from now raises PartitionError
     prepared = engine.prepares((3,))         # executors compile for inputs of this shape, until prepared.set_result(None)
 
-Points: carve, attach, locate, pin (FakeDevice's script); bind, enqueue, proceed, run (FakeEngine's; what `run` raises comes
-out of `wait`).
+Points: carve, attach, locate, strain, pin (FakeDevice's script); bind, enqueue, proceed, run (FakeEngine's; what `run` raises
+comes out of `wait`).
 """
 
 import math
@@ -37,6 +37,7 @@ from engines.settings import overridden
 from engines.signature import align
 from partitions import DeviceUnavailable, Partition, PartitionError
 from partitions.base import Held
+from partitions.strain import Strain, Strained, check
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
@@ -49,6 +50,7 @@ ERRORS: dict[str, type[Exception]] = {
     "carve": PartitionError,
     "attach": PartitionError,
     "locate": PartitionError,
+    "strain": PartitionError,
     "pin": PartitionError,
     "bind": ModelRefused,
     "enqueue": ExecutionFailed,
@@ -227,6 +229,12 @@ class FakePartition:
     def hold(self, seconds: float) -> Held:
         self.device.script.reach("hold")
         return self.run(lambda: Held(self.size, 0, round(seconds * 1e9)))
+
+    def strain(self, kind: Strain, seconds: float) -> Strained:
+        """A gigabyte a second by each unit; none takes time."""
+        check(kind, seconds)
+        self.device.script.reach("strain")
+        return self.run(lambda: Strained(round(self.size * seconds * 1e9), seconds))
 
     def close(self) -> None:
         """Raises RuntimeError with work in flight or before its executors: the interface calls both a bug."""

@@ -26,6 +26,7 @@ from ..base import Held
 from ..errors import DeviceUnavailable, Misplaced, PartitionError
 from ..mps import is_mps_client
 from ..plan import choose, choose_lent
+from ..strain import Strain, Strained, check
 from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
@@ -37,6 +38,7 @@ from .memory_level import Bytes, find_own, level
 from .nvml import Nvml, open_nvml
 from .pages import PIN_PIECE, pieces, populate
 from .sm_probe import SmProbe, open_probe
+from .strain import strain
 
 T = TypeVar("T")
 
@@ -129,6 +131,14 @@ class CudaPartition:
         Raises PartitionError, DeviceLost.
         """
         return self.run(lambda: self.device.hold(self, seconds))
+
+    def strain(self, kind: Strain, seconds: float) -> Strained:
+        """See `Partition.strain`. The work has a stream of its own beside the partition's. Raises DeviceLost, too.
+
+        The first one on a device compiles its kernels, which takes up to 0.4 s of the time.
+        """
+        check(kind, seconds)
+        return self.run(lambda: self.device.strain(self, kind, seconds))
 
     def close(self) -> None:
         """Wait for the stream, then keep it and its context for the next partition of the same granules. Raises DeviceLost."""
@@ -366,6 +376,15 @@ class CudaDevice:
             blocks = self._opened_probe().fill(stream, partition.size, seconds)
         units = len({block.sm for block in blocks})
         return Held(units, max(block.began for block in blocks), min(block.ended for block in blocks))
+
+    def strain(self, partition: CudaPartition, kind: Strain, seconds: float) -> Strained:
+        """Move bytes by the partition's SMs for so long. Call it on a thread attached to the partition. Blocks."""
+        with (
+            translated(f"straining {kind} by {partition!r}"),
+            closing(partition.make_stream()) as side,
+            self.driver_memory.changing(),
+        ):
+            return strain(Device(self.index), self.kernels, side.stream, partition.size, kind, seconds)
 
     def _opened_probe(self) -> SmProbe:
         with self._lock:

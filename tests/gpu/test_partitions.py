@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from partitions import PartitionError, PartitionManager, probe
+from partitions.strain import STRAINS, Strain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
@@ -201,6 +202,42 @@ def test_partitions_run_concurrently(device: Any, where_am_i: Any, figures: dict
     _, alone, together = times
     figures["a kernel on one partition, and one on each, ms"] = [alone, together]
     assert together < 1.5 * alone
+
+
+RATES: dict[Strain, float] = {
+    "memory copy": 500,
+    "memory read": 500,
+    "memory write": 500,
+    "random sectors": 100,
+    "L2": 1000,
+    "PCIe out": 5,
+    "PCIe in": 5,
+}
+"""Gigabytes a second that half of a data centre's GPU moves at least: of an H100 it is several times as much."""
+
+
+@pytest.mark.parametrize("kind", STRAINS)
+def test_a_strain_moves_as_much_as_it_is_about_and_leaves_no_memory_taken(
+    device: Any, figures: dict[str, Any], kind: Strain
+) -> None:
+    with closing(device.carve(range(len(device.granules) // 2))) as half, closing(device.carve([0])) as one:
+        half.strain(kind, 0.5)  # Compiles the kernels, the first time.
+        before = free_memory(device)
+        times: list[float] = []
+        with milliseconds(times):
+            done = half.strain(kind, 0.5)
+        lost = before - free_memory(device)
+        figures[f"strain: {kind}"] = {
+            "GB/s of half the SMs": done.rate,
+            "GB/s of a granule": one.strain(kind, 0.5).rate,
+            "seconds": done.seconds,
+            "ms until it returned, of 500": times[0],
+            "MiB not given back": lost / MIB,
+        }
+        assert half.locate() | one.locate() == half.locate()
+    assert done.rate > RATES[kind]
+    assert times[0] < 1000
+    assert lost <= 2 * MIB
 
 
 def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:

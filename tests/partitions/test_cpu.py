@@ -18,7 +18,7 @@ T = TypeVar("T")
 NOT_ALLOWED = max(os.sched_getaffinity(0)) + 1
 
 
-def _aside(function: Callable[[], T]) -> T:
+def aside(function: Callable[[], T]) -> T:
     """Call it on a thread of its own, so that pinning it does not affect later tests."""
     return in_a_thread(function)[1].result(PATIENCE)
 
@@ -29,7 +29,7 @@ def test_an_attached_thread_is_pinned_to_the_partition_s_cores(device: CpuDevice
         partition.attach()
         return before, partition.attached, os.sched_getaffinity(0)
 
-    assert _aside(attach) == (False, True, {device.cores[0]})
+    assert aside(attach) == (False, True, {device.cores[0]})
     assert not partition.attached
 
 
@@ -41,7 +41,7 @@ def test_a_thread_belongs_to_the_partition_it_was_attached_to_last(device: CpuDe
         last.attach()
         return partition.attached, last.attached, os.sched_getaffinity(0)
 
-    assert _aside(attach) == (False, True, {device.cores[-1]})
+    assert aside(attach) == (False, True, {device.cores[-1]})
 
 
 def test_run_pins_the_function_and_not_its_caller(device: CpuDevice, partition: CpuPartition) -> None:
@@ -168,7 +168,7 @@ def test_a_thread_attached_to_the_home_partition_works_for_the_wide_one(partitio
         wide.stream.wait(put(wide.stream, lambda: seen.append(get_ident())))
         return get_ident(), seen
 
-    thread, seen = _aside(wait)
+    thread, seen = aside(wait)
     assert seen == [thread]
 
 
@@ -232,7 +232,7 @@ def test_an_attached_thread_runs_what_it_waits_for_itself(partition: CpuPartitio
         partition.stream.wait(put(partition.stream, lambda: seen.append(get_ident())))
         return get_ident(), seen
 
-    thread, seen = _aside(wait)
+    thread, seen = aside(wait)
     assert seen == [thread]
 
 
@@ -397,7 +397,7 @@ def test_a_process_that_is_confined_is_offered_its_own_cores_only(tmp_path: Path
         os.sched_setaffinity(0, {last})
         return open_cpu(root=tmp_path)
 
-    assert _aside(confined).cores == (last,)
+    assert aside(confined).cores == (last,)
 
 
 @pytest.mark.usefixtures("eight_cores")

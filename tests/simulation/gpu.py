@@ -52,6 +52,7 @@ class Properties(NamedTuple):
     """Some of a device's."""
 
     max_threads_per_multiprocessor: int = 2048
+    l2_cache_size: int = MIB
 
 
 @dataclass

@@ -15,7 +15,8 @@ from .errors import CUDAError
 from .gpu import Gpu
 
 OURS = tuple(
-    f"partitions.cuda.{name}" for name in ("device", "driver", "green_contexts", "kernels", "memory_level", "sm_probe")
+    f"partitions.cuda.{name}"
+    for name in ("device", "driver", "green_contexts", "kernels", "memory_level", "sm_probe", "strain")
 )
 OURS += tuple(
     f"engines.cuda.{module}"

@@ -136,4 +136,47 @@ def _copy(gpu: Gpu, table: int, rows: range, turns: list[int]) -> None:
             words[:] = [words[0] + 1, words[1] + 1]
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {"where_am_i": where_am_i, "copy_in": copy_in, "copy_out": copy_out}
+def read_memory(gpu: Gpu, stream: Stream, blocks: int, source: int, target: int, count: int, times: int) -> Callable[[], None]:
+    """Read all of so many units of 16 bytes."""
+    return lambda: _move(gpu, source, count * 16, times, written=False)
+
+
+def write_memory(gpu: Gpu, stream: Stream, blocks: int, source: int, target: int, count: int, times: int) -> Callable[[], None]:
+    """Write them."""
+    return lambda: _move(gpu, target, count * 16, times, written=True)
+
+
+def copy_memory(gpu: Gpu, stream: Stream, blocks: int, source: int, target: int, count: int, times: int) -> Callable[[], None]:
+    """Read them here, and write them there."""
+
+    def run() -> None:
+        _move(gpu, source, count * 16, times, written=False)
+        _move(gpu, target, count * 16, times, written=True)
+
+    return run
+
+
+def read_sectors(gpu: Gpu, stream: Stream, blocks: int, source: int, target: int, count: int, times: int) -> Callable[[], None]:
+    """Read 32 bytes here and there."""
+    return lambda: _move(gpu, source, count * 16, times, written=False)
+
+
+def _move(gpu: Gpu, address: int, nbytes: int, times: int, written: bool) -> None:
+    """Reach all of this memory; the GPU's meters see it."""
+    gpu.reach(address, nbytes)
+    region = gpu.region_of(address)
+    if gpu.moved is None:
+        return
+    memory, incoming, outgoing = gpu.moved
+    if region and region.device == gpu.index:
+        memory += nbytes * times
+    elif written:
+        outgoing += nbytes * times
+    else:
+        incoming += nbytes * times
+    gpu.moved = memory, incoming, outgoing
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (where_am_i, copy_in, copy_out, read_memory, write_memory, copy_memory, read_sectors)
+}

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from partitions import DeviceLost, DeviceUnavailable, Misplaced, Partition, PartitionError, PartitionManager, open_device, probe
 from partitions.cuda.pages import PIN_PIECE
+from partitions.strain import STRAINS, Strain
 from tests.simulation import Gpu, Misuse, installed
 
 H100 = (8,) * 14 + (20,)
@@ -245,6 +246,51 @@ def test_a_probe_without_nvrtc_names_the_package_to_install(device: Any, gpu: Gp
     gpu.nvrtc = False
     with closing(device.carve([0])) as partition, pytest.raises(PartitionError, match="pip install nvidia-cuda-nvrtc"):
         partition.locate()
+
+
+MOVES = {
+    "memory copy": (1, 0, 0),
+    "memory read": (1, 0, 0),
+    "memory write": (1, 0, 0),
+    "random sectors": (1, 0, 0),
+    "L2": (1, 0, 0),
+    "PCIe out": (0, 0, 1),
+    "PCIe in": (0, 1, 0),
+}
+"""Whether the simulated GPU sees bytes of memory, into the device and out of it. It has no cache."""
+
+
+@pytest.mark.parametrize("kind", STRAINS)
+def test_a_strain_moves_bytes_where_it_says_and_frees_what_it_took(device: Any, gpu: Gpu, kind: Strain) -> None:
+    with closing(device.carve([0])) as partition:
+        before, streams = gpu.free, len(gpu.contexts)
+        done = partition.strain(kind, 0.01)
+        assert [int(bool(each)) for each in gpu.moved or ()] == list(MOVES[kind])
+        if kind != "random sectors":  # Of these the simulation counts what they might be of.
+            assert sum(gpu.moved or ()) == done.nbytes
+        assert (gpu.free, len(gpu.contexts)) == (before, streams)
+        assert gpu.log.count("launch") >= 1
+
+
+def test_the_kernels_of_strains_are_compiled_once(device: Any, gpu: Gpu) -> None:
+    with closing(device.carve([0])) as one, closing(device.carve([1])) as other:
+        for partition in (one, other, one):
+            partition.strain("memory read", 0.001)
+    assert gpu.log.count("Program.compile") == 1
+
+
+@pytest.mark.parametrize(
+    "call", ["cuGreenCtxStreamCreate", "Device.allocate", "Device.create_event", "launch", "Stream.record", "Stream.sync"]
+)
+def test_a_strain_that_fails_leaves_nothing_behind(device: Any, gpu: Gpu, call: str) -> None:
+    with closing(device.carve([0])) as partition:
+        partition.strain("memory copy", 0.001)
+        before = gpu.free
+        gpu.fail(call)
+        with pytest.raises(PartitionError, match=r" <CudaPartition granules \[0\].*OUT_OF_MEMORY"):
+            partition.strain("memory copy", 0.001)
+        assert gpu.free == before
+        assert partition.strain("memory copy", 0.001).nbytes > 0
 
 
 def test_an_error_that_passes_is_not_a_lost_device(device: Any, gpu: Gpu) -> None:

@@ -12,8 +12,14 @@ from cuda.core import Program, ProgramOptions
 from engines.cuda.copies import SOURCE as COPIES
 from partitions.cuda.kernels import KeptPrograms
 from partitions.cuda.sm_probe import SOURCE as PROBE
+from partitions.cuda.strain import NAMES as STRAINING
+from partitions.cuda.strain import SOURCE as STRAIN
 
-SOURCES = {"copies": (COPIES, [b"copy_in", b"copy_out"]), "sm_probe": (PROBE, [b"where_am_i"])}
+SOURCES = {
+    "copies": (COPIES, [b"copy_in", b"copy_out"]),
+    "sm_probe": (PROBE, [b"where_am_i"]),
+    "strain": (STRAIN, [name.encode() for name in STRAINING]),
+}
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
