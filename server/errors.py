@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from engines import EngineError, TensorMismatch
-from partitions import DoesNotFit, PartitionError
+from partitions import DoesNotFit, PartitionError, Unsupported
 
 
 class RequestError(Exception):
@@ -117,6 +117,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     TooSlow: (408, "DEADLINE_EXCEEDED"),
     Conflict: (409, "FAILED_PRECONDITION"),
     DoesNotFit: (409, "FAILED_PRECONDITION"),
+    Unsupported: (409, "FAILED_PRECONDITION"),
     TooLarge: (413, "INVALID_ARGUMENT"),
     UnsupportedEncoding: (415, "UNIMPLEMENTED"),
     Misdirected: (421, "PERMISSION_DENIED"),

@@ -33,7 +33,7 @@ def document() -> Document:
         usage.router,
         metrics.router,
     )
-    bodies = (schemas.Counts, schemas.Transfer, schemas.AutopilotMode)
+    bodies = (schemas.Counts, schemas.Transfer, schemas.Straining, schemas.AutopilotMode)
     return describe("Greenlane administration", _DESCRIPTION, routers, bodies, _TAGS, JSON)
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from fastapi import BackgroundTasks, Path, Query, Request, Response
 
+from partitions.strain import STRAINS, check
+
 from ..api.body import read_object
 from ..api.dependencies import ServiceDep
 from ..api.framework import json_response
@@ -104,6 +106,39 @@ async def transfer(
         raise BadRequest(f"granules: {show(count)} granules; expected an integer of at least 1")
     await completed(controller.transfer(tenant, to, count))
     return json_response(await _partitions(controller))
+
+
+@router.post(
+    "/tenants/{tenant}/strain",
+    response_model=schemas.Strained,
+    responses=errors(404, 409, 413, 500),
+    openapi_extra=request_body(schemas.Straining, {"kind": "memory read", "seconds": 0.5}, required=True),
+)
+async def strain(
+    service: ServiceDep,
+    controller: ControllerDep,
+    request: Request,
+    tenant: Annotated[str, Path(description="The tenant's name.")],
+) -> Response:
+    """Move bytes by a tenant's cores or SMs, as fast as they can, to see what its neighbours feel: that is not fenced.
+
+    One at a time. It ends after `seconds`, also if the client disconnects, and frees what memory it took. Granules stay where
+    they are meanwhile. 409 for a kind that the device does not have: cores have no PCIe.
+    """
+    given = await read_object(request, service.uploads)
+    if given.keys() != {"kind", "seconds"}:
+        raise BadRequest(f"the request body has {show(sorted(given))}; expected 'kind' and 'seconds'")
+    kind, seconds = given["kind"], given["seconds"]
+    if kind not in STRAINS:
+        raise BadRequest(f"kind: {show(kind)}; expected one of {', '.join(map(json.dumps, STRAINS))}")
+    if type(seconds) not in (int, float):
+        raise BadRequest(f"seconds: {show(seconds)}; expected a number")
+    try:
+        check(kind, seconds)
+    except ValueError as error:
+        raise BadRequest(f"seconds: {error}") from error
+    done = await completed(controller.strain(tenant, kind, float(seconds)))
+    return json_response(schemas.Strained(tenant, kind, done.nbytes, round(done.seconds, 6), round(done.rate, 3)))
 
 
 @router.get("/tenants", response_model=schemas.Tenants)

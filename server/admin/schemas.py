@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from pydantic import Field, RootModel
 
+from partitions.strain import MOST, Strain
+
 from ..api.schemas import RepositoryEntry, Schema
 from ..control.controller import DeviceState
 from ..control.descriptions import ReadyShare, TenantMemory
@@ -131,6 +133,23 @@ class Transfer(Schema):
 
     device: str = Field(description="The device's name.")
     granules: int = Field(default=0, ge=1, description="Its share there; without it as many granules as it has.")
+
+
+class Straining(Schema):
+    """What a tenant's share does for how long."""
+
+    kind: Strain
+    seconds: float = Field(gt=0, le=MOST)
+
+
+class Strained(Fact):
+    """What that moved."""
+
+    tenant: str
+    kind: Strain
+    bytes: Annotated[int, "Read and written ones."]
+    seconds: float
+    gigabytes_per_second: float
 
 
 class Tenant(Fact):

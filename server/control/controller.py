@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 from partitions import DeviceUnavailable, Misplaced, Move
 from partitions.plan import Granules
 from partitions.probe import Overlap, Placement, explained, overlaps
+from partitions.strain import Strain, Strained
 
 from ..config.schema import Config, ModelsConfig
 from ..config.tenant import TenantConfig
@@ -436,6 +437,18 @@ class Controller:
         """
         async with self._repartitioning:
             return await self._probe(device, device.distinct())
+
+    async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
+        """Move bytes by this tenant's partitions for so long, on all of its devices at once; see `Partition.strain`.
+
+        Granules stay where they are meanwhile. Raises NotFound, and as `DeviceRuntime.strain` does.
+        """
+        async with self._repartitioning:
+            runtimes = [device.runtimes[tenant] for device in self.devices if tenant in device.runtimes]
+            if not runtimes:
+                raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")
+            done = await together(runtime.strain(tenant, kind, seconds) for runtime in runtimes)
+        return Strained(sum(each.nbytes for each in done), max(each.seconds for each in done))
 
     async def _probe(
         self, device: ControlledDevice, runtimes: Iterable[DeviceRuntime]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from partitions.plan import Granules
 from partitions.probe import Placement
+from partitions.strain import Strain, Strained
 
 from ..accounts.usage import Report
 from ..config.schema import ModelOptions
@@ -168,6 +169,12 @@ class DeviceRuntime(Protocol):
         On a shared device the work takes all units for so many seconds, and the answer is when it had them. While a move is
         prepared, a tenant that moves is represented by its new partition. Raises Conflict, naming the tenant, if an inference
         keeps its partition from that for longer than `server.max_pause`.
+        """
+
+    async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
+        """Move bytes by this tenant's partition for so long; see `Partition.strain`. It goes on if the caller does not wait.
+
+        Raises as that does, and Conflict if it cannot begin within `server.max_pause`.
         """
 
     def stop_loading(self) -> None:

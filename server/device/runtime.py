@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from partitions import Device, DeviceLost, DeviceUnavailable, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
+from partitions.strain import MOST, Strain, Strained
 
 from ..accounts.meter import Meter, Place
 from ..accounts.usage import Report, TenantUsages
 from ..config.schema import Config
 from ..config.tenant import TenantConfig
 from ..control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo
-from ..errors import Conflict
+from ..errors import Conflict, NotFound
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, Lifecycle, State
 from ..workers.gil_priority import GilPriorities
@@ -35,6 +37,7 @@ from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
 
 log = logging.getLogger("greenlane.runtime")
+T = TypeVar("T")
 
 
 class Runtime:
@@ -110,7 +113,7 @@ class Runtime:
         )
         self.models = Models(self.tenant_models, frontends, self.model_loader)
         self._freeing: asyncio.Task[None] | None = None
-        self._looking: asyncio.Future[probes.Placement] | None = None
+        self._looking: asyncio.Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -238,7 +241,12 @@ class Runtime:
         }
         return {name: await self._look(name, look, seconds) for name, look in looks.items()}
 
-    async def _look(self, tenant: str, look: Callable[[], probes.Placement], seconds: float) -> probes.Placement:
+    async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
+        if not (partition := self.manager.held.get(tenant)):
+            raise NotFound(f"tenant {tenant} has no partition here")
+        return await self._look(tenant, lambda: partition.strain(kind, seconds), seconds)
+
+    async def _look(self, tenant: str, look: Callable[[], T], seconds: float) -> T:
         """Run `look` in a thread, after an earlier look has ended: one that an inference blocks is not given up, and keeps its
         thread until then. Raises Conflict after `max_pause`.
         """
@@ -247,8 +255,8 @@ class Runtime:
             async with asyncio.timeout(limit):
                 if self._looking:
                     await asyncio.wait({self._looking})
-                self._looking = asyncio.ensure_future(asyncio.to_thread(look))
-                return await asyncio.shield(self._looking)
+                self._looking = looking = asyncio.ensure_future(asyncio.to_thread(look))
+                return await asyncio.shield(looking)
         except TimeoutError as error:
             raise Conflict(
                 f"tenant {tenant}: an inference keeps its partition from being looked at for more than {limit:g} s "
@@ -280,6 +288,8 @@ class Runtime:
                 self._freeing.cancel()
             self._supervision.close()
             await self.placements.close()
+            if self._looking:  # A strain ends by itself, and before its partition is closed.
+                await asyncio.wait({self._looking}, timeout=MOST)
             workers = list(self.workers.values())
             self.workers.clear()
             await asyncio.to_thread(close_all, workers)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ PATHS = [
     ("GET", "/admin/partitions"),
     ("POST", "/admin/partitions/probe"),
     ("PUT", "/admin/partitions"),
+    ("POST", "/admin/tenants/acme/strain"),
     ("GET", "/admin/tenants"),
     ("GET", "/admin/advice?seconds=0.1"),
     ("GET", "/admin/memory"),
@@ -118,6 +120,51 @@ def test_probe_reports_overlaps(standard: Path) -> None:
             partition.locate = lambda: frozenset({1})  # type: ignore[method-assign]
         answer = http.post("/admin/partitions/probe").json()
     assert answer["overlaps"] == [{"tenants": ["one", "two"], "units": [1]}]
+
+
+def test_a_strain_moves_bytes_on_a_tenant_s_cores_while_it_is_served(admin: httpx.Client) -> None:
+    for kind in ("memory read", "L2"):
+        asked = {"kind": kind, "seconds": 0.05}
+        done = admin.post("/admin/tenants/acme/strain", json=asked).json()
+        assert (done.pop("tenant"), done.pop("kind")) == ("acme", kind)
+        assert done["bytes"] > 0
+        assert done["gigabytes_per_second"] == pytest.approx(done["bytes"] / done["seconds"] / 1e9, rel=0.01, abs=0.001)
+    assert admin.get("/admin/partitions").json()["partitions"]["acme"]["granules"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({}, 400, "the request body has []; expected 'kind' and 'seconds'"),
+        ({"kind": "L2", "seconds": 1, "tenant": "acme"}, 400, "expected 'kind' and 'seconds'"),
+        ({"kind": "arithmetic", "seconds": 1}, 400, 'kind: "arithmetic"; expected one of "memory copy", "memory read", '),
+        ({"kind": ["L2"], "seconds": 1}, 400, 'kind: ["L2"]; expected one of'),
+        ({"kind": "L2", "seconds": "1"}, 400, 'seconds: "1"; expected a number'),
+        ({"kind": "L2", "seconds": True}, 400, "seconds: true; expected a number"),
+        ({"kind": "L2", "seconds": 0}, 400, "seconds: a strain of 0 s: expected more than 0 and at most 2"),
+        ({"kind": "L2", "seconds": 2.5}, 400, "seconds: a strain of 2.5 s: expected more than 0 and at most 2"),
+        ({"kind": "PCIe in", "seconds": 1}, 409, "strain 'PCIe in': there is none on cores; there are memory copy, "),
+    ],
+    ids=str,
+)
+def test_a_strain_that_cannot_be_is_refused_with_what_can(
+    admin: httpx.Client, body: dict[str, object], status: int, text: str
+) -> None:
+    answer = admin.post("/admin/tenants/acme/strain", json=body)
+    assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_a_strain_ends_in_its_time_and_keeps_the_granules_meanwhile_where_its_client_has_gone(admin: httpx.Client) -> None:
+    began = perf_counter()
+    with pytest.raises(httpx.ReadTimeout):
+        admin.post("/admin/tenants/acme/strain", json={"kind": "L2", "seconds": 0.6}, timeout=0.2)
+    assert admin.post("/admin/partitions/probe").status_code == 200
+    assert perf_counter() - began > 0.5
+
+
+def test_a_strain_of_an_unknown_tenant_names_those_that_there_are(admin: httpx.Client) -> None:
+    answer = admin.post("/admin/tenants/initech/strain", json={"kind": "L2", "seconds": 0.1})
+    assert (answer.status_code, answer.json()["error"]) == (404, "initech: there is no such tenant; there are acme, globex")
 
 
 def test_tenants_list_models_limits_and_counts(admin: httpx.Client) -> None:
@@ -223,7 +270,8 @@ def test_admin_key_is_required_where_configured(locked: httpx.Client, method: st
 @pytest.mark.parametrize(("method", "path"), [pair for pair in PATHS if pair[1] != "/admin/drain"])
 @pytest.mark.parametrize("authorization", ["Bearer the admin's", "bearer the admin's"])
 def test_admin_key_opens_all_admin_routes(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
-    body = {"/admin/partitions": '{"acme": 1}', "/admin/autopilot": '{"mode": "off"}'}[path] if method == "PUT" else ""
+    bodies = {"/admin/partitions": '{"acme": 1}', "/admin/autopilot": '{"mode": "off"}'} if method == "PUT" else {}
+    body = {**bodies, "/admin/tenants/acme/strain": '{"kind": "L2", "seconds": 0.01}'}.get(path, "")
     assert locked.request(method, path, content=body, headers={"Authorization": authorization}).status_code == 200
 
 

@@ -61,6 +61,7 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "device": ("GET", "/admin/device", b""),
     "partitions": ("GET", "/admin/partitions", b""),
     "probe": ("POST", "/admin/partitions/probe", b""),
+    "strain": ("POST", "/admin/tenants/acme/strain", b'{"kind": "memory read", "seconds": 0.01}'),
     "repartition": ("PUT", "/admin/partitions", b'{"acme": 1}'),
     "transfer": ("PUT", "/admin/tenants/acme/device", b'{"device": "0"}'),  # Where it is already.
     "advice": ("GET", "/admin/advice?seconds=0.1", b""),
@@ -95,6 +96,9 @@ ERRORS = [
     ("repartition", "PUT", "/admin/partitions", {}, b'{"acme": 4096}', 409),
     ("advice", "GET", "/admin/advice?seconds=0", {}, b"", 400),
     ("switch", "PUT", "/admin/autopilot", {}, b'{"mode": "fast"}', 400),
+    ("strain", "POST", "/admin/tenants/acme/strain", {}, b'{"kind": "L2", "seconds": 3}', 400),
+    ("strain", "POST", "/admin/tenants/acme/strain", {}, b'{"kind": "PCIe in", "seconds": 1}', 409),
+    ("strain", "POST", "/admin/tenants/nobody/strain", {}, b'{"kind": "L2", "seconds": 1}', 404),
     ("transfer", "PUT", "/admin/tenants/acme/device", {}, b'{"device": "7"}', 400),
     ("load_for", "POST", "/admin/tenants/acme/models/nothing/load", {}, b"", 400),
     ("unload_for", "POST", "/admin/tenants/nobody/models/identity/unload", {}, b"", 404),

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from partitions import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
+from partitions import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError, Unsupported
 
 from ...config.tables import ConfigError
 from ...errors import BadRequest, Conflict, Failed, NotFound, QueueFull, Unavailable
@@ -50,6 +50,7 @@ _KINDS: Final = {
         PartitionError,
         QueueFull,
         Unavailable,
+        Unsupported,
     )
 }
 """Errors that arrive at the other end as what they were; they are made of their text alone."""

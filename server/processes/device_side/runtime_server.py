@@ -9,6 +9,7 @@ from types import MappingProxyType
 from partitions import Device
 from partitions.plan import Granules
 from partitions.probe import Placement
+from partitions.strain import Strain, Strained
 
 from ...accounts.usage import Report
 from ...config.schema import Config, DeviceConfig
@@ -87,6 +88,9 @@ class RuntimeServer:
 
     async def probe(self, seconds: float) -> dict[str, Placement]:
         return await self.opened.probe(seconds)
+
+    async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
+        return await self.opened.strain(tenant, kind, seconds)
 
     def stop_loading(self) -> None:
         if self.runtime:

@@ -14,6 +14,7 @@ from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 from partitions.probe import Placement
+from partitions.strain import Strain, Strained
 
 from ...accounts.usage import Report
 from ...control.descriptions import AS_CONFIGURED, DeviceInfo, Loading
@@ -163,6 +164,9 @@ class RemoteRuntime:
 
     async def probe(self, seconds: float) -> dict[str, Placement]:
         return await self._process.probe(seconds)
+
+    async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
+        return await self._process.strain(tenant, kind, seconds)
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Cancel a tenant's ticket, if it can be."""

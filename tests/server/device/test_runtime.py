@@ -1128,6 +1128,32 @@ async def test_a_partition_on_which_an_inference_does_not_end_is_looked_at_for_a
         assert set(await site.runtime.probe(0.01)) == {"acme"}
 
 
+async def test_a_strain_goes_on_to_its_end_before_the_device_is_closed(root: Path) -> None:
+    alone = TenantConfig(name="acme", granules=2, models=("*",))
+    async with serving(root, tenants=[alone]) as site, asyncio.timeout(PATIENCE):
+        gate = site.script.hold("strain")
+        straining = asyncio.ensure_future(site.controller.strain("acme", "memory read", 0.5))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        assert site.controller.granules_change.locked(), "granules stay where they are meanwhile"
+        closing = asyncio.ensure_future(site.runtime.close())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        gate.open()
+        assert (await straining).nbytes == 10**9
+        await closing
+
+
+async def test_a_strain_of_a_tenant_that_is_not_there_is_not_found(root: Path) -> None:
+    async with serving(root, tenants=[TenantConfig(name="acme", granules=2, models=("*",))]) as site:
+        for strain in (site.controller.strain, site.runtime.strain):
+            with pytest.raises(NotFound, match="globex"):
+                await strain("globex", "L2", 0.1)
+        site.script.fail("strain")
+        with pytest.raises(PartitionError, match="scripted"):
+            await site.controller.strain("acme", "L2", 0.1)
+
+
 def workers() -> list[Worker]:
     """All that anything refers to."""
     gc.collect()

@@ -120,6 +120,7 @@ async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
             runtime.moves.prepare({"acme": (1,)}),
             runtime.moves.halt(),
             runtime.probe(0.002),
+            runtime.strain("acme", "L2", 0.1),
         ):
             with pytest.raises(Unavailable, match="is being started again"):
                 await asyncio.wait_for(call, 10)
