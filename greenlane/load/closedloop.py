@@ -5,6 +5,7 @@ import select
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import cycle
 from time import perf_counter, sleep
 
@@ -208,6 +209,38 @@ class Knockers(Load):
         return self.tally
 
 
+class Once(Load):
+    """Connections that each ask once; what is not answered in time counts as 0."""
+
+    def run(self, start: float) -> Tally:
+        """As `Load.run`."""
+        _sleep_until(start - self._job.ahead)
+        until = start + self._job.seconds + self._job.grace
+        for connection in [self._begin() for _ in range(self._job.connections)]:
+            self._end(connection, until)
+        return self.tally
+
+    def _begin(self) -> Connection:
+        connection = Connection(self._job.port, host=self._job.host)
+        connection.open()
+        self.tally.opened += 1
+        with suppress(Broken):  # The look for its answer finds out.
+            connection.send(next(self._asks).data, keep=True)
+        return connection
+
+    def _end(self, connection: Connection, until: float) -> None:
+        answer = None
+        with suppress(Broken):
+            while not answer and (left := until - perf_counter()) > 0:
+                answer = connection.step(left)
+        self.tally.count(answer.status if answer else 0)
+        if answer:
+            self.tally.bodies.append(answer.body or b"")
+        self.tally.sent += connection.sent
+        self.tally.received += connection.received
+        connection.close()
+
+
 def closed_loop(job: ClosedLoop) -> Load:
     """The behaviour that the job names."""
     match job.behaviour:
@@ -217,6 +250,8 @@ def closed_loop(job: ClosedLoop) -> Load:
             return Drippers(job)
         case "knock":
             return Knockers(job)
+        case "once":
+            return Once(job)
     return Flood(job)
 
 

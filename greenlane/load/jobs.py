@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from .figures import Samples
 
-Behaviour = Literal["flood", "churn", "slow", "drip", "knock"]
+Behaviour = Literal["flood", "churn", "slow", "drip", "knock", "once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class ClosedLoop:
     `flood` keeps connections, `churn` makes a new one for each request, `slow` reads a few bytes of an answer now and then,
     `drip` sends a byte of its request every `every` seconds on each connection, `knock` opens all its connections and closes
     them without a word, every so often. What is never answered is held until the end, and opened again if the server hangs up.
+    `once` asks once on each connection, and waits for the answers, which it brings back, for `grace` seconds beyond the end.
     It begins `ahead` seconds before the start that everybody is given, or after it if that is negative, and ends `seconds`
     after it.
     """
@@ -61,6 +62,7 @@ class ClosedLoop:
     seconds: float
     ahead: float = 0.3
     every: float = 0.0
+    grace: float = 0.1
     cores: tuple[int, ...] | None = None
     host: str = "127.0.0.1"
 
@@ -107,7 +109,10 @@ class Seen:
 
 @dataclass(slots=True)
 class Tally:
-    """Result of a closed loop: answers by status (0: the connection ended without one), connections, and bytes both ways."""
+    """Result of a closed loop: answers by status (0: the connection ended without one), connections, and bytes both ways.
+
+    `bodies` are those of answers, where the behaviour is `once`.
+    """
 
     name: str
     seconds: float
@@ -115,6 +120,7 @@ class Tally:
     sent: int = 0
     received: int = 0
     opened: int = 0
+    bodies: list[bytes] = field(default_factory=list)
 
     def count(self, status: int) -> None:
         """Note one answer."""

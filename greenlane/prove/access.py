@@ -39,10 +39,14 @@ class Access:
         except (OSError, HTTPException):
             return False
 
-    def administer(self, method: str, path: str) -> dict[str, Any]:
+    @property
+    def administrator(self) -> dict[str, str]:
+        """What says that a request is the administrator's."""
+        return {"Authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
+
+    def administer(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         """One question to the administrators' API. Raises ServerEnded, and CannotProve where it is refused."""
-        headers = {"Authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
-        status, answer = self._ask(method, path, headers)
+        status, answer = self._ask(method, path, self.administrator, body)
         if status in (401, 403):
             raise CannotProve(f"{method} {path} is refused: {answer.get('error')} (--keys FILE has `admin = KEY`)")
         if status != 200:
@@ -53,9 +57,9 @@ class Access:
         """One question as this tenant: status and JSON. Raises ServerEnded."""
         return self._ask("GET", path, self.headers(tenant))
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+    def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, dict[str, Any]]:
         try:
-            answer = wire.ask(self.port, method, path, headers)
+            answer = wire.ask(self.port, method, path, headers, body)
         except (OSError, HTTPException) as error:
             raise ServerEnded(f"the server on port {self.port} does not answer {method} {path}: {error}") from error
         try:

@@ -3,10 +3,14 @@
 Ordered by how much of the server each one meets: the model's own share, then HTTP and the queue, then memory and parsing.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
+from greenlane.load.wire import post
+from partitions.strain import STRAINS, Strain
 
 from .access import Access
 from .inputs import Model, binary, padded, wrong
@@ -14,12 +18,21 @@ from .survey import Drivable, Surveyed
 
 BATCHES, SMALL, BODIES, INVALID, CHURN = "batches", "small", "bodies", "invalid", "churn"
 KINDS = (BATCHES, SMALL, BODIES, INVALID, CHURN)
+MARGIN = 0.02
+"""Seconds by which a strain is shorter than the phase that it is for, as its request is on its way for some of them."""
 WHAT = {
     BATCHES: "its largest requests, 4 connections",
     SMALL: "small requests, 32 connections",
     BODIES: "JSON bodies of a megabyte, 4 connections",
     INVALID: "invalid requests, 16 connections",
     CHURN: "a new connection for each request, 16 at a time",
+    "memory copy": "the server's own work on the aggressor's share copies memory",
+    "memory read": "the same reads memory",
+    "memory write": "the same writes memory",
+    "random sectors": "the same reads 32 bytes here and there",
+    "L2": "the same reads what the last cache before memory holds, again and again",
+    "PCIe out": "the same writes to the host",
+    "PCIe in": "the same reads from the host",
 }
 MIB = 1 << 20
 
@@ -28,7 +41,8 @@ MIB = 1 << 20
 class Attack:
     """One kind of aggressor: its requests, and `seconds`, which one of them takes alone (0: not measured).
 
-    `expected` is the status that shows that it did what it is about; `model` is which one it asks, for people.
+    `expected` is the status that shows that it did what it is about; `model` is which one it asks, for people. A strain is
+    asked for by the one request that `lasting` makes for so many seconds, and moves `rate` gigabytes a second alone.
     """
 
     kind: str
@@ -38,6 +52,8 @@ class Attack:
     model: str
     behaviour: Behaviour = "flood"
     seconds: float = 0.0
+    lasting: Callable[[float], Ask] | None = None
+    rate: float = 0.0
 
     def jobs(self, port: int, begin: float, end: float, processes: int, cores: tuple[int, ...] | None) -> list[ClosedLoop]:
         """The jobs of some load processes from `begin` to `end`, in seconds after the start that all are given."""
@@ -45,7 +61,7 @@ class Attack:
         job = ClosedLoop(
             name=self.kind,
             port=port,
-            asks=self.asks,
+            asks=(self.lasting(end - begin - MARGIN),) if self.lasting else self.asks,
             connections=self.connections // count,
             behaviour=self.behaviour,
             seconds=end,
@@ -78,6 +94,30 @@ def attack(kind: str, tenant: Surveyed, access: Access, like: Attack | None = No
     if kind == SMALL:
         return Attack(kind, small, 32, frozenset({200}), name)
     return Attack(kind, small, 16, frozenset({200}), name, "churn")
+
+
+def strains(unit: str) -> tuple[Strain, ...]:
+    """The kinds of strain on a device of cores or SMs."""
+    return tuple(kind for kind in STRAINS if unit == "SM" or not kind.startswith("PCIe"))
+
+
+def strain_of(tenant: str) -> str:
+    """The path that a strain of this tenant's share is asked for at."""
+    return f"/admin/tenants/{quote(tenant, safe='')}/strain"
+
+
+def strain_body(kind: Strain, seconds: float) -> bytes:
+    """What it is asked for with."""
+    return json.dumps({"kind": kind, "seconds": round(seconds, 3)}).encode()
+
+
+def strain(kind: Strain, tenant: str, access: Access) -> Attack:
+    """This kind of strain, by work on this tenant's share."""
+
+    def lasting(seconds: float) -> Ask:
+        return Ask(post(strain_of(tenant), access.administrator, strain_body(kind, seconds)))
+
+    return Attack(kind, (), 1, frozenset({200}), "no model", "once", lasting=lasting)
 
 
 def _chosen(tenant: Surveyed, own: Sequence[Drivable], like: Attack | None) -> Drivable | None:

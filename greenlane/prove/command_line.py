@@ -37,6 +37,7 @@ class Options:
     json: str | None = None
     html: str | None = None
     lending: bool = False
+    memory: bool = False
 
 
 def parse(arguments: Sequence[str], program: str) -> Options:
@@ -58,6 +59,10 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     parser.add_argument("--only", metavar="TENANT", help="only this tenant as the victim")
     about = "what lending costs lenders: two servers, of which one lends nothing; run it before tenants may `lend`"
     parser.add_argument("--lending", action="store_true", help=about)
+    about = (
+        "let what strains of memory, caches and PCIe do count, which no partition fences: every pair, in as many seconds more"
+    )
+    parser.add_argument("--memory", action="store_true", help=about)
     parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")
     words = parser.parse_args(arguments)
@@ -67,6 +72,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         parser.error("--keys is for --url: a server that is started here has keys of its own")
     if words.lending and words.url:
         parser.error("--lending starts two servers of its own; it takes --config, not --url")
+    if words.lending and words.memory:
+        parser.error("--lending measures what lending costs, and no strains of memory; leave out --memory")
     if words.seconds < LEAST:
         parser.error(f"--seconds {words.seconds:g}: expected at least {LEAST:g}")
     return Options(**vars(words))

@@ -36,6 +36,7 @@ def document(findings: Findings) -> dict[str, Any]:
             "partitions": [_located(each) for each in findings.located],
             "tenants": [_tenant(each) for each in findings.tenants],
             "pairs": [_pair(each) | {"verdict": words[each.pair]} for each in findings.measured],
+            "unfenced": [_pair(each) | {"counts": findings.memory} for each in findings.unfenced],
             "lending": [_lent(each) | {"verdict": words[each.pair]} for each in findings.lending],
             "untried": [{"victim": p.victim, "aggressor": p.aggressor, "why": why} for p, why in findings.untried.items()],
         }
@@ -112,6 +113,7 @@ def _result(result: Result) -> dict[str, Any]:
         "aggressor_busy": result.busy,
         "aggressor_answers_a_second": dict(result.rates),
         "aggressor_statuses": dict(result.statuses),
+        **({"gigabytes_per_second": {"alone": result.attack.other.rate, **result.moved}} if result.moved else {}),
         "microseconds": {which: _figures(result.figures(which)) for which in PHASES},
         "rounds": {which: [_rounded(samples.latency) for samples in result.rounds[which]] for which in PHASES},
     }

@@ -20,7 +20,8 @@ class Findings:
     """One run: of which configuration (`source`), in how many seconds, on which machine, and what came of it.
 
     `untried` are pairs that were not measured, and why. `ended` is why the server did before the end; empty if it did not.
-    `lending` is what `--lending` found; nothing else is measured then.
+    `lending` is what `--lending` found; nothing else is measured then. `unfenced` is what strains of memory, caches and PCIe
+    did, which no partition fences: with `memory` that counts as all else does, without it is only said.
     """
 
     source: str
@@ -32,14 +33,20 @@ class Findings:
     untried: Mapping[Pair, str]
     ended: str = ""
     lending: Sequence[Lent] = ()
+    unfenced: Sequence[Measured] = ()
+    memory: bool = False
 
     @property
     def words(self) -> dict[Pair, Word]:
         """A verdict for every pair: the worst of its kinds of aggressor."""
-        tried = {each.pair: worst([result.ruling.word for result in each.results]) for each in self.measured}
-        tried |= {each.pair: worst([ruling.word for ruling in each.rulings]) for each in self.lending}
-        untried: dict[Pair, Word] = dict.fromkeys(self.untried, "not exercised")
-        return tried | untried
+        found: dict[Pair, list[Word]] = {}
+        for each in (*self.measured, *(self.unfenced if self.memory else ())):
+            found.setdefault(each.pair, []).extend(result.ruling.word for result in each.results)
+        for lent in self.lending:
+            found.setdefault(lent.pair, []).extend(ruling.word for ruling in lent.rulings)
+        for pair in self.untried:
+            found.setdefault(pair, []).append("not exercised")
+        return {pair: worst(words) for pair, words in found.items()}
 
     @property
     def counts(self) -> dict[str, int]:

@@ -4,6 +4,8 @@ Where that gives no verdict, what is undecided is measured again, as long as the
 nothing, the quiet ones do: rounds are chosen by what other programs used meanwhile, never by what was measured in them.
 """
 
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,7 +66,8 @@ class Result:
     """What came of one kind of aggressor: latencies by phase and round, of those rounds that the verdict rests on, and growth.
 
     `rates` are what the aggressor had answered a second, as another tenant and in the control; `busy` is the part of the time
-    in which the other tenant's partition or process was, and `statuses` what it was answered.
+    in which the other tenant's partition or process was, and `statuses` what it was answered. `moved` are the gigabytes a
+    second of a strain, NaN where it was not answered; models have none.
     """
 
     attack: Beside
@@ -75,6 +78,7 @@ class Result:
     rates: Mapping[Which, float]
     busy: float
     statuses: Mapping[int, int]
+    moved: Mapping[Which, float] = field(default_factory=dict)
 
     def figures(self, which: Which) -> Figures:
         """Of these rounds together."""
@@ -133,13 +137,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one kind: its requests, and what the aggressor was answered, in how many seconds."""
+    """One round of one kind: its requests, and what the aggressor was answered, in how many seconds; of a strain all of it."""
 
     others: float
     samples: Mapping[Which, Samples]
     statuses: Mapping[Which, Counter[int]]
     answers: Mapping[Which, int]
     lasted: Mapping[Which, float]
+    bodies: Mapping[Which, Sequence[bytes]]
 
 
 def measure(
@@ -275,7 +280,14 @@ def _result(attack: Beside, turns: Sequence[Turn]) -> Result:
     busy = min(1.0, right * attack.other.seconds / lasted["beside"])
     others = fmean(turn.others for turn in turns)
     ruling, held, shared = rule(rounds["alone"], rounds["beside"], rounds["control"], busy, others)
-    return Result(attack, rounds, held, shared, ruling, rates, busy, statuses)
+    moved = {which: _moved([body for turn in turns for body in turn.bodies[which]]) for which in LOUD}
+    return Result(attack, rounds, held, shared, ruling, rates, busy, statuses, moved if attack.other.lasting else {})
+
+
+def _moved(answers: Sequence[bytes]) -> float:
+    """The mean of the gigabytes a second that answers to strains say; NaN if there is none."""
+    rates = [json.loads(body).get("gigabytes_per_second") for body in answers]
+    return fmean(known) if (known := [rate for rate in rates if rate is not None]) else math.nan
 
 
 def _of(kind: str, one: Pass) -> Iterator[Turn]:
@@ -301,6 +313,7 @@ def _of(kind: str, one: Pass) -> Iterator[Turn]:
             {which: sum((Counter(tally.statuses) for tally in did[which]), Counter[int]()) for which in LOUD},
             {which: sum(tally.answers for tally in did[which]) for which in LOUD},
             {which: sum(step.end - step.begin + AHEAD for step in mine[which]) for which in LOUD},
+            {which: [body for tally in did[which] for body in tally.bodies] for which in LOUD},
         )
 
 

@@ -15,7 +15,7 @@ from .findings import Findings
 from .lending import STATES, Lent
 from .measure import Measured, Result
 from .plot import of_lending, of_pair
-from .text import MEANS, about, about_lending, legend, milliseconds, short, times
+from .text import COUNTED, MEANS, ONLY_SAID, about, about_lending, legend, milliseconds, rates, short, times
 
 _STYLE = Path(__file__).parent / "page.css"
 LENDING_NOTES = (
@@ -35,6 +35,7 @@ def render(findings: Findings) -> str:
         f"<header><h1>{escape(title)}</h1>{_verdict(findings)}</header>",
         f"<section><h2>Where work ran</h2>{_located(findings)}</section>",
         *(_pair(findings, each) for each in findings.measured),
+        *(_unfenced(findings, each) for each in findings.unfenced),
         *(_lent(findings, each) for each in findings.lending),
         _untried(findings),
         f"<section><h2>How to read this</h2>{_notes(findings)}</section>",
@@ -76,6 +77,32 @@ def _row(result: Result) -> str:
     name = f'<td title="{escape(WHAT[result.attack.other.kind])}">{escape(result.attack.other.kind)}</td>'
     why = f'<td class="why">{_chip(result.ruling.word)} {escape(result.ruling.why)}</td>'
     return f"<tr>{name}{_cells([*points, *grown])}{why}</tr>"
+
+
+def _unfenced(findings: Findings, measured: Measured) -> str:
+    rows = []
+    for result in measured.results:
+        kind = result.attack.other.kind
+        points = [milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control")]
+        grown = [times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value), *rates(result)]
+        word = _chip(result.ruling.word) if findings.memory else ""
+        why = f'<td class="why">{word} {escape(result.ruling.why)}</td>'
+        rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{_cells([*points, *grown])}{why}</tr>')
+    heads = [
+        "strain",
+        "p99 alone, ms",
+        "beside it",
+        "control",
+        "growth, with interval",
+        "control",
+        "GB/s alone",
+        "beside",
+        "why",
+    ]
+    return (
+        f"<section><h2>What partitions do not fence: {escape(str(measured.pair))}</h2><p>{escape(about(measured))}. "
+        f"{COUNTED if findings.memory else ONLY_SAID}</p><figure>{of_pair(measured)}</figure>{_table(heads, rows)}</section>"
+    )
 
 
 def _lent(findings: Findings, lent: Lent) -> str:

@@ -76,15 +76,15 @@ def pairs(tenants: Mapping[str, str], only: str | None = None) -> list[Pair]:
     return [pair for pair in found if only in (None, pair.victim)]
 
 
-def plan(wanted: Sequence[Pair], possible: Mapping[str, Sequence[str]], seconds: float) -> Plan:
-    """As many of these pairs as there is time for, and then as many kinds and rounds.
+def plan(wanted: Sequence[Pair], possible: Mapping[str, Sequence[str]], seconds: float, usual: int = USUAL) -> Plan:
+    """As many of these pairs as there is time for, and then as many kinds, with `usual` rounds of each, and rounds.
 
     `possible` are the kinds that each aggressor can be, the most important first.
     """
     fits = max(1, int(seconds / (START + FEWEST * ROUND)))
     chosen, left_out = tuple(wanted[:fits]), tuple(wanted[fits:])
     each = seconds / max(1, len(chosen)) - START
-    most = next(number for number in count(1) if USUAL * ROUND * (number + 1) > each)
+    most = next(number for number in count(1) if usual * ROUND * (number + 1) > each)
     kinds = {pair: tuple(possible[pair.aggressor][:most]) for pair in chosen}
     widest = max((len(some) for some in kinds.values()), default=1)
     return Plan(chosen, left_out, kinds, max(LEAST, int(each / (ROUND * widest))))

@@ -1,7 +1,7 @@
 """The steps of `greenlane prove`: ask the server where work runs, find what its tenants take, and measure every pair."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,15 +12,16 @@ from greenlane.load.jobs import OpenLoop
 from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcessFailed
 from greenlane.load.wire import Broken, Caller
+from partitions.strain import Strain
 
 from . import confinement
 from .access import Access, ServerEnded
-from .attacks import BATCHES, Attack, attack, possible
+from .attacks import BATCHES, MARGIN, Attack, attack, possible, strain, strain_body, strain_of, strains
 from .confinement import Located, Watch
 from .findings import Findings
 from .inputs import binary
 from .measure import Beside, Measured, Victim, measure, place, rate_of
-from .plan import Pair, needed, pairs, plan
+from .plan import AHEAD, LEAST, ROUND, START, WINDOWS, Pair, needed, pairs, plan
 from .survey import Surveyed, survey, timed
 
 ASKING = 0.06
@@ -31,6 +32,10 @@ TRIES = 3
 """Times that this is done at most."""
 AT_ONCE = 4
 """Requests of an attack that are timed, before it begins."""
+UNFENCED = 1 / 3
+"""The part of the time of all else that strains of memory, caches and PCIe get besides; all of it where they count."""
+TRIAL, SOME = 0.3, 0.1
+"""Seconds of a strain alone; and those it has to last, or it is tried again: the first on a GPU compiles its kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Run:
     """What is measured, and how: a server, why it ended (empty while it runs), the seconds there are, and where to report to.
 
     `own` is whether it was started for this. `only` is the one tenant that is to be the victim; None for all. `source` names
-    the configuration.
+    the configuration. `memory` is whether what no partition fences counts.
     """
 
     access: Access
@@ -49,6 +54,7 @@ class Run:
     only: str | None
     command: str
     report: Callable[[str], None]
+    memory: bool = False
 
 
 @dataclass(slots=True)
@@ -58,21 +64,34 @@ class Progress:
     located: Sequence[Located] = ()
     tenants: Sequence[Surveyed] = ()
     measured: list[Measured] = field(default_factory=list)
+    unfenced: list[Measured] = field(default_factory=list)
     untried: dict[Pair, str] = field(default_factory=dict)
     ended: str = ""
 
 
 def prove(run: Run) -> Findings:
-    """Everything. Blocks for about `seconds`, or twice that where it is too noisy for verdicts. Raises CannotProve."""
+    """Everything. Blocks for about `seconds`, or twice that where it is too noisy for verdicts, and for strains besides.
+
+    Raises CannotProve.
+    """
     began, found = perf_counter(), Progress()
     try:
         _prove(run, began + run.seconds, found)
     except ServerEnded as error:
         found.ended = run.alive() or str(error)
         found.untried |= {pair: found.ended for pair in _wanted(run, found) if pair not in {m.pair for m in found.measured}}
-    facts = machine.describe(run.command)
-    seconds = perf_counter() - began
-    return Findings(run.source, seconds, facts, found.located, found.tenants, found.measured, found.untried, found.ended)
+    return Findings(
+        run.source,
+        perf_counter() - began,
+        machine.describe(run.command),
+        found.located,
+        found.tenants,
+        found.measured,
+        found.untried,
+        found.ended,
+        unfenced=found.unfenced,
+        memory=run.memory,
+    )
 
 
 def _prove(run: Run, end: float, found: Progress) -> None:
@@ -100,6 +119,34 @@ def _prove(run: Run, end: float, found: Progress) -> None:
         attacks = _attacks(run.access, _tenant(found, pair.victim), _tenant(found, pair.aggressor), chosen.kinds[pair])
         victim = _victim(run.access, _tenant(found, pair.victim))
         found.measured.append(measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report, until))
+    for pair, kinds, rounds in _unfenced(run, found, able):
+        run.report(f"{pair}: straining memory")
+        try:
+            beside: dict[str, Beside] = {kind: _strains(run.access, pair, kind) for kind in kinds}
+        except ServerEnded as error:
+            if run.alive():
+                raise
+            found.untried[pair] = f"strains of memory are refused: {error}"
+            continue
+        places = place(pair, found.located, cores, every)
+        victim = _victim(run.access, _tenant(found, pair.victim))
+        found.unfenced.append(measure(pair, victim, beside, rounds, places, others, run.alive, run.report))
+
+
+def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple[Pair, tuple[Strain, ...], int]]:
+    """The pairs of tenants of one device that strains are tried with, and how: without `memory` the first, if there is time."""
+    device = {each.name: each.device for each in found.tenants}
+    unit = {each.tenant: each.unit for each in found.located}
+    near = [pair for pair in able if device[pair.victim] == device[pair.aggressor]]
+    possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core")) for pair in near}
+    if not run.memory:
+        near = near[:1] if run.seconds * UNFENCED >= START + LEAST * ROUND else []
+    chosen = plan(near, possibles, run.seconds if run.memory else run.seconds * UNFENCED, LEAST)
+    for pair in chosen.left_out:
+        more = f"--seconds {needed(near):.0f} has time for every pair"
+        found.untried[pair] = f"there was no time left for strains of memory; {more}"
+    for pair in chosen.pairs:
+        yield pair, tuple(kind for kind in possibles[pair.aggressor] if kind in chosen.kinds[pair]), chosen.rounds
 
 
 def _wanted(run: Run, found: Progress) -> list[Pair]:
@@ -174,6 +221,20 @@ def _attacks(access: Access, victim: Surveyed, aggressor: Surveyed, kinds: Seque
             other = attack(kind, aggressor, access)
             found[kind] = Beside(_with_time(caller, other), attack(kind, victim, access, like=other))
     return found
+
+
+def _strains(access: Access, pair: Pair, kind: Strain) -> Beside:
+    """A strain by the aggressor's share, with its rate alone, and by the victim's."""
+
+    def alone() -> dict[str, float]:
+        return access.administer("POST", strain_of(pair.aggressor), strain_body(kind, TRIAL))
+
+    done = alone()
+    if done["seconds"] < SOME:
+        done = alone()
+    other = strain(kind, pair.aggressor, access)
+    lasts = WINDOWS["beside"] + AHEAD - MARGIN
+    return Beside(replace(other, seconds=lasts, rate=done["gigabytes_per_second"]), strain(kind, pair.victim, access))
 
 
 def _with_time(caller: Caller, attack: Attack) -> Attack:

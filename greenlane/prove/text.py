@@ -26,6 +26,12 @@ HEADING = f"""\
 {"aggressor":22} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>24} {"control":>9}  verdict"""
 TIMES = "times: how much the median (p50) or the tail (p99; p90 of few requests) grew, whichever the verdict rests on"
 
+UNFENCED = f"""\
+{"":16} {"p99 of the victim, ms":^26}  {"times, with interval":^34}  {"GB/s":^13}
+{"strain":16} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>24} {"control":>9}  {"alone":>6} {"beside":>6}"""
+ONLY_SAID = "They do not count for the verdict: no partition fences memory, caches and PCIe. With --memory they do."
+COUNTED = "They count for the verdict (--memory)."
+
 LENDING = f"""\
 {"":22} {"p99 of the lender, ms":^17}  {"times":^30}
 {"load":22} {"rigid":>8} {"lending":>8}  {"lending":>20} {"borrower":>9}  verdict"""
@@ -97,6 +103,12 @@ def _lines(findings: Findings) -> Iterator[str]:
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
     if findings.measured:
         yield from ("", TIMES)
+    for measured in findings.unfenced:
+        yield from ("", f"What partitions do not fence: {_title(measured)}", UNFENCED)
+        yield from map(_strained, measured.results)
+        yield from _failed(measured.failures)
+    if findings.unfenced:
+        yield f"  {COUNTED if findings.memory else ONLY_SAID}"
     for lent in findings.lending:
         yield from ("", f"{lent.pair.victim} lends to {lent.pair.aggressor}: {about_lending(lent)}", LENDING)
         yield from map(_level, lent.levels)
@@ -148,6 +160,24 @@ def _line(result: Result) -> str:
     one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
     held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
     return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>24} {shared:>9}  {result.ruling.word}"
+
+
+def rates(result: Result) -> tuple[str, str]:
+    """The gigabytes a second that a strain moved alone, and beside the victim."""
+    return gigabytes(result.attack.other.rate), gigabytes(result.moved["beside"])
+
+
+def gigabytes(rate: float) -> str:
+    """Three digits or so; a dash for what is not a number."""
+    return "-" if math.isnan(rate) else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _strained(result: Result) -> str:
+    points = " ".join(f"{milliseconds(result.figures(which).p99):>8}" for which in ("alone", "beside", "control"))
+    one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
+    held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
+    alone, beside = rates(result)
+    return f"{result.attack.other.kind:16} {points}  {held:>24} {shared:>9}  {alone:>6} {beside:>6}"
 
 
 def legend(findings: Findings) -> str:

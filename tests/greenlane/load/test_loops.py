@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 from time import perf_counter
 
 import pytest
@@ -327,6 +327,25 @@ def test_a_knock_closes_what_it_opened(serve: Callable[[Answer], Server]) -> Non
 
     assert 2 < tally.opened <= 2 * 21
     assert server.seen == 0
+
+
+def test_a_request_that_is_sent_once_brings_its_answer_back_and_is_waited_for_beyond_the_end(
+    serve: Callable[[Answer], Server],
+) -> None:
+    def late(number: int) -> bytes:
+        Event().wait(0.25)  # The server's answer comes after the 0.2 s of the load.
+        return OK
+
+    found = closed_loop(closed(serve(late), "once", connections=1)).run(perf_counter())
+    assert (found.statuses, found.opened, found.bodies) == ({200: 1}, 1, [b"hello"])
+
+
+@pytest.mark.parametrize("answer", [b"", b"no HTTP\r\n\r\n"])
+def test_a_request_that_is_sent_once_and_never_answered_counts_as_0(serve: Callable[[Answer], Server], answer: bytes) -> None:
+    began = perf_counter()
+    found = closed_loop(closed(serve(lambda _: answer), "once")).run(began)
+    assert (found.statuses, found.bodies) == ({0: 2}, [])
+    assert perf_counter() - began < 2
 
 
 def test_requests_without_an_answer_keep_their_connections(serve: Callable[[Answer], Server]) -> None:

@@ -17,7 +17,7 @@ from greenlane.load.jobs import Ask
 from greenlane.load.server_process import family_of
 from greenlane.load.wire import Caller, post
 from greenlane.prove import server
-from greenlane.prove.access import Access, CannotProve
+from greenlane.prove.access import Access, CannotProve, ServerEnded
 from greenlane.prove.command import main
 from greenlane.prove.findings import Findings
 from greenlane.prove.proving import Run, prove
@@ -139,6 +139,39 @@ def test_tenants_that_share_a_core_are_found_and_never_called_isolated(two: Any)
     assert (found.word, found.status) == ("leaks", 1)
 
 
+def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: Path) -> None:
+    said: list[str] = []
+    with running(config) as (access, alive, _):
+        found = prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, said.append, memory=True))
+    (measured,) = found.unfenced
+    (result,) = measured.results
+    assert (str(measured.pair), result.attack.other.kind) == ("acme beside globex", "memory copy")
+    assert set(result.statuses) == {200}
+    assert result.attack.other.rate > 0.1
+    assert all(rate > 0.1 for rate in result.moved.values())
+    assert "acme beside globex: straining memory" in said
+    (why,) = [why for pair, why in found.untried.items() if str(pair) == "globex beside acme"]
+    assert why == "there was no time left for strains of memory; --seconds 15 has time for every pair"
+
+
+class Refusing(Access):
+    """A server that strains nothing, such as one of an earlier version."""
+
+    def administer(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        if path.endswith("/strain"):
+            raise ServerEnded(f"{method} {path} is answered with 404: no such path")
+        return super().administer(method, path, body)
+
+
+def test_strains_that_are_refused_are_a_pair_that_was_not_tried(config: Path) -> None:
+    with running(config) as (access, alive, _):
+        refusing = Refusing(access.port, access.keys, access.admin_key)
+        found = prove(Run(refusing, alive, False, "test", 4.0, "acme", PROGRAM, lambda _: None, memory=True))
+    assert not found.unfenced
+    (why,) = found.untried.values()
+    assert why == "strains of memory are refused: POST /admin/tenants/globex/strain is answered with 404: no such path"
+
+
 def test_a_tenant_without_models_is_no_victim_and_can_only_send_invalid_requests(config: Path) -> None:
     with running(written(config.with_name("none.toml"), 'models = ["stripes"]', 'models = ["absent"]')) as (access, alive, _):
         found = proven(access, alive)
@@ -193,7 +226,10 @@ def test_a_wrong_configuration_is_status_2_with_its_mistakes(tmp_path: Path, cap
     assert "did you mean 'cores'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--config", "a", "--url", "b"], ["--keys", "a"], ["--seconds", "7"], ["--seconds", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--config", "a", "--url", "b"], ["--keys", "a"], ["--seconds", "7"], ["--seconds", "x"], ["--lending", "--memory"]],
+)
 def test_wrong_words_are_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words, PROGRAM)

@@ -1,12 +1,15 @@
 """What is kept of a victim's requests, and what an aggressor got done."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from greenlane.load.figures import Samples
 from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
 from greenlane.prove import measure
-from greenlane.prove.access import ServerEnded
-from greenlane.prove.attacks import Attack
+from greenlane.prove.access import Access, ServerEnded
+from greenlane.prove.attacks import Attack, strain
 from greenlane.prove.inputs import Form
 from greenlane.prove.measure import FASTEST, USED, Beside, Places, Victim, rate_of
 from greenlane.prove.plan import AHEAD, Pair, Step, by_phase, steps
@@ -93,6 +96,29 @@ def test_an_aggressor_is_busy_for_as_long_as_its_expected_answers_take() -> None
     assert result.busy == pytest.approx(12 * ATTACK.seconds / (beside.end - beside.begin + AHEAD))
     assert result.ruling.word == "not exercised"
     assert result.statuses == {200: 36, 429: 3000}
+
+
+def test_a_strain_is_asked_for_once_in_each_phase_for_as_long_as_that_is_and_its_rates_are_read() -> None:
+    attack = strain("memory read", "acme/x", Access(1, admin_key="secret"))
+    (job,) = attack.jobs(1, 0.1, 0.7, 4, None)
+    head, _, body = job.asks[0].data.partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /admin/tenants/acme%2Fx/strain HTTP/1.1")
+    assert b"Authorization: Bearer secret" in head
+    assert (json.loads(body), job.behaviour, job.connections) == ({"kind": "memory read", "seconds": 0.58}, "once", 1)
+
+    phases = steps(["memory read"], 2)
+    loud = [step for step in phases if step.which != "alone"]
+    answers = [[b'{"gigabytes_per_second": 10}'], [b'{"gigabytes_per_second": 3}'], [b'{"error": "no"}'], []]
+    said = [Tally(step.kind, 1.0, {200: 1}, bodies=bodies) for step, bodies in zip(loud, answers, strict=True)]
+    one = measure.Pass(phases, answered(phases), [said], {(step.round, step.kind): 0.0 for step in phases})
+    beside = Beside(replace(attack, seconds=0.58, rate=12.0), attack)
+    result = measure.judged("memory read", beside, [one])
+    assert result.moved == {"beside": 10, "control": 3}
+    assert result.busy == pytest.approx(0.58 / 0.6)
+
+
+def test_models_move_nothing_that_is_known() -> None:
+    assert measure.judged("batches", Beside(ATTACK, ATTACK), [disturbed(set())]).moved == {}
 
 
 def test_a_victims_rate_uses_a_part_of_its_share() -> None:

@@ -10,6 +10,7 @@ from greenlane.prove.attacks import KINDS
 from greenlane.prove.confinement import Located
 from greenlane.prove.measure import Places, place
 from greenlane.prove.plan import AHEAD, FEWEST, GAP, LEAST, PHASES, Pair, needed, pairs, plan, steps
+from partitions.strain import STRAINS
 
 TENANTS = st.integers(2, 8).map(lambda count: {f"t{number}": "0" for number in range(count)})
 
@@ -45,6 +46,13 @@ def test_a_minute_has_time_for_three_kinds_beside_each_of_two_tenants() -> None:
     found = plan(pairs(two), dict.fromkeys(two, KINDS), 56)
     assert not found.left_out
     assert {len(kinds) for kinds in found.kinds.values()} == {3}
+
+
+def test_a_third_of_a_minute_has_time_for_four_strains_of_the_first_pair() -> None:
+    (first, *_) = pairs({"a": "0", "b": "0"})
+    found = plan([first], {"b": STRAINS}, 20.0, LEAST)
+    assert (found.kinds[first], found.rounds) == (STRAINS[:4], 2)
+    assert found.seconds <= 20
 
 
 def test_neighbours_of_the_same_device_come_first_and_one_victim_can_be_asked_for() -> None:

@@ -1,6 +1,7 @@
 """The report: text, page and JSON of findings that were made up, and the verdict on all."""
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -12,7 +13,7 @@ from greenlane.load.intervals import Interval
 from greenlane.load.jobs import Ask
 from greenlane.load.rules import NO_GROWTH, Ruling, Word, rule
 from greenlane.prove import text
-from greenlane.prove.attacks import Attack
+from greenlane.prove.attacks import KINDS, WHAT, Attack
 from greenlane.prove.confinement import Located
 from greenlane.prove.document import VERSION, document
 from greenlane.prove.findings import Findings
@@ -21,6 +22,7 @@ from greenlane.prove.measure import Beside, Measured, Result
 from greenlane.prove.page import render
 from greenlane.prove.plan import Pair
 from greenlane.prove.survey import Surveyed
+from partitions.strain import STRAINS
 
 PAIR = Pair("acme", "<b>globex</b>")
 
@@ -63,6 +65,44 @@ def findings(*results: Result, untried: dict[Pair, str] | None = None) -> Findin
 )
 def test_all_is_isolated_only_if_every_part_is(found: Findings, word: Word, status: int) -> None:
     assert (found.word, found.status) == (word, status)
+
+
+def strained(beside: float = 3400, word: Word | None = None) -> Findings:
+    """Findings of isolated tenants, one of which feels a strain of memory."""
+    attack = Attack("memory copy", (), 1, frozenset({200}), "no model", "once", lasting=lambda _: Ask(b""), rate=2800.0)
+    one = replace(result(beside, word=word), attack=Beside(attack, attack), moved={"beside": 2700.4, "control": math.nan})
+    return replace(findings(result()), unfenced=[Measured(PAIR, "m", 100.0, 0.0001, 0.02, (one,))])
+
+
+def test_what_no_partition_fences_is_said_and_counts_only_if_asked_to() -> None:
+    assert (strained().word, strained().status) == ("isolated", 0)
+    assert (replace(strained(), memory=True).word, replace(strained(), memory=True).status) == ("leaks", 1)
+    assert replace(strained(beside=1000), memory=True).status == 0
+    assert replace(strained(word="too noisy"), memory=True).status == 3
+    assert replace(strained(beside=1000), memory=True, untried={PAIR: "no time"}).status == 3
+
+
+@pytest.mark.parametrize(("memory", "said"), [(False, text.ONLY_SAID), (True, text.COUNTED)])
+def test_a_strain_is_reported_with_by_how_much_it_was_felt_and_what_it_moved(memory: bool, said: str) -> None:
+    found = replace(strained(), memory=memory)
+    lines = text.render(found).splitlines()
+    (line,) = [line for line in lines if line.startswith("memory copy")]
+    assert "p50 3.40 (3.40-3.40)" in line
+    assert line.split()[-2:] == ["2,800", "2,700"]
+    assert any(line.startswith("What partitions do not fence: acme beside <b>globex</b>: m, ") for line in lines)
+    assert f"  {said}" in lines
+    page = render(found)
+    assert "What partitions do not fence" in page
+    assert "2,800" in page
+    assert said in page
+    (pair,) = json.loads(json.dumps(document(found), allow_nan=False))["unfenced"]
+    assert pair["counts"] == memory
+    assert pair["attacks"][0]["gigabytes_per_second"] == {"alone": 2800, "beside": 2700.4, "control": None}
+    assert "gigabytes_per_second" not in document(found)["pairs"][0]["attacks"][0]
+
+
+def test_every_kind_is_explained() -> None:
+    assert set(WHAT) == {*KINDS, *STRAINS}
 
 
 def test_the_document_has_a_version_the_verdicts_and_no_number_that_json_has_not() -> None:
