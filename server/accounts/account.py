@@ -56,7 +56,7 @@ class Account:
             there.move(meter, now, guesses)
 
     def traffic(self, device: str) -> Traffic | None:
-        """What is known of what a device moves; None for one that holds nothing yet."""
+        """What is known of what a device moves; None for one that has not said."""
         there = self._devices.get(device)
         return there.traffic if there else None
 
@@ -104,7 +104,8 @@ class _Device:
         self._meter: int | None = None
         self._energy = self._idle_energy = 0
         self._idle_power = IdlePower()
-        self.traffic = Traffic()
+        self.traffic: Traffic | None = None
+        """From the first reading of what it moved on."""
         self._moved: Moved | None = None
         self._background = NOTHING
         self._read_at = self._moved_in = 0
@@ -122,7 +123,8 @@ class _Device:
                 before, works=before.works + works, used=before.used + used, borrowed=before.borrowed + amount
             )
             self._unmeasured[row] = self._unmeasured.get(row, 0) + used + amount
-            self.traffic.ran(row, works, used + amount)
+            if self.traffic:
+                self.traffic.ran(row, works, used + amount)
             for lender, lent in borrowed.items():
                 self._lent[lender] = self._lent.get(lender, 0) + lent
 
@@ -141,6 +143,7 @@ class _Device:
                 self._models[row] = replace(self._models[row], energy=self._models[row].energy + part)
 
     def move(self, meter: Moved, now: int, guesses: Mapping[Row, Moved]) -> None:
+        self.traffic = self.traffic or Traffic()
         parts, since = self.traffic.read(meter, now, guesses), now - self._read_at
         self._read_at = now
         self._moved = self._moved or NOTHING
