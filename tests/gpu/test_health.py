@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from partitions.cuda.nvml import open_nvml
 from partitions.health import command, from_line
 
 pytestmark = pytest.mark.gpu
@@ -37,6 +38,10 @@ def test_readings_of_a_gpu_come_every_two_seconds(device: Any) -> None:
     assert 0 <= first.utilization <= 1
     assert (first.uuid[:4], first.lost, first.uuid) == ("GPU-", False, second.uuid)
     assert 1e8 < first.clocks["sm"] < 1e10
+    nvml = open_nvml(device.address)
+    if nvml and nvml.traffic():
+        assert set(second.moved) == {"memory", "pcie_in", "pcie_out"}
+        assert second.memory_bandwidth == nvml.bandwidth()
     if first.energy is not None:
         assert second.energy
         assert second.energy >= first.energy
