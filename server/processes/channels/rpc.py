@@ -263,20 +263,20 @@ class Channel:
 
     def _check_read(self) -> None:
         """Raise QueueFull if the other process leaves too much unread."""
-        if (unread := self._unread) > _MOST_UNREAD:
+        if (unread := self.unread) > _MOST_UNREAD:
             raise QueueFull(
                 f"this process has not read {unread} bytes that the supervisor has sent; with more than {_MOST_UNREAD} "
                 "nothing is answered. Send it again when it has"
             )
 
     def _refuse(self, number: int, error: QueueFull) -> None:
-        self._refused = self._refused + 1 if self._unread else 0
+        self._refused = self._refused + 1 if self.unread else 0
         if self._refused > _MOST_REFUSED:
             raise Malformed(f"{self._refused} calls too many, whose answers it does not read")
         self._write(_pack(_Failure(number, *_describe(error))))
 
     @property
-    def _unread(self) -> int:
+    def unread(self) -> int:
         """Bytes that the other process has not read, as far as they are not in the socket."""
         return self._writer.transport.get_write_buffer_size() if self._writer else 0
 

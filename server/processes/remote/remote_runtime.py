@@ -37,6 +37,8 @@ from .remote_moves import RemoteMoves, RemotePlacements
 
 log = logging.getLogger("greenlane.processes")
 
+_MOST_UNREAD = 1 << 20
+"""Bytes that the process has not read, with which it is sent no cancellations: they take some 40 each."""
 _Cores = dict[str, frozenset[int] | None]
 
 
@@ -169,8 +171,9 @@ class RemoteRuntime:
         return await self._process.strain(tenant, kind, seconds)
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
-        """Cancel a tenant's ticket, if it can be."""
-        self._device.cancel(tenant, slot, serial)
+        """Cancel a tenant's ticket, if it can be: a process that does not read is sent no more than it may have tickets."""
+        if self._calls.channel and self._calls.channel.unread < _MOST_UNREAD:
+            self._device.cancel(tenant, slot, serial)
 
     def stop_loading(self) -> None:
         self._process.stop_loading()

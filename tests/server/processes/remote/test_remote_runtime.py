@@ -23,6 +23,7 @@ from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.tenants.catalog import UNLOADED, ModelVersion
 from server.tenants.frontend import HttpSide
+from tests.fakes import PATIENCE
 
 from ..recorder import Recorder
 from .test_remote_frontend import Process as HttpProcess
@@ -102,6 +103,19 @@ async def served(runtime: RemoteRuntime) -> Process:
     await runtime.open()
     await runtime.start({"acme": (0,)})
     return process
+
+
+async def test_cancellations_for_a_process_that_does_not_read_take_no_more_and_more_memory(runtime: RemoteRuntime) -> None:
+    """An HTTP process that was taken over may send any number of them."""
+    process = await served(runtime)
+    for serial in range(200_000):
+        runtime.cancel("acme", 0, serial)
+    assert process.supervisors.unread < 2 << 20
+    async with asyncio.timeout(PATIENCE):
+        while process.supervisors.unread:
+            await asyncio.sleep(0)
+        runtime.cancel("acme", 1, 7)
+        await process.hears("cancel", "acme", 1, 7)
 
 
 async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
