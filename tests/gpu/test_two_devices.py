@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partitions.strain import STRAINS
+
 from . import process
 from .asking import asking
 from .bench import MIB, assert_close, expected
@@ -349,6 +351,17 @@ def test_tenants_of_both_gpus_are_repartitioned_at_once(server: Served) -> None:
             one.more()
             two.more()
     assert (one.wrong, two.wrong) == ([], [])
+
+
+def test_a_tenant_s_share_is_strained_while_it_and_its_neighbour_are_served(server: Served, found: dict[str, Any]) -> None:
+    with Asking(server.port, "acme") as own, Asking(server.port, "initech") as neighbour:
+        for kind in STRAINS:
+            done = server.admin("POST", "tenants/acme/strain", {"kind": kind, "seconds": 0.2})
+            found[f"strain: {kind}, GB/s of 32 SMs beside its own tenant"] = done["gigabytes_per_second"]
+            assert done["bytes"] > 0
+            own.more()
+            neighbour.more()
+    assert (own.wrong, neighbour.wrong) == ([], [])
 
 
 def test_a_tenant_moves_to_the_other_gpu_and_back_while_all_are_served(server: Served, found: dict[str, Any]) -> None:

@@ -39,4 +39,5 @@ def server(mps: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 test_answers = real.test_each_tenant_gets_right_answers_from_its_own_gpu
 test_repartitions = real.test_tenants_of_both_gpus_are_repartitioned_at_once
+test_strains = real.test_a_tenant_s_share_is_strained_while_it_and_its_neighbour_are_served
 test_a_move_and_a_kill = real.test_a_tenant_that_moved_is_served_there_again_when_that_process_was_killed
