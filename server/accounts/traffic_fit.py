@@ -23,8 +23,8 @@ FITS = 0.15
 """The largest residual with which figures are called measured; larger ones say that something else moves bytes."""
 CERTAIN = 0.05, 0.005
 """A figure is measured whose standard error is at most this part of it, or this part of all that the device moves."""
-MOST = 200
-"""Rows. The one that ran the longest time ago is forgotten first."""
+MOST = 64
+"""Models. The one that ran the longest time ago is forgotten first; of more in one window the least used are left out."""
 
 
 class Ran(NamedTuple):
@@ -66,6 +66,8 @@ class TrafficFit(Generic[K]):
         if seconds <= 0 or moved < 0:
             return
         active = {key: each for key, each in ran.items() if each.works > 0}
+        if len(active) > MOST:
+            active = dict(sorted(active.items(), key=lambda item: item[1].used, reverse=True)[:MOST])
         self._windows += 1
         self._peak = max(moved / seconds, self._peak * (1 - 0.1 / MEMORY))
         self._make_rows(moved, seconds, active)
@@ -111,10 +113,11 @@ class TrafficFit(Generic[K]):
         if None not in self._index:
             self._insert(None, 0.0)
         self._most[0] = max(self._most[0], (0.2 * self._peak) ** 2, 1.0)
+        self._ran[[self._index[key] for key in active if key in self._index]] = self._windows
         for key, part in prior(active).items():
             each = moved / active[key].works
             if key not in self._index:
-                if len(self._index) >= MOST:
+                if len(self._index) > MOST:
                     self._remove()
                 self._insert(key, part * each)
             at = self._index[key]

@@ -175,6 +175,15 @@ def test_models_that_ran_long_ago_are_forgotten_for_new_ones() -> None:
     assert fit.bytes_of(MOST + 4) > 0
 
 
+def test_of_more_models_than_are_kept_those_that_used_the_most_are_known() -> None:
+    fit: TrafficFit[int] = TrafficFit()
+    for first in (0, MOST // 2, 0):
+        ran = {at: Ran(10, at) for at in range(first, first + MOST + 5)}
+        fit.add(1e9, SECONDS, ran)
+        assert [fit.bytes_of(at) > 0 for at in (first, first + MOST + 4)] == [False, True]
+        assert sum(fit.shares(1e9, SECONDS, ran).values()) == pytest.approx(1e9)
+
+
 def test_the_prior_is_by_guesses_only_where_all_have_one() -> None:
     assert prior({"a": Ran(2, 0, 30), "b": Ran(1, 99, 40)}) == {"a": 0.6, "b": 0.4}
     assert prior({"a": Ran(2, 2, 30), "b": Ran(1, 0)}) == {"a": 0.75, "b": 0.25}
