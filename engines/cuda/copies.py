@@ -7,10 +7,22 @@ the outputs out. They find addresses in a ring of tables that the host writes, o
 the device. So a captured graph needs no change from one launch to the next, though every inference has other memory.
 
 What is written to the host beyond what PCIe takes backs up into what every kernel of the GPU needs, whatever memory that uses.
-So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns, in the order in
-which they come, which are words in memory of the device that all copy kernels share. A block that has its turn runs to its end,
-and passes it on after 128 KiB if another one waits. A kernel that is killed takes the context of all tenants with it, and so
-these words. Tenants with processes of their own would have to share that memory between them.
+So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns (`turns`), in the
+order in which they come. A block passes its turn on after 128 KiB if another one waits, and after its copy. The turns are words
+in memory of the device that all copy kernels of this process share. Tenants with processes of their own would have to share
+that memory between them.
+
+Who copies over PCIe, and what bounds that:
+
+| who | bound |
+|---|---|
+| copy kernels, out: tensors larger than 4 KiB | one block at a time, over all tenants of the process: 45 GB/s |
+| in: the same | four blocks at a time, over all tenants of the process: 48 GB/s |
+| up to 4 KiB; tables of addresses, clocks | nothing, so that they never wait |
+| copy engines, for `copies` as "engine" and large models | calls of 1 MiB, of all tenants in the engines' queues |
+| verification, warm-up, a library's small tensors, from memory that is not pinned | the driver, which stages them in pieces |
+| loads of models, page-ins, streamed weights | the library, whose copies are by the engines; pieces as it makes them |
+| `Partition.strain` | nothing: it shows what neighbours feel |
 
 Copies by the copy engines are submitted before and after the graph and not captured in it. A captured copy would keep the host
 addresses of the first inference, and every launch would have to update each node by its handle. Outside it is a call for each
@@ -31,13 +43,13 @@ from partitions.cuda.pages import pieces
 
 from ..memory import view
 from .clock import DeviceClock
+from .turns import LOOK, TURN_BYTES, TURNS
 
-SOURCE = r"""
+_COPIES = r"""
 struct Row { const char *from; char *to; unsigned long long nbytes; };
 struct State { unsigned count, unused[3]; Row rows[1]; };
 struct Clock { unsigned long long ns, works, began, unused; };
 struct Seen { unsigned long long ns, works; };
-struct Turn { unsigned next, serving, apart[30]; };
 
 constexpr unsigned long long SMALL = 4 << 10, PIECE = 128 << 10;
 
@@ -46,8 +58,6 @@ __device__ unsigned long long nanoseconds() {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(found));
     return found;
 }
-
-__device__ unsigned look(const unsigned &word) { return *reinterpret_cast<const volatile unsigned *>(&word); }
 
 // Copy these bytes by this block. So many reads of each thread are in flight at a time.
 template <unsigned AHEAD>
@@ -76,17 +86,14 @@ __device__ void move_in_turn(const char *from, char *to, unsigned long long nbyt
     for (unsigned long long at = 0; at < nbytes; at += PIECE) {
         unsigned last = 0;
         if (!threadIdx.x) {
-            if (!has) {
-                mine = atomicAdd(&turn->next, 1);
-                while (look(turn->serving) != mine) __nanosleep(100);
-            }
-            last = look(turn->next);  // Read beside the copy, so that looking takes no time.
+            if (!has) mine = take_turn(turn);
+            last = look(&turn->next);  // Read beside the copy, so that looking takes no time.
         }
         __syncthreads();
         move<AHEAD>(from + at, to + at, min(PIECE, nbytes - at));
         __syncthreads();
         has = last == mine + 1 && at + PIECE < nbytes;
-        if (!threadIdx.x && !has) *reinterpret_cast<volatile unsigned *>(&turn->serving) = mine + 1;
+        if (!threadIdx.x && !has) pass_turn(turn, mine);
     }
 }
 
@@ -133,6 +140,7 @@ extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state
     clocks[clock].works += 1;
 }
 """
+SOURCE = LOOK + TURNS + _COPIES
 
 # What kernels of neighbours feel of copies without a pause was measured on an H100 (2026-11-26, with other kernels than these;
 # victims of 20 to 513 us on 64 SMs). Writes to the host by one block of 512 threads: 45 GB/s, and victims take 0.99 to 1.09
@@ -141,7 +149,7 @@ extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state
 READERS = 4
 IN = LaunchConfig(grid=READERS, block=512)
 OUT = LaunchConfig(grid=1, block=512)
-TURNS_BYTES = 128 * (1 + READERS)
+TURNS_BYTES = TURN_BYTES * (1 + READERS)
 RING_LENGTH = 16
 """Tables in a ring, and so the limit of inferences of one executor in flight."""
 CLOCKS = 16

@@ -3,13 +3,15 @@ run.
 """
 
 import fcntl
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from ctypes import c_int64, c_uint32, c_uint64
 from itertools import cycle
 from pathlib import Path
+from threading import Lock
 from time import sleep
 from typing import IO, Any
 
@@ -17,7 +19,9 @@ from .errors import Misuse
 from .gpu import Gpu
 from .mps_daemon import PIPES
 from .streams import Stream
+from .turns import Steps, pass_turn, take_turn, word
 
+_TURN = Lock()
 ROW = 24
 """Bytes of an address from, an address to, and a number of bytes."""
 TURN, SMALL = 128, 4096
@@ -130,10 +134,35 @@ def _copy(gpu: Gpu, table: int, rows: range, turns: list[int]) -> None:
         source, target, nbytes = (c_uint64 * 3).from_address(gpu.reach(table + row * ROW, ROW))
         gpu.copy(source, target, nbytes)
         for turn in turns if nbytes > SMALL else ():
-            words = (c_uint32 * 2).from_address(gpu.reach(turn, TURN))
-            if words[0] != words[1]:
-                raise Misuse("a turn that was never passed on, or memory that was not zeroed")
-            words[:] = [words[0] + 1, words[1] + 1]
+            do(gpu, turn, pass_turn(do(gpu, turn, take_turn())))
+
+
+def do(gpu: Gpu, turn: int, steps: Steps) -> int:
+    """Have a thread make these steps with a turn in the GPU's memory. Returns what they return."""
+    words, given = (c_uint32 * 2).from_address(gpu.reach(turn, TURN)), 0
+    while True:
+        try:
+            step = steps.send(given) if inspect.getgeneratorstate(steps) == inspect.GEN_SUSPENDED else next(steps)
+        except StopIteration as end:
+            return int(end.value)
+        if step.what == "sleep":
+            sleep(1e-5)
+        with _atomically(gpu):
+            given = 2 * gpu.timer() if step.what == "clock" else words[step.word]  # Two cycles in a nanosecond.
+            if step.what == "add":
+                words[step.word] = word(given + step.new)
+            elif step.what == "swap" and given == step.old:
+                words[step.word] = step.new
+
+
+@contextmanager
+def _atomically(gpu: Gpu) -> Iterator[None]:
+    """No thread of any process with the same MPS daemon is here at the same time."""
+    with _TURN, ExitStack() as left:
+        if gpu.mps:
+            with suppress(FileNotFoundError):  # The daemon has ended, and with it the other processes.
+                fcntl.flock(left.enter_context(Path(os.environ[PIPES], "atomic").open("w")), fcntl.LOCK_EX)
+        yield
 
 
 def read_memory(gpu: Gpu, stream: Stream, blocks: int, source: int, target: int, count: int, times: int) -> Callable[[], None]:
