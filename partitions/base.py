@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from .deposit import Deposit
 from .strain import Strain, Strained
 
 
@@ -198,6 +199,12 @@ class Device(Protocol):
         """Microjoules that the device has taken, on a meter that only grows but may begin again; None if there is none.
 
         Any thread. May block for a millisecond.
+        """
+
+    def share(self, deposit: Deposit) -> None:
+        """Have works of all processes with this deposit take turns, as copies on a GPU do, by memory that they share.
+
+        Where `shared`, before anything is loaded; elsewhere it does nothing. The deposit is the device's from then on.
         """
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .base import Held, UnpacedLoads
+from .deposit import Deposit
 from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
 from .health import groups
@@ -242,6 +243,9 @@ class CpuDevice:
         cores = [self.cores[granule] for granule in chosen]
         borrowed = {granule: self.cores[granule] for granule in choose_lent(lent, chosen)}
         return CpuPartition(chosen, cores, self._attached, borrowed)
+
+    def share(self, deposit: Deposit) -> None:
+        """See `Device.share`: here processes share nothing."""
 
     def memory(self) -> int | None:
         """See `Device.memory`: this machine's."""

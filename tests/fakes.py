@@ -37,6 +37,7 @@ from engines.settings import overridden
 from engines.signature import align
 from partitions import DeviceUnavailable, Partition, PartitionError
 from partitions.base import Held
+from partitions.deposit import Deposit
 from partitions.strain import Strain, Strained, check
 
 T = TypeVar("T")
@@ -308,6 +309,7 @@ class FakeDevice:
         self.lie: Callable[[FakePartition], frozenset[int]] | None = None
         self.partitions: list[FakePartition] = []
         self.pins: list[FakePin] = []
+        self.deposit: Deposit | None = None
         self.closed = False
 
     def __repr__(self) -> str:
@@ -340,6 +342,9 @@ class FakeDevice:
 
     def energy(self) -> int | None:
         return None
+
+    def share(self, deposit: Deposit) -> None:
+        self.deposit = deposit
 
     def pin(self, address: int, nbytes: int) -> "FakePin":
         self.script.reach("pin")

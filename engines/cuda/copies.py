@@ -9,15 +9,15 @@ the device. So a captured graph needs no change from one launch to the next, tho
 What is written to the host beyond what PCIe takes backs up into what every kernel of the GPU needs, whatever memory that uses.
 So over all tenants of a GPU at most one block writes to the host at a time, and four read. Blocks take turns (`turns`), in the
 order in which they come. A block passes its turn on after 128 KiB if another one waits, and after its copy. The turns are words
-in memory of the device that all copy kernels of this process share. Tenants with processes of their own would have to share
-that memory between them.
+in memory of the device that all copy kernels share, those of all tenants of this process, and under MPS those of all processes
+of the GPU (`partitions.cuda.shared_memory`). A kernel that is killed there in its turn holds up the others for 1 to 2 ms.
 
 Who copies over PCIe, and what bounds that:
 
 | who | bound |
 |---|---|
-| copy kernels, out: tensors larger than 4 KiB | one block at a time, over all tenants of the process: 45 GB/s |
-| in: the same | four blocks at a time, over all tenants of the process: 48 GB/s |
+| copy kernels, out: tensors larger than 4 KiB | one block at a time, over all tenants and processes of the GPU: 45 GB/s |
+| in: the same | four blocks at a time, over all tenants and processes: 48 GB/s |
 | up to 4 KiB; tables of addresses, clocks | nothing, so that they never wait |
 | copy engines, for `copies` as "engine" and large models | calls of 1 MiB, of all tenants in the engines' queues |
 | verification, warm-up, a library's small tensors, from memory that is not pinned | the driver, which stages them in pieces |
@@ -325,7 +325,7 @@ def copy_kernels(device: CudaDevice, kept: Path | None = None) -> CopyKernels:
     current = device.make_current()
     with device.driver_memory.changing(in_turn=True):
         copy_in, copy_out = device.kernels.compiled(current, SOURCE, ("copy_in", "copy_out"), "the copy kernels", kept)
-        return CopyKernels(copy_in, copy_out, device.kernels.memory(SOURCE, TURNS_BYTES))
+        return CopyKernels(copy_in, copy_out, device.kernels.memory(current, SOURCE, TURNS_BYTES))
 
 
 def uses_sms(setting: str, nbytes: int) -> bool:

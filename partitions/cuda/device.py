@@ -23,6 +23,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Stream
 
 from ..base import Held
+from ..deposit import Deposit
 from ..errors import DeviceUnavailable, Misplaced, PartitionError
 from ..mps import is_mps_client
 from ..plan import choose, choose_lent
@@ -466,6 +467,10 @@ class CudaDevice:
                 known[address] = address + nbytes
             self._pinned = tuple(sorted(known)), tuple(known[start] for start in sorted(known))
             return before
+
+    def share(self, deposit: Deposit) -> None:
+        """See `Device.share`."""
+        self.kernels.share(deposit)
 
     def close(self) -> None:
         """Destroy the contexts that were kept, and free the memory of `locate`; every partition must be closed.

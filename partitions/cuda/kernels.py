@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock, get_ident
 
@@ -11,9 +12,11 @@ from cuda.bindings import driver
 from cuda.core import Buffer, Device, Kernel, ObjectCode, Program, ProgramOptions
 from cuda.core.utils import ProgramCacheResource
 
+from ..deposit import Deposit
 from ..errors import DeviceLost, PartitionError
 from ..regular_file import open_regular
 from .driver import handle_return, translated
+from .shared_memory import SharedMemory, open_shared
 
 log = logging.getLogger("greenlane.partitions")
 
@@ -28,6 +31,8 @@ class Kernels:
         self._lock = Lock()
         self._compiled: dict[str, tuple[Kernel, ...]] = {}
         self._memory: dict[str, Buffer] = {}
+        self._shared: SharedMemory | None = None
+        self._deposit: Deposit | None = None
 
     def __repr__(self) -> str:
         return f"<Kernels of {len(self._compiled)} sources>"
@@ -35,7 +40,11 @@ class Kernels:
     @property
     def in_use(self) -> bool:
         """Whether there is anything to close."""
-        return bool(self._compiled or self._memory)
+        return bool(self._compiled or self._memory or self._shared)
+
+    def share(self, deposit: Deposit) -> None:
+        """Have all processes with this deposit share one memory, from now on; it is this object's."""
+        self._deposit = deposit
 
     def compiled(
         self, device: Device, source: str, names: tuple[str, ...], what: str, kept: Path | None = None
@@ -55,18 +64,34 @@ class Kernels:
                     raise PartitionError(f"compiling {what} needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
             return self._compiled[source]
 
-    def memory(self, source: str, nbytes: int) -> Buffer:
-        """Memory of the device, of zeros at first, that all launches of the kernels of `source` share.
+    def memory(self, device: Device, source: str, nbytes: int) -> Buffer:
+        """Memory of the device, of zeros at first, that all launches of the kernels of `source` share: in this process, and
+        with `share` in all of them. There is one such source then.
 
-        The device must be current. Raises PartitionError.
+        `device` must be current. Where the driver does not share memory the process has its own, and the log says so. Raises
+        PartitionError, DeviceLost.
         """
         with self._lock, translated("allocating memory that kernels share"):
             if source not in self._memory:
-                address = int(handle_return(driver.cuMemAlloc(nbytes)))  # Not of a stream, which may end before the device.
-                handle_return(driver.cuMemsetD8(address, 0, nbytes))
-                handle_return(driver.cuStreamSynchronize(0))  # A partition's stream does not wait for this one.
-                self._memory[source] = Buffer.from_handle(address, nbytes)
+                shared = self._share(device, source) if self._deposit else None
+                self._memory[source] = Buffer.from_handle(shared or _allocated(nbytes), nbytes)
             return self._memory[source]
+
+    def _share(self, device: Device, source: str) -> int | None:
+        """The address of what all processes share; None where they cannot. Raises DeviceLost."""
+        assert self._deposit
+        if self._shared:
+            raise PartitionError("the processes of a GPU share the memory of one source of kernels only")
+        label = sha256(source.encode()).hexdigest()[:16]
+        try:
+            with translated("mapping it"):
+                self._shared = open_shared(device.device_id, self._deposit, label)
+        except DeviceLost:
+            raise
+        except (OSError, PartitionError) as error:
+            log.warning("this process does not take turns with the GPU's others: memory for that cannot be shared: %s", error)
+            return None
+        return self._shared.address
 
     def close(self) -> None:
         """Unload them, and free their memory; none may be running or be part of a graph. The device must be current.
@@ -74,8 +99,24 @@ class Kernels:
         Raises CUDAError.
         """
         self._compiled.clear()
+        shared, self._shared = self._shared, None
+        deposit, self._deposit = self._deposit, None
+        if deposit:
+            deposit.close()
         while self._memory:
-            handle_return(driver.cuMemFree(int(self._memory.popitem()[1].handle)))
+            address = int(self._memory.popitem()[1].handle)
+            if shared and shared.address == address:
+                shared.close()
+            else:
+                handle_return(driver.cuMemFree(address))
+
+
+def _allocated(nbytes: int) -> int:
+    """Raises CUDAError."""
+    address = int(handle_return(driver.cuMemAlloc(nbytes)))  # Not of a stream, which may end before the device.
+    handle_return(driver.cuMemsetD8(address, 0, nbytes))
+    handle_return(driver.cuStreamSynchronize(0))  # A partition's stream does not wait for this one.
+    return address
 
 
 def _compiled(program: Program, names: tuple[str, ...], kept: Path | None) -> tuple[Kernel, ...]:

@@ -12,6 +12,7 @@ from time import monotonic_ns, sleep
 from partitions import PartitionError
 from partitions.base import Held, UnpacedLoads
 from partitions.cpu import CpuPartition
+from partitions.deposit import Deposit
 
 from .harness import cores
 
@@ -72,6 +73,9 @@ class VirtualDevice:
     def shared(self) -> bool:
         """As on a GPU: in a client of an MPS daemon."""
         return "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+
+    def share(self, deposit: Deposit) -> None:
+        """There are no processes to share with."""
 
     def memory(self) -> int | None:
         return None

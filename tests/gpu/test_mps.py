@@ -19,4 +19,4 @@ class TestGpu(simulated.TestMps):
             pytest.skip(f"needs {COMMAND}")
         from cuda.core import Device
 
-        return Subject(Device(0).uuid, "tests.gpu.mps_client")
+        return Subject(Device(0).uuid, "tests.gpu.mps_client", felt=1.3)

@@ -134,6 +134,7 @@ def test_each_tenant_gets_right_answers_from_a_process_of_its_own(serving: Serve
     probed = serving.admin("POST", "partitions/probe")
     assert (probed["overlaps"], {each["located"] for each in probed["partitions"].values()}) == ([], {None})
     check_all(serving, 1)
+    assert "does not take turns with the GPU's others" not in serving.log
 
 
 def test_a_process_whose_inference_does_not_end_is_ended_and_others_notice_nothing(

@@ -6,12 +6,13 @@ import asyncio
 import ctypes
 import json
 import logging
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 
 from partitions import probe
 from partitions.cuda.driver_memory import Taken
+from partitions.deposit import Deposit, open_deposit
 from partitions.errors import MpsError, PartitionError
 from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client
 from tests.gpu.mps_client import TAKES
@@ -37,14 +39,17 @@ class Subject(NamedTuple):
 
     uuid: str
     module: str
+    felt: float = math.inf
+    """How many times as long small kernels may take beside processes that write to the host as fast as they may."""
 
 
 class Client:
     """A process of the module."""
 
-    def __init__(self, module: str, environment: dict[str, str], *arguments: str) -> None:
+    def __init__(self, module: str, environment: dict[str, str], *arguments: int) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-        self._process = started([sys.executable, "-m", module, *arguments], env=inherited | environment)
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        self._process = started(command, inherited | environment, arguments[1:])
         self.pid = self._process.pid
         self._threads: list[int] = []
 
@@ -90,8 +95,9 @@ class Client:
                 end.close()
 
 
-def started(command: list[str], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def started(command: list[str], env: dict[str, str] | None = None, descriptors: Sequence[int] = ()) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True, pass_fds=descriptors)
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -172,8 +178,14 @@ class TestMps:
         """Starts processes side by side, and waits until each says whether it is a client, or why it cannot be one."""
         async with AsyncExitStack() as made:
 
-            async def start(environment: dict[str, str], count: int = 1, first: str = "client") -> list[Client]:
-                found = [Client(subject.module, environment) for _ in range(count)]
+            async def start(
+                environment: dict[str, str], count: int = 1, first: str = "client", deposit: Deposit | None = None
+            ) -> list[Client]:
+                """Those with a deposit have a granule each."""
+                found = [
+                    Client(subject.module, environment, *((granule, *deposit.descriptors) if deposit else ()))
+                    for granule in range(count)
+                ]
                 for client in found:
                     made.callback(client.kill)
                 for client in found:
@@ -206,6 +218,44 @@ class TestMps:
             assert await do_all(what) == [{"done": what}] * 4
         assert await found[0].do("give") == {"done": "give"}
         assert await do_all("measured") == [{"taken": each * TAKES, "unmeasured": 0} for each in (1, 2, 2, 2)]
+
+    async def test_processes_take_turns_with_each_other_and_not_with_others(self, daemon: MpsDaemon, clients: Any) -> None:
+        with closing(open_deposit()) as deposit, closing(open_deposit()) as another:
+            ours = await clients(daemon.environment, 3, deposit=deposit)
+            (apart,) = await clients(daemon.environment, deposit=another)
+            for number, client in enumerate((*ours, *ours), 1):
+                assert await client.do("copy") == {"tickets": number}
+            assert await apart.do("copy") == {"tickets": 1}
+            assert len(await asyncio.gather(*(client.do("copy") for client in ours))) == 3
+
+    async def test_a_process_that_is_killed_in_its_turn_holds_up_no_other(self, daemon: MpsDaemon, clients: Any) -> None:
+        """Nor one that has its turn for ever. It is the one that has made the memory, which the others keep."""
+        with closing(open_deposit()) as deposit:
+            first, second, third = await clients(daemon.environment, 3, deposit=deposit)
+            assert await first.do("copy") == {"tickets": 1}
+            assert await first.do("keep") == {"done": "keep"}
+            assert await second.do("copy") == {"tickets": 3}
+            assert await daemon.terminate(first.pid)
+            first.kill()
+            for number, client in enumerate((second, third, second), 4):
+                assert await client.do("copy") == {"tickets": number}
+            (later,) = await clients(daemon.environment, deposit=deposit)
+            assert await later.do("copy") == {"tickets": 7}
+
+    async def test_small_kernels_beside_processes_that_write_to_the_host_as_fast_as_they_may(
+        self, daemon: MpsDaemon, clients: Any, subject: Subject, record_property: Callable[[str, object], None]
+    ) -> None:
+        with closing(open_deposit()) as deposit:
+            one, other, small = await clients(daemon.environment, 3, deposit=deposit)
+            took: list[float] = []
+            for what in ("copy", "flood"):
+                await asyncio.gather(*(client.do(what) for client in (one, other)))
+                took.append((await small.do("small"))["microseconds"])
+            record_property("median of a small kernel in us, alone and beside two that write", took)
+            assert took[1] <= subject.felt * took[0], took
+            assert await daemon.terminate(one.pid)
+            one.kill()
+            assert "tickets" in await other.do("copy")
 
     async def test_clients_are_terminated_without_harm_to_others(self, daemon: MpsDaemon, clients: Any) -> None:
         idle, busy, stopped = await clients(daemon.environment, 3)

@@ -7,6 +7,7 @@ from typing import Any
 from . import gpu as hardware
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
+from .shared import PAGE, Handle
 from .streams import Event, Graph, Operation
 
 CU_MEMHOSTREGISTER_PORTABLE = 1
@@ -60,6 +61,44 @@ class CUgreenCtxCreate_flags(IntEnum):
 
 class CUstream_flags(IntEnum):
     CU_STREAM_NON_BLOCKING = 1
+
+
+class CUmemAllocationHandleType(IntEnum):
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
+
+
+class CUmemAllocationType(IntEnum):
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1
+
+
+class CUmemLocationType(IntEnum):
+    CU_MEM_LOCATION_TYPE_DEVICE = 1
+
+
+class CUmemAccess_flags(IntEnum):
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+
+
+class CUmemAllocationGranularity_flags(IntEnum):
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+
+
+class CUmemLocation:
+    type = CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    id = -1
+
+
+class CUmemAllocationProp:
+    def __init__(self) -> None:
+        self.type: CUmemAllocationType | None = None
+        self.requestedHandleTypes: CUmemAllocationHandleType | None = None
+        self.location = CUmemLocation()
+
+
+class CUmemAccessDesc:
+    def __init__(self) -> None:
+        self.location = CUmemLocation()
+        self.flags: CUmemAccess_flags | None = None
 
 
 class CUdevice_attribute(IntEnum):
@@ -241,6 +280,48 @@ class Driver:
 
     def cuMemFree(self, dptr: int) -> tuple[Any, ...]:
         return self._call("cuMemFree", lambda: self._gpu.release(dptr), current=True, safe=False)
+
+    def cuMemGetAllocationGranularity(
+        self, prop: CUmemAllocationProp, option: CUmemAllocationGranularity_flags
+    ) -> tuple[Any, ...]:
+        return self._call("cuMemGetAllocationGranularity", lambda: self._its(prop.location.id) and PAGE, gives=True)
+
+    def cuMemCreate(self, size: int, prop: CUmemAllocationProp, flags: int) -> tuple[Any, ...]:
+        def body() -> Handle:
+            if prop.type is None or prop.requestedHandleTypes is None:
+                raise Misuse("memory of no type, or that is not shared")
+            return self._its(prop.location.id).pages.create(size)
+
+        return self._call("cuMemCreate", body, current=True, gives=True, safe=False)
+
+    def cuMemRelease(self, handle: Handle) -> tuple[Any, ...]:
+        return self._call("cuMemRelease", handle.release, safe=False)
+
+    def cuMemExportToShareableHandle(
+        self, handle: Handle, handleType: CUmemAllocationHandleType, flags: int
+    ) -> tuple[Any, ...]:
+        return self._call("cuMemExportToShareableHandle", lambda: self._gpu.pages.export(handle), gives=True)
+
+    def cuMemImportFromShareableHandle(self, osHandle: int, shHandleType: CUmemAllocationHandleType) -> tuple[Any, ...]:
+        return self._call("cuMemImportFromShareableHandle", lambda: self._gpu.pages.take(osHandle), gives=True)
+
+    def cuMemAddressReserve(self, size: int, alignment: int, addr: int, flags: int) -> tuple[Any, ...]:
+        return self._call("cuMemAddressReserve", lambda: self._gpu.pages.reserve(size), gives=True, safe=False)
+
+    def cuMemAddressFree(self, ptr: int, size: int) -> tuple[Any, ...]:
+        return self._call("cuMemAddressFree", lambda: self._gpu.pages.free(ptr, size), safe=False)
+
+    def cuMemMap(self, ptr: int, size: int, offset: int, handle: Handle, flags: int) -> tuple[Any, ...]:
+        return self._call("cuMemMap", lambda: self._gpu.pages.map(ptr, size, handle), safe=False)
+
+    def cuMemUnmap(self, ptr: int, size: int) -> tuple[Any, ...]:
+        return self._call("cuMemUnmap", lambda: self._gpu.pages.unmap(ptr, size), safe=False)
+
+    def cuMemSetAccess(self, ptr: int, size: int, desc: list[CUmemAccessDesc], count: int) -> tuple[Any, ...]:
+        def body() -> None:
+            self._gpu.pages.allow(ptr, size, desc, self._gpu.index, self._gpu.current())
+
+        return self._call("cuMemSetAccess", body, current=True, safe=False)
 
     def cuMemHostGetDevicePointer(self, p: int, Flags: int) -> tuple[Any, ...]:
         return self._call("cuMemHostGetDevicePointer", lambda: p, current=True)

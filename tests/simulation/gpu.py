@@ -14,6 +14,7 @@ from weakref import WeakSet
 from .errors import CUDAError, Misuse
 from .memory import FREED, Region, new_region
 from .mps import FAULT, Client, connect
+from .shared import Pages
 from .streams import Capture, Graph, Operation, Stream
 
 MIB = 1 << 20
@@ -143,6 +144,8 @@ class Gpu:
         """Contexts that are not green, also those of other devices."""
         self.pinned: dict[int, int] = {}
         self.allocated: dict[int, Region] = {}
+        self.pages = Pages(self.allocated)
+        """Memory that is shared with other processes."""
         self.freed: list[Region] = []
         self.graphs: list[Graph] = []
         """Those not destroyed, executable ones included."""

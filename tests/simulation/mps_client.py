@@ -10,6 +10,7 @@ from tests.gpu import mps_client as real
 
 from . import Gpu, installed, kernels
 from .streams import Stream
+from .turns import take_turn
 
 
 def bad(gpu: Gpu, stream: Stream, blocks: int, at: int) -> Callable[[], None]:
@@ -19,6 +20,16 @@ def bad(gpu: Gpu, stream: Stream, blocks: int, at: int) -> Callable[[], None]:
 
 def spin(gpu: Gpu, stream: Stream, blocks: int, nanoseconds: int) -> Callable[[], None]:
     """In flight until it is waited for."""
+    return lambda: None
+
+
+def keep(gpu: Gpu, stream: Stream, blocks: int, at: int) -> Callable[[], None]:
+    """Has its turn from its launch until its process is ended."""
+    kernels.do(gpu, at, take_turn())
+    return lambda: None
+
+
+def small(gpu: Gpu, stream: Stream, blocks: int, at: int) -> Callable[[], None]:
     return lambda: None
 
 
@@ -32,5 +43,5 @@ def hold(gpu: Gpu, stream: Stream, blocks: int, gate: int, rows: int, most: int)
 
 
 if __name__ == "__main__":
-    with installed(Gpu(index=0)), patch.dict(kernels.KERNELS, bad=bad, spin=spin, hold=hold, fetch=bad):
+    with installed(Gpu(index=0)), patch.dict(kernels.KERNELS, bad=bad, spin=spin, hold=hold, fetch=bad, keep=keep, small=small):
         real.run()

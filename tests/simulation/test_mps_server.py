@@ -3,19 +3,21 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from tests.gpu import test_mps_server as real
 from tests.gpu import test_two_devices as two
 from tests.gpu.networks import add
-from tests.gpu.process import Served
+from tests.gpu.process import Client, Served
 
 from .mps import FakeMps
 from .mps_daemon import NAME
 from .plans import make_plan
+from .shared import NAME as NAME_OF_SHARED
 
 serving, hanging = real.serving, real.hanging
 test_answers = real.test_each_tenant_gets_right_answers_from_a_process_of_its_own
@@ -81,6 +83,25 @@ def test_each_tenant_has_a_process_of_its_own_by_itself_where_processes_can_be_c
         assert found == {"greenlane dev 0"}
         assert 'WARNING greenlane.processes: device 0: one device process (mps = "auto"): ' in server.log
     assert (" under MPS, " in description, len(left)) == (clients > 0, clients > 0)
+
+
+def shared(process: int) -> set[str]:
+    """The inodes of device memory that this process shares."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if NAME_OF_SHARED in line}
+
+
+def test_the_processes_of_all_tenants_share_one_memory_also_with_one_that_is_started_again(serving: Served) -> None:
+    """In which their copies take turns."""
+    processes = [real.process_of(serving, name) for name in real.TENANTS]
+    (before,) = set.union(*map(shared, processes))
+    assert [shared(process) for process in processes] == [{before}] * len(processes)
+    os.kill(processes[0], signal.SIGKILL)
+    with closing(Client(serving.port)) as client:
+        while client.ask("GET", "/v2/models/mlp/ready", tenant="acme").status == 200:
+            sleep(0.002)
+    real.until_ready(serving, "acme")
+    assert shared(real.process_of(serving, "acme")) == {before}
 
 
 def daemons(server: Served) -> set[int]:

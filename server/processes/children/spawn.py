@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
@@ -62,6 +62,13 @@ def inherited_all(descriptors: Mapping[str, int]) -> dict[str, int]:
     """The same for descriptors by name."""
     sent: Any = {name: Inherited(each) for name, each in descriptors.items()}
     found: dict[str, int] = sent
+    return found
+
+
+def inherited_each(descriptors: Sequence[int]) -> list[int]:
+    """The same for some in their order."""
+    sent: Any = [Inherited(each) for each in descriptors]
+    found: list[int] = sent
     return found
 
 

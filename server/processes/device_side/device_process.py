@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import uvloop
 
 from partitions import Device, DeviceUnavailable
+from partitions.deposit import deposit_of
 from partitions.mps import PREFIX
 from partitions.plan import Granules
 
@@ -45,7 +46,8 @@ class DeviceArguments:
 
     `name` is the device's, or the tenant's if it has the process for itself; `channel` is the socket of the messages to and
     from the supervisor, and `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` are
-    tenants' activity pages. `opener` opens the device, under these variables of the environment.
+    tenants' activity pages. `opener` opens the device, under these variables of the environment; `deposit` are the descriptors
+    of the one that it has with the others of its GPU, under MPS, and none without.
     """
 
     name: str
@@ -56,6 +58,7 @@ class DeviceArguments:
     links: Mapping[str, Descriptors]
     pages: Mapping[str, int]
     environment: Mapping[str, str]
+    deposit: Sequence[int] = ()
 
 
 class LinkedFrontend:
@@ -101,7 +104,7 @@ class DeviceProcess(RuntimeServer):
         )
         super().__init__(
             arguments.config,
-            as_client(arguments.opener) if arguments.environment else arguments.opener,
+            as_client(arguments.opener, arguments.deposit) if arguments.environment else arguments.opener,
             self._of_tenants,
             proxy(FromRuntime, self._channel),
             arguments.pages,
@@ -181,14 +184,18 @@ class DeviceProcess(RuntimeServer):
         self._closed.set()
 
 
-def as_client(opener: Opener) -> Opener:
-    """The same for a client of an MPS daemon. It raises DeviceUnavailable where this process has not become one."""
+def as_client(opener: Opener, deposit: Sequence[int] = ()) -> Opener:
+    """The same for a client of an MPS daemon, which has this deposit with the others; by its descriptors, none if it shares
+    nothing. It raises DeviceUnavailable where this process has not become a client.
+    """
 
     def opened(config: DeviceConfig) -> Device:
         device = opener(config)
         if not device.shared:
             device.close()
             raise DeviceUnavailable("this process is no client of the MPS daemon that was started for it, so it serves nothing")
+        if deposit:
+            device.share(deposit_of(deposit))
         return device
 
     return opened

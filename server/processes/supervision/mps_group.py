@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from partitions import DeviceUnavailable
+from partitions.deposit import Deposit, open_deposit
 from partitions.errors import MpsError
 from partitions.mps import COMMAND, PREFIX, MpsDaemon, find_command, find_other
 
@@ -49,11 +50,18 @@ class MpsGroup:
         self.device = device
         self._identify = identify
         self._daemon: MpsDaemon | None = None
+        self._deposit: Deposit | None = None
         self._changing = asyncio.Lock()
         """Held while the daemon starts or ends."""
 
     def __repr__(self) -> str:
         return f"<MpsGroup of device {self.device}, {self._daemon!r}>"
+
+    @property
+    def deposit(self) -> Deposit:
+        """By which the processes that start now share memory of the GPU; another one after the end of all. Raises OSError."""
+        self._deposit = self._deposit or open_deposit()
+        return self._deposit
 
     async def environment(self) -> Mapping[str, str]:
         """The variables that a process starts with, once the daemon runs and a fault is over. Raises PartitionError.
@@ -79,6 +87,7 @@ class MpsGroup:
                     continue
                 log.critical("device %s: %s; every process of it is started again", self.device, trouble.text)
                 end_all()
+                self._forget_deposit()
                 if not trouble.fault or not await self._is_over(daemon):
                     await daemon.close()  # The next process starts it again.
 
@@ -101,3 +110,10 @@ class MpsGroup:
         async with self._changing:
             if self._daemon:
                 await self._daemon.close()
+            self._forget_deposit()
+
+    def _forget_deposit(self) -> None:
+        """What was shared is of processes that have ended, and of a GPU that may have been lost."""
+        deposit, self._deposit = self._deposit, None
+        if deposit:
+            deposit.close()

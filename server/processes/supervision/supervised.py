@@ -168,8 +168,8 @@ class SupervisedDevice(Supervised):
 
     `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
     ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants and the
-    activity pages, and the variables of its environment. `group` are the processes of the same device; None if it is
-    the only one.
+    activity pages, the variables of its environment, and as those the deposit that it has with others. `group` are the
+    processes of the same device; None if it is the only one.
     """
 
     def __init__(
@@ -178,7 +178,16 @@ class SupervisedDevice(Supervised):
         runtime: RemoteRuntime,
         target: Callable[[Any], None],
         make_arguments: Callable[
-            [Config, socket.socket, socket.socket, dict[str, Descriptors], dict[str, int], Mapping[str, str]], Any
+            [
+                Config,
+                socket.socket,
+                socket.socket,
+                dict[str, Descriptors],
+                dict[str, int],
+                Mapping[str, str],
+                Sequence[int],
+            ],
+            Any,
         ],
         group: MpsGroup | None = None,
     ) -> None:

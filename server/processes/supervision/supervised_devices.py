@@ -133,7 +133,9 @@ class SupervisedDevices:
 
         def arguments(channel: socket.socket, descriptors: socket.socket) -> Any:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
-            return each.make_arguments(config, channel, descriptors, inherited, spawn.inherited_all(self._pages), environment)
+            shared = spawn.inherited_each(each.group.deposit.descriptors) if each.group else ()
+            pages = spawn.inherited_all(self._pages)
+            return each.make_arguments(config, channel, descriptors, inherited, pages, environment, shared)
 
         each.runtime.end = partial(self._end_stuck, each)
         await each.start(each.target, arguments, each.runtime.handlers())

@@ -2,10 +2,12 @@
 
 import os
 import select
+from contextlib import closing
 
 import pytest
 
 from partitions import DeviceUnavailable
+from partitions.deposit import open_deposit
 from server.config.schema import DeviceConfig
 from server.link import ring
 from server.processes.device_side.device_process import LinkedFrontend, as_client, enter
@@ -25,6 +27,18 @@ def test_a_process_that_has_not_become_a_client_serves_nothing() -> None:
     with pytest.raises(DeviceUnavailable, match=r"^this process is no client of the MPS daemon that was started for it"):
         as_client(lambda _: alone)(DeviceConfig())
     assert (device.closed, alone.closed) == (False, True)
+
+
+def test_a_client_s_device_gets_the_deposit_that_it_has_with_others() -> None:
+    device = Shared()
+    assert as_client(lambda _: device)(DeviceConfig()) is device
+    assert device.deposit is None
+    with closing(open_deposit()) as deposit:
+        copies = tuple(map(os.dup, deposit.descriptors))
+        as_client(lambda _: device, copies)(DeviceConfig())
+    assert device.deposit
+    assert device.deposit.descriptors == copies
+    device.deposit.close()
 
 
 def test_nothing_of_an_operator_s_mps_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

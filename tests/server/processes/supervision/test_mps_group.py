@@ -70,6 +70,24 @@ async def test_all_processes_end_with_the_daemon_and_start_by_the_next_one(fake:
     await group.close()
 
 
+async def test_processes_share_a_deposit_until_all_of_them_end(fake: FakeMps) -> None:
+    """What they shared may have been lost with the GPU; processes that end by themselves find it again."""
+    group, ended = MpsGroup("0", uuid), asyncio.Event()
+    before = await group.environment()
+    first = group.deposit
+    await group.environment()
+    assert group.deposit is first
+    keeping = asyncio.create_task(group.keep(ended.set))
+    os.kill(daemon_of(before), signal.SIGKILL)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
+    second = group.deposit
+    assert second is not first
+    assert -1 in first.descriptors, "closed"
+    keeping.cancel()
+    await group.close()
+    assert -1 in second.descriptors
+
+
 async def test_a_group_that_was_closed_has_another_daemon_for_its_next_process_and_keeps_that_one(fake: FakeMps) -> None:
     identified, ended = list[str](), asyncio.Event()
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ class Gated:
     """
 
     device = "0"
+    deposit = SimpleNamespace(descriptors=())
 
     def __init__(self) -> None:
         self.terminated: list[tuple[int, bool]] = []
