@@ -116,6 +116,7 @@ async def test_cancellations_for_a_process_that_does_not_read_take_no_more_and_m
             await asyncio.sleep(0)
         runtime.cancel("acme", 1, 7)
         await process.hears("cancel", "acme", 1, 7)
+    process.close()
 
 
 async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
