@@ -102,11 +102,8 @@ async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has() -> 
     acme.close()
 
 
-async def test_a_process_has_the_supervisor_keep_no_names_without_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On cores a client may have taken it over. On a busy machine a report of so many names may take a second."""
-    monkeypatch.setattr("server.processes.channels.report_source.REPORT_TIMEOUT", PATIENCE)
+async def test_a_process_has_the_supervisor_keep_no_names_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    """On cores a client may have taken it over."""
     acme, said = frontend("acme"), list[Loading]()
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None, said.append), Process()
     await process.connect(runtime)
