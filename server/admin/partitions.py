@@ -123,7 +123,8 @@ async def strain(
     """Move bytes by a tenant's cores or SMs, as fast as they can, to see what its neighbours feel: that is not fenced.
 
     One at a time. It ends after `seconds`, also if the client disconnects, and frees what memory it took. Granules stay where
-    they are meanwhile. 409 for a kind that the device does not have: cores have no PCIe.
+    they are meanwhile. `PCIe out` writes to the host from all SMs, which no model's copies do: every kernel of the GPU may take
+    tens of times as long then. 409 for a kind that the device does not have: cores have no PCIe.
     """
     given = await read_object(request, service.uploads)
     if given.keys() != {"kind", "seconds"}:
