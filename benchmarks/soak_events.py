@@ -31,11 +31,12 @@ class Event(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Of one process at one time: KiB of memory of its own, and descriptors."""
+    """Of one process at one time: KiB of memory of its own, descriptors, and threads."""
 
     at: float
     anonymous: int
     descriptors: int
+    threads: int = 0
 
 
 @dataclass(slots=True)
@@ -128,8 +129,8 @@ def watch(server: ServerProcess, stopped: threading.Event, samples: dict[tuple[s
     """Sample every process once a second until stopped, by its name and number."""
     while not stopped.wait(1.0):
         for one in server.family():
-            with suppress(OSError, StopIteration, ValueError):
-                lines = Path(f"/proc/{one.pid}/status").read_text().splitlines()
-                anonymous = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-                count = len(os.listdir(f"/proc/{one.pid}/fd"))
-                samples.setdefault((one.name, one.pid), []).append(Sample(time.monotonic(), anonymous, count))
+            with suppress(OSError, KeyError, ValueError):
+                fields = [line.split() for line in Path(f"/proc/{one.pid}/status").read_text().splitlines()]
+                found = {words[0]: int(words[1]) for words in fields if words[0] in ("RssAnon:", "Threads:")}
+                sample = Sample(time.monotonic(), found["RssAnon:"], len(os.listdir(f"/proc/{one.pid}/fd")), found["Threads:"])
+                samples.setdefault((one.name, one.pid), []).append(sample)

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from .soak_events import Event, Sample
 GOOD = frozenset({"right", "refused", "left"})
 MEMORY, DESCRIPTORS = 4096, 16
 """KiB and descriptors by which the last third of a process's life may be above its second third."""
+STEP = 1024
+"""KiB by which the memory of a process that grows has to rise from one sample to the next to be listed."""
 EVERY_SAMPLE = 10
 """Of so many samples of a process one is written to the file."""
 LEAST = 30
@@ -125,6 +128,17 @@ class Report:
                 rows.append(row | {"MiB a minute": round(slope, 2), "flat": flat})
         return rows
 
+    def steps(self) -> list[dict[str, Any]]:
+        """Where the memory of a process that grows rose by STEP or more in a second: when, and what was done to the server."""
+        rows = []
+        for name, pid in [(row["name"], row["pid"]) for row in self.processes() if not row["flat"]]:
+            for before, after in pairwise(self.samples[name, pid]):
+                if after.anonymous - before.anonymous >= STEP:
+                    during = [each.name for each in self.events if each.began <= after.at and each.ended >= before.at - 1]
+                    row = {"name": name, "at": round(after.at - self._began), "KiB": after.anonymous - before.anonymous}
+                    rows.append(row | {"threads": (before.threads, after.threads), "during": during})
+        return rows
+
     def _missing(self) -> list[dict[str, Any]]:
         """Each request that did not end well, with the seconds from the first sample at which it began and ended."""
         return [
@@ -169,6 +183,12 @@ class Report:
             (m, n), (d, e) = row["KiB"], row["descriptors"]
             memory = f"{m / 1024:.1f} MiB, {n / 1024:.1f} MiB | {row['MiB a minute']:+.2f} MiB a minute"
             yield f"| {row['name']} | {row['seconds']} s | {memory} | {d}, {e} | {'yes' if row['flat'] else 'NO'} |"
+        if steps := self.steps():
+            yield "\n| process | its memory rose after | by | threads | while this was done |\n|---|---|---|---|---|"
+        for row in steps:
+            before, after = row["threads"]
+            during = ", ".join(row["during"])
+            yield f"| {row['name']} | {row['at']} s | {row['KiB'] / 1024:.1f} MiB | {before}, {after} | {during} |"
         share, borrowed, lent = self.account
         yield f"\nAccount: {share:.4f} of the time that passed; borrowed {borrowed:.2f} s, lent {lent:.2f} s."
         yield f"Right answers of 20 at the end: {', '.join(f'{name} {count}' for name, count in self.answered.items())}."
@@ -191,6 +211,7 @@ class Report:
             "latencies": latencies,
             "events": Counter(f"{each.name}: {each.status}" for each in self.events),
             "processes": self.processes(),
+            "steps": self.steps(),
             "samples": self._thinned(),
             "missing": self._missing(),
             "account": self.account._asdict(),

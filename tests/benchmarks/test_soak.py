@@ -49,6 +49,14 @@ def test_what_grows_or_is_missing_is_a_failure() -> None:
     assert report().failures() == []
     assert report(samples=growing).failures() == report(samples=leaking).failures() == grows
     assert report(samples=growing).processes()[0]["MiB a minute"] == pytest.approx(50 * 60 / 1024, abs=0.01)
+    assert report(samples=growing).steps() == [], "it grows all the time"
+    rising = [
+        each._replace(anonymous=50_000 + 8_000 * (at > 99) + 8_000 * (at > 220), threads=5) for at, each in enumerate(FLAT)
+    ]
+    assert report(samples=rising).steps() == [
+        {"name": "greenlane acme", "at": 100, "KiB": 8_000, "threads": (5, 5), "during": ["kill"]},
+        {"name": "greenlane acme", "at": 221, "KiB": 8_000, "threads": (5, 5), "during": []},
+    ]
     young = [each._replace(anonymous=50_000 + 50 * at) for at, each in enumerate(FLAT[:299])]
     assert report(samples=young).failures() == [], "its heap still grows with what it does for the first time"
     assert report(samples=leaking[:299]).failures() == grows
