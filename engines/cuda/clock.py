@@ -17,8 +17,7 @@ log = logging.getLogger("greenlane.engines")
 class DeviceClock:
     """One executor's sums, in slot `number` of its copies; see `engines.base.DeviceTime`.
 
-    `seen` are the two numbers in host memory, nanoseconds and works. `fetch` has the GPU write them now, and waits for that;
-    nothing may be in flight. `free` gives the slot back.
+    `seen` are the two numbers in host memory, nanoseconds and works. `free` gives the slot back.
     """
 
     def __init__(
@@ -31,7 +30,8 @@ class DeviceClock:
         self.number = number
         self.closed = False
         self._seen = seen
-        self._fetch = fetch
+        self.fetch = fetch
+        """Have the GPU write the sums now. Nothing may be in flight. Blocks until the stream is done. Raises CUDAError."""
         self._free = free
         self._final = (0, 0)
         self._base = int(seen[0]), int(seen[1])  # What the executor before it has left.
@@ -50,12 +50,12 @@ class DeviceClock:
     def start(self) -> None:
         """Count from now on. Blocks until the stream is done. Raises CUDAError."""
         self._base = (0, 0)
-        self._fetch()
+        self.fetch()
         self._base = self._now()
 
     def agrees(self, works: int, host_ns: int) -> bool:
         """Whether so many works were measured since `start`, which the host saw take this long at most. Blocks."""
-        self._fetch()
+        self.fetch()
         found = self._now()
         if found[1] == works and 0 < found[0] <= host_ns:
             return True
@@ -66,7 +66,7 @@ class DeviceClock:
         """Keep the sums, and give the slot back; nothing is in flight."""
         if not self.closed:
             try:
-                self._fetch()
+                self.fetch()
             finally:
                 self._final, self.closed = self._now(), True
                 self._free(self.number)

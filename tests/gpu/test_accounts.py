@@ -67,7 +67,7 @@ def test_works_back_to_back_take_what_the_driver_s_events_say(executor: Any, fig
         last = executor._stream.record(device.create_event(EventOptions(timing_enabled=True)))
         last.sync()
         elapsed = time.monotonic_ns() - began
-        executor._clock._fetch(executor._stream)
+        executor.device_time.fetch()
         measured, by_events = executor.device_time.ns - before, (last - first) * 1e6
         rounds.append({"timer_ns": measured, "events_ns": by_events, "host_ns": elapsed, "works": WORKS // ROUNDS})
     figures["accounts"] = rounds
