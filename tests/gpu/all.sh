@@ -42,6 +42,8 @@ fi
 others="not alone and not load and not ray"
 side="--numprocesses=${SIDE:-$side}"
 status=0
+# Without these libraries all works, but slower: not what is to be tested.
+for library in server.launch_loop.library partitions.cuda.kernel_loads; do "$python" -m "$library" > /dev/null || exit 1; done
 nvidia-smi -L > "$out/gpus.log" 2>&1 || echo "nvidia-smi finds no GPU here: without one, tests are skipped" >&2
 
 # What a part may take that wants so many seconds; SECONDS are those since the script began.
