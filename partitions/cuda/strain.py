@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from time import perf_counter
 from typing import NamedTuple
 
-from cuda.core import Buffer, Device, Event, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
+from cuda.core import Buffer, Device, Event, EventOptions, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
 
 from ..strain import SECTOR, Strain, Strained
 from .kernels import Kernels
@@ -156,9 +156,13 @@ def _launch(stream: Stream, kernel: Kernel, blocks: int, buffers: list[Buffer], 
 
 
 def _launched(device: Device, stream: Stream, start: Callable[[], None], nbytes: int, end: float) -> Strained:
-    """Launch again whenever one of AHEAD has ended, until `end`, and at least once."""
+    """Launch again whenever one of AHEAD has ended, until `end`, and at least once.
+
+    It sleeps meanwhile: a core that waits busily would be one less for the threads of other tenants.
+    """
+    sleeping = EventOptions(blocking_sync=True)
     with ExitStack() as left:
-        free = deque(left.enter_context(closing(device.create_event())) for _ in range(AHEAD))
+        free = deque(left.enter_context(closing(device.create_event(sleeping))) for _ in range(AHEAD))
         flying, began, count = deque[Event](), perf_counter(), 0
         while not count or perf_counter() < end:
             if not free:

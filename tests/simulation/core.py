@@ -77,7 +77,7 @@ class Device:
         self._gpu.enter("Device.create_stream", current=True)
         return Stream._of(self._gpu, self._gpu.create_stream(self._gpu.primary), owned=True)
 
-    def create_event(self, options: None = None) -> "Event":
+    def create_event(self, options: "EventOptions | None" = None) -> "Event":
         self._gpu.enter("Device.create_event", current=True)
         return Event._of(self._gpu)
 
@@ -174,6 +174,11 @@ class ContextOptions:
 class StreamOptions:
     nonblocking: bool = True
     priority: int | None = None
+
+
+@dataclass
+class EventOptions:
+    blocking_sync: bool = False
 
 
 class Context:

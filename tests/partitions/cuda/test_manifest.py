@@ -20,7 +20,7 @@ real_errors = pytest.importorskip("cuda.core._utils.cuda_utils", reason="needs t
 LOST = pytest.importorskip("partitions.cuda.driver").LOST
 
 CLASSES = sorted(set(public(core)) - {"Launch"})
-MADE = ["ContextOptions", "Device", "LaunchConfig", "LegacyPinnedMemoryResource", "Program", "ProgramOptions"]
+MADE = ["ContextOptions", "Device", "EventOptions", "LaunchConfig", "LegacyPinnedMemoryResource", "Program", "ProgramOptions"]
 MADE += ["SMResourceOptions", "StreamOptions", "WorkqueueResourceOptions"]
 MEMBERS = [(name, member) for name in CLASSES for member in vars(public(core)[name]) if not member.startswith("_")]
 FUNCTIONS = sorted(name for name in dir(driver.Driver) if name.startswith("cu"))
