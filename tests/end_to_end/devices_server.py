@@ -1,6 +1,7 @@
 """`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given.
 
-What HANG_OFF, HANG_ON or HANG_AUTO names is a FIFO: devices with that `mps` are opened once its other end is closed.
+What HANG_OFF, HANG_ON or HANG_AUTO names is a FIFO: devices with that `mps` are opened once its other end is closed. With UUID
+set they have that one, as GPUs do.
 """
 
 import logging
@@ -25,6 +26,7 @@ class SmallDevice(VirtualDevice):
     def __init__(self, cores: Sequence[int]) -> None:
         super().__init__(GRANULES)
         self._cores = cores
+        self.uuid = os.environ.get("UUID", "")
 
     def _make(self, granules: Sequence[int]) -> VirtualPartition:
         return VirtualPartition(sorted(granules), self._cores, self._attached)

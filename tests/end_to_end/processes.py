@@ -114,7 +114,7 @@ def running_apart(
     """
     fake = FakeMps(config.parent / "fake")
     fake.behave(**behaviour)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")} | {"UUID": "GPU-0"}
     words = [sys.executable, "-m", "tests.end_to_end.devices_server", "--config", str(config), *options]
     with _started(words, {**inherited, "PATH": f"{fake.folder}:{os.environ['PATH']}", **environment}, signs) as server:
         yield server

@@ -66,8 +66,7 @@ class VirtualDevice:
         there = cores()
         return VirtualPartition(sorted(granules), sorted({there[g % len(there)] for g in granules}), self._attached)
 
-    address = ""
-    uuid = "GPU-0"
+    address = uuid = ""
 
     @property
     def shared(self) -> bool:
