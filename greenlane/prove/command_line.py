@@ -59,9 +59,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     parser.add_argument("--only", metavar="TENANT", help="only this tenant as the victim")
     about = "what lending costs lenders: two servers, of which one lends nothing; run it before tenants may `lend`"
     parser.add_argument("--lending", action="store_true", help=about)
-    about = (
-        "let what strains of memory, caches and PCIe do count, which no partition fences: every pair, in as many seconds more"
-    )
+    about = "let strains of memory, caches and PCIe count, which no partition fences: for every pair, in as many seconds more; "
+    about += "without it they are tried with one pair, in a third of that, and only reported"
     parser.add_argument("--memory", action="store_true", help=about)
     parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")
