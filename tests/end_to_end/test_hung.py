@@ -183,7 +183,7 @@ def repartitioned(admin: httpx.Client, counts: dict[str, int], client: httpx.Cli
 
 def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in ("globex", "acme")]
-    max_pause = 4.0
+    max_pause = 2.0
     config = configuration(standard, *tenants, max_pause=max_pause)
     with (
         serving(config, VirtualDevice(8)) as served,
