@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.asking PORT TENANT`: asks for one tenant until standard input ends, in a process of its own.
+"""`python -m tests.gpu.asking PORT TENANT PAUSE`: asks for one tenant until standard input ends, in a process of its own.
 
 Threads of a test's process wait for each other's turn with the interpreter, which shows in the slowest answer. Prints one
 line once it has begun, and at the end a JSON object: `answers`, each with the seconds of CLOCK_MONOTONIC when it was asked and
@@ -49,9 +49,9 @@ class Asked:
 
 
 @contextmanager
-def asking(port: int, tenant: str) -> Iterator[Asked]:
-    """Ask for this tenant in the block."""
-    command = [sys.executable, "-m", __name__, str(port), tenant]
+def asking(port: int, tenant: str, pause: float = 0.0) -> Iterator[Asked]:
+    """Ask for this tenant in the block, with so many seconds after each answer."""
+    command = [sys.executable, "-m", __name__, str(port), tenant, str(pause)]
     asked = Asked()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -66,7 +66,7 @@ def asking(port: int, tenant: str) -> Iterator[Asked]:
     asked.refused, asked.wrong = found["refused"], found["wrong"]
 
 
-def main(port: int, tenant: str) -> None:
+def main(port: int, tenant: str, pause: float) -> None:
     arrays = feed(mlp(), {"x": (1, 784)}, 7)
     wanted = expected(mlp())(arrays)
     answers, refused, wrong = list[tuple[float, float]](), list[float](), list[str]()
@@ -77,7 +77,7 @@ def main(port: int, tenant: str) -> None:
     print("asking", flush=True)
     rest = 0.0
     while not select.select([sys.stdin], [], [], rest)[0]:
-        began, rest = time.monotonic(), 0.0
+        began, rest = time.monotonic(), pause
         try:
             found = client.infer("mlp", tenant, arrays)
             answers.append((began, (time.monotonic() - began) * 1e3))
@@ -96,4 +96,4 @@ def main(port: int, tenant: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -32,6 +32,8 @@ pytestmark = pytest.mark.gpu
 NETWORKS = {"mlp": mlp, "several": several}
 ASKED = 3_000
 """Inferences of which a 99th percentile is taken."""
+PAUSE = 0.0
+"""Seconds that `Asking` waits after each answer."""
 MOVES = 6
 AGAIN = 4.0
 """Seconds until a tenant is served again whose device process was killed, its kernels being known. The goal is 2."""
@@ -167,6 +169,7 @@ class Asking(threading.Thread):
             except (AssertionError, OSError) as error:
                 self.wrong.append(str(error)[:300])
             self.took.append((time.perf_counter() - began) * 1e3)
+            self._stopping.wait(PAUSE)
         client.close()
 
     def more(self, count: int = 200) -> None:

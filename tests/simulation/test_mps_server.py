@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from time import sleep
 
@@ -45,7 +46,10 @@ def simulated() -> Iterator[None]:
         patch.setattr(real, "REPARTITIONS", 4)
         patch.setattr(real, "LIMIT", 2)
         patch.setattr(real, "AGAIN", 120)
+        patch.setattr(real, "QUIET", 100)
+        patch.setattr(real, "asking", partial(real.asking, pause=0.005))
         patch.setattr(two, "ASKED", 100)
+        patch.setattr(two, "PAUSE", 0.005)  # What starts meanwhile needs the cores.
         yield
 
 
