@@ -86,6 +86,13 @@ class Agreements:
         self._follow(name, load)
         if not load.devices:
             del self._loads[name]
+            if load.task is None and not load.settled.done():  # All that published it have ended.
+                load.settled.set_result(False)
+
+    def forget(self, device: str) -> None:
+        """The device's process has ended: what it published, and not all others yet, is not published."""
+        for load in self._loads.values():
+            load.published.pop(device, None)
 
     def _follow(self, name: str, load: _Load) -> None:
         if not load.waiting and not load.decided.done() and load.checking is None:

@@ -93,6 +93,7 @@ class SpreadFrontend(RemoteFrontend):
             for of_devices in keys.values():
                 of_devices.pop(device, None)
         self._ends[device] += 1
+        self.agreements.forget(device)
         for name in self._merged.drop(device):
             self._spawn(self._publish_again(name, reason))
 

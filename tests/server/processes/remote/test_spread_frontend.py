@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -11,6 +12,7 @@ from server.config.tenant import TenantConfig
 from server.errors import Unavailable
 from server.processes.remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from server.tenants.catalog import ModelVersion
+from tests.fakes import PATIENCE
 
 from .test_remote_frontend import Device, Process
 
@@ -146,3 +148,33 @@ async def test_what_a_device_had_published_when_it_ended_is_not_served_by_it_aft
     assert published(process)[-1] == {"m/1#2": {"0": "m/1#5", "1": "m/1#9"}}, "what the next process publishes is served"
     process.close()
     channel.close()
+
+
+async def test_what_a_device_had_agreed_to_and_published_when_it_ended_is_not_served_by_it(frontend: SpreadFrontend) -> None:
+    """It waited for the other device, which publishes it as well."""
+    zero, one = frontend.members.values()
+    process = Process()
+    channel = await process.meet(frontend)
+    with one.loading("m"):
+        with suppress(Unavailable), zero.loading("m"):
+            assert await asyncio.gather(zero.agree("m", []), one.agree("m", [])) == ["", ""]
+            publishing = [asyncio.ensure_future(zero.publish("m", [model("m", 4)], []))]
+            await asyncio.sleep(0)
+            zero.fail_in_flight(ENDED)
+            raise Unavailable(ENDED)
+        publishing.append(asyncio.ensure_future(one.publish("m", [model("m", 9)], [])))
+        await asyncio.wait_for(asyncio.gather(*publishing), PATIENCE)
+    assert published(process)[-1] == {"m/1#1": {"1": "m/1#9"}}
+    assert zero.served() == []
+    process.close()
+    channel.close()
+
+
+async def test_a_publication_of_a_device_that_ended_does_not_wait_for_ever(frontend: SpreadFrontend) -> None:
+    zero, one = frontend.members.values()
+    with one.loading("m"), zero.loading("m"):
+        assert await asyncio.gather(zero.agree("m", []), one.agree("m", [])) == ["", ""]
+        publishing = asyncio.ensure_future(zero.publish("m", [model("m", 4)], []))
+        await asyncio.sleep(0)
+        zero.fail_in_flight(ENDED)
+    assert not await asyncio.wait_for(publishing, PATIENCE)
