@@ -130,10 +130,11 @@ class SupervisedDevices:
             return
         frontends = each.runtime.frontends
         links, config = {name: frontend.descriptors for name, frontend in frontends.items()}, self._current.config
+        deposit = each.group.deposit if each.group else None
 
         def arguments(channel: socket.socket, descriptors: socket.socket) -> Any:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
-            shared = spawn.inherited_each(each.group.deposit.descriptors) if each.group else ()
+            shared = spawn.inherited_each(deposit.descriptors) if deposit else ()
             pages = spawn.inherited_all(self._pages)
             return each.make_arguments(config, channel, descriptors, inherited, pages, environment, shared)
 
@@ -142,6 +143,9 @@ class SupervisedDevices:
         if each.retired:
             each.kill()
             return
+        if each.group and each.group.deposit is not deposit:  # All others have ended, and share something else from now on.
+            log.error("the processes of device %s ended while %s was started; starting it again", each.device, each.label)
+            each.kill()
         self._current.send_log_level(each.channel)
         await connect(each.runtime, each)
         for name, link in links.items():

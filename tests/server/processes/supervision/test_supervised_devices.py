@@ -36,9 +36,9 @@ class Gated:
     """
 
     device = "0"
-    deposit = SimpleNamespace(descriptors=())
 
     def __init__(self) -> None:
+        self.deposit = SimpleNamespace(descriptors=())
         self.terminated: list[tuple[int, bool]] = []
         self.open, self.asked = asyncio.Event(), asyncio.Event()
         self.open.set()
@@ -212,4 +212,25 @@ async def test_a_process_that_asks_for_its_end_leaves_its_group_and_is_replaced(
             await asyncio.sleep(0.001)
     assert group.terminated == [(first, True)]
     assert "the device process for acme: an inference of tenant acme cannot be stopped; ending it" in caplog.text
+    await supervised.end(each)
+
+
+async def test_a_process_that_is_being_started_when_all_others_end_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It would share with none of the others: they have another deposit."""
+    group, starts, supervised = Gated(), list[str](), devices()
+    each = device("acme", group, starts)
+    make_arguments = each.make_arguments
+
+    def failing(config: Config, channel: socket.socket, *others: Any) -> Any:
+        found = make_arguments(config, channel, *others)
+        if len(starts) == 1:
+            group.deposit = SimpleNamespace(descriptors=())
+        return found
+
+    each.make_arguments = failing
+    await supervised.begin(each)
+    async with asyncio.timeout(PATIENCE):
+        while len(starts) < 2:
+            await asyncio.sleep(0.001)
+    assert "the processes of device 0 ended while the device process for acme was started; starting it again" in caplog.text
     await supervised.end(each)
