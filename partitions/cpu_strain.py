@@ -35,6 +35,7 @@ def strain(kind: Strain, seconds: float, cores: Iterable[int], root: Path = Path
     end, each = perf_counter() + seconds, sorted(cores)
     cache = last_cache(each[0], root)
     nbytes = cache // 2 // len(each) if kind == "L2" else min(max(LEAST, 2 * cache // len(each)), MOST // len(each))
+    nbytes -= nbytes % (2 * SECTOR)  # A core's part of a cache need not be whole sectors, nor two arrays of them.
     with ThreadPoolExecutor(len(each), thread_name_prefix="strain") as threads:
         done = list(threads.map(partial(_loop, kind, nbytes, end), each))
     return Strained(sum(one.nbytes for one in done), max(one.seconds for one in done))

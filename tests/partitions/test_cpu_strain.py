@@ -7,7 +7,8 @@ import pytest
 
 from partitions import PartitionError
 from partitions.cpu import open_cpu
-from partitions.cpu_strain import MOST, USUAL, last_cache, strain
+from partitions.cpu_strain import KINDS, MOST, USUAL, last_cache, strain
+from partitions.strain import Strain, Strained
 from tests.partitions.test_cpu import aside
 
 MIB = 1 << 20
@@ -68,6 +69,15 @@ def test_a_larger_cache_takes_more_memory_but_no_more_than_there_is_a_bound_for(
     for size in ("64M", "1024M"):
         aside(lambda size=size: strain("memory read", 0.001, [CORE], machine(tmp_path / size, l3=size)))
     assert taken == [128 * MIB, MOST]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_every_kind_can_be_done_by_any_number_of_cores(tmp_path: Path, kind: Strain, count: int) -> None:
+    """Their parts of a cache need not be whole sectors."""
+    done: list[Strained] = []
+    aside(lambda: done.append(strain(kind, 0.001, [CORE] * count, machine(tmp_path, l3="128M"))))
+    assert done[0].nbytes > 0
 
 
 def test_too_little_memory_is_an_error_with_how_much_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
