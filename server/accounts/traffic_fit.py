@@ -182,10 +182,13 @@ def prior(ran: Mapping[K, Ran]) -> dict[K, float]:
 
 
 def _inverse(matrix: Any) -> Any:
-    """Of a positive definite one, whose rows may be of very different sizes."""
+    """Of a positive definite one, whose rows may be of very different sizes.
+
+    Rows that are the same but for what a double cannot show would make it singular, so they are taken to differ a little more.
+    """
     sizes = 1 / np.sqrt(np.diag(matrix))
     scale = np.outer(sizes, sizes)
-    return np.linalg.inv(matrix * scale) * scale
+    return np.linalg.inv(matrix * scale + 1e-12 * np.eye(len(matrix))) * scale
 
 
 def _not_negative(mean: Any, covariance: Any) -> Any:

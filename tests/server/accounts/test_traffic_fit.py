@@ -167,6 +167,16 @@ def test_a_device_at_rest_has_a_background_only() -> None:
     assert fit.bytes_of(None) == pytest.approx(5e8, rel=0.01)
 
 
+def test_models_that_always_run_together_stay_distinct_whatever_came_before() -> None:
+    """Next to works of a billion times as many bytes, what little is known of each would be lost among a double's digits."""
+    fit: TrafficFit[int] = TrafficFit()
+    for moved, works in ((1e12, 5), (0.0, 10**9), (1e9, 10**9)):
+        ran = {at: Ran(works, 1) for at in range(3)}
+        fit.add(moved, SECONDS, ran)
+        assert sum(fit.shares(moved, SECONDS, ran).values()) == pytest.approx(moved)
+    assert not any(fit.measured(at) for at in range(3))
+
+
 def test_models_that_ran_long_ago_are_forgotten_for_new_ones() -> None:
     fit: TrafficFit[int] = TrafficFit()
     for at in range(MOST + 5):
