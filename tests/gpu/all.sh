@@ -7,18 +7,20 @@
 #   memcheck tests/gpu/sanitize.sh                                          memcheck.log, memcheck.tests.log
 #   two      pytest tests/gpu/test_two_devices.py: skipped where fewer are seen   two.log, two.xml, two_devices.json
 #   mps      pytest tests/gpu/test_mps*.py and test_loading.py, apart from the rest as their faults end all of MPS   mps.log, mps.xml, mps_server.json
+#   soak     python -m benchmarks.soak for 8 minutes                        soak.log, soak.json
+#   prove    python -m tests.gpu.proving: greenlane prove of two tenants    prove.log, prove.json
 #   change   python -m benchmarks.change                                    change.log, change.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
-# for each tenant, and their files have names as felt-mps.log.
+# for each tenant, which soak and prove have then as well. Their files have names as felt-mps.log.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
-# change leaves out what it has no time for, so it is best run by itself as well. CHANGE_OPTIONS, LENDING_OPTIONS and
-# ISOLATION_OPTIONS are more options for these.
+# change leaves out what it has no time for, so it is best run by itself as well. SOAK_OPTIONS, PROVE_OPTIONS (such as
+# "--tenants 15 --only t00 --seconds 120"), CHANGE_OPTIONS, LENDING_OPTIONS and ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
 [ $# -gt 0 ] || set -- tests alone felt memcheck two mps change
@@ -101,6 +103,13 @@ for part in "$@"; do
     mps)
       # shellcheck disable=SC2086  # File names without spaces.
       OUT=$out run mps "$(limit "${LIMIT_mps:-200}")" "$python" -m pytest -q $faults -p no:cacheprovider --junitxml="$out/mps.xml" ;;
+    soak)
+      # shellcheck disable=SC2086  # Options.
+      run "soak$mps" "$(limit "${LIMIT_soak:-580}")" "$python" -m benchmarks.soak --device cuda ${mps:+--mps} --minutes 8 \
+        --json "$out/soak$mps.json" ${SOAK_OPTIONS:-} ;;
+    prove)
+      # shellcheck disable=SC2086  # Options.
+      run "prove$mps" "$(limit "${LIMIT_prove:-300}")" "$python" -m tests.gpu.proving --json "$out/prove$mps.json" ${PROVE_OPTIONS:-} ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.
@@ -116,7 +125,7 @@ for part in "$@"; do
       run isolation "$(limit "${LIMIT_isolation:-580}")" "$python" -u -m benchmarks.isolation --device cuda --json "$out/isolation.json" \
         ${ISOLATION_OPTIONS:-} ;;
     *)
-      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, change, starting, lending, isolation" >&2
+      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, soak, prove, change, starting, lending, isolation" >&2
       exit 2 ;;
   esac
 done

@@ -29,8 +29,8 @@ class Part(NamedTuple):
 
 
 SERVER = ("engines", "partitions", "server", "greenlane", "tests/gpu")
-UNDER_MPS = ("tests", "alone", "felt", "two")
-"""Parts that MPS=on runs as well, as PART-mps: their tests that start servers, with a device process for each tenant."""
+UNDER_MPS = ("tests", "alone", "felt", "two", "soak", "prove")
+"""Parts that MPS=on runs as well, as PART-mps: what of them starts servers, with a device process for each tenant."""
 PARTS: Mapping[str, Part] = {
     "tests": Part("what may run side by side", SERVER),
     "alone": Part("what measures time or memory", SERVER),
@@ -38,13 +38,15 @@ PARTS: Mapping[str, Part] = {
     "memcheck": Part("compute-sanitizer", ("engines", "partitions", "tests/gpu")),
     "two": Part("two GPUs: moves, a killed process, a tenant on both", SERVER),
     "mps": Part("processes under MPS: faults, kills, a server with one for each tenant", SERVER),
+    "soak": Part("everything at once for minutes", (*SERVER[:4], "benchmarks")),
+    "prove": Part("greenlane prove, of two tenants or more", SERVER),
     "change": Part("figures of latency while something changes", (*SERVER[:4], "benchmarks/change")),
     "starting": Part("cold starts", (*SERVER[:4], "benchmarks")),
     "lending": Part("figures of lending", (*SERVER[:4], "benchmarks")),
     "isolation": Part("figures of isolation", (*SERVER[:4], "benchmarks")),
     **{f"{part}-mps": Part("the same with a device process for each tenant", SERVER) for part in UNDER_MPS},
 }
-_UNCOUNTED = ("starting", "lending", "isolation")
+_UNCOUNTED = ("starting", "lending", "isolation", "soak", "prove", "soak-mps", "prove-mps")
 """Benchmarks that end with 0 if all is well, and print tables."""
 _NAME = re.compile(rf"(\d{{4}}-\d\d-\d\d)-([^-]+)-([0-9a-f]{{7,40}})-({'|'.join(sorted(PARTS, reverse=True))})(?:-[^-]+)?\.log")
 _HEAD = re.compile(r"^(command|date|revision|GPU): +(.+)$", re.MULTILINE)
