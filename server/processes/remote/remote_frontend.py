@@ -82,6 +82,7 @@ class RemoteFrontend(DeviceFrontend):
         process = proxy(ToHttpProcess, channel)
         self._catching_up.add(channel)
         process.follow(self._wanted_of(channel))
+        paged = set(self._paged)
         published = list(self._repeat(process))  # All of it is sent before anything else can be.
         try:
             with suppress(Unavailable):
@@ -89,6 +90,8 @@ class RemoteFrontend(DeviceFrontend):
         finally:
             self._catching_up.discard(channel)
         if channel in self._processes.channels:
+            for model in paged - self._paged:  # It may have shown it as paged out after it was notified.
+                process.page_in(model)
             process.follow(self._wanted_of(channel))
 
     def _repeat(self, process: ToHttpProcess) -> Iterator[Awaitable[Any]]:

@@ -461,6 +461,28 @@ async def test_a_process_that_comes_while_a_model_is_paged_out_shows_it_so(front
         end.close()
 
 
+async def test_a_process_that_comes_while_a_model_comes_back_does_not_show_it_as_paged_out(frontend: RemoteFrontend) -> None:
+    """It begins a call after the notifications that follow the call."""
+    lead, helper = Process(), Process()
+    channel = await lead.meet(frontend)
+    lead.answers["page_out"] = helper.answers["page_out"] = True
+    helper.gates["page_out"] = asyncio.Event()
+    assert await frontend.page_out("m/1#1")
+    joining = asyncio.ensure_future(helper.join(frontend, 2))
+    await helper.hears("page_out")
+    frontend.page_in("m/1#1")
+    await helper.hears("page_in")
+    helper.heard.clear()
+    helper.gates["page_out"].set()
+    to_helper = await joining
+    await frontend.drained()
+    assert shown(helper) == {"m/1#1": "page_in"}, "the call is answered last"
+    for each in (lead, helper):
+        each.close()
+    for end in (channel, to_helper):
+        end.close()
+
+
 async def test_a_model_with_requests_is_shown_as_paged_out_by_no_helper(frontend: RemoteFrontend) -> None:
     lead, helper = Process(), Process()
     channel = await lead.meet(frontend)
