@@ -77,8 +77,8 @@ class Trouble(NamedTuple):
 class MpsDaemon:
     """The daemon of one GPU. Once closed it can be started again, in another folder. Belongs to the event loop; nothing blocks.
 
-    `uuid` is the GPU's; `parent` is where its folder is made, by default `default_parent()`. All but `start`, `close` and
-    `trouble` need a daemon that was started, and raise MpsError without one.
+    `uuid` is the GPU's; `parent` is where its folder is made, by default `default_parent()`. All but `start`, `close`,
+    `ended` and `trouble` need a daemon that was started, and raise MpsError without one.
     """
 
     def __init__(self, uuid: str, parent: Path | None = None) -> None:
@@ -117,6 +117,11 @@ class MpsDaemon:
             f"{PREFIX}PIPE_DIRECTORY": str(folder / "pipe"),
             f"{PREFIX}LOG_DIRECTORY": str(folder / "log"),
         }
+
+    @property
+    def ended(self) -> str:
+        """Why it, or its server, has ended since it was started, other than by `close`; "" if neither has."""
+        return self._ended
 
     async def start(self, limit: float = START_LIMIT) -> None:
         """Start the daemon and its server, within `limit` seconds, and end what earlier runs that were killed have left.

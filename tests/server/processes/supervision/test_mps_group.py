@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -67,6 +68,22 @@ async def test_all_processes_end_with_the_daemon_and_start_by_the_next_one(fake:
     after = await asyncio.wait_for(group.environment(), PATIENCE)
     assert after["CUDA_MPS_PIPE_DIRECTORY"] != before["CUDA_MPS_PIPE_DIRECTORY"]
     keeping.cancel()
+    await group.close()
+
+
+@pytest.mark.parametrize("which", ["daemon", "server"])
+async def test_a_daemon_that_ends_before_it_has_had_a_process_is_started_again_for_the_first(fake: FakeMps, which: str) -> None:
+    """One that was chosen waits for those of other GPUs to be. A process that finds none refuses to start."""
+    group = MpsGroup("0", uuid)
+    before = await group.environment()
+    server = re.search(r"server (\d+)", repr(group))
+    assert server
+    os.kill(daemon_of(before) if which == "daemon" else int(server[1]), signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE):
+        while (after := await group.environment()) == before:
+            await asyncio.sleep(0.001)
+    assert is_there(after)
+    assert not is_there(before)
     await group.close()
 
 
