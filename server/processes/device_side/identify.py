@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from types import MappingProxyType
+from typing import Any
 
 from partitions import Device, DeviceUnavailable, PartitionError, probe
 
@@ -37,26 +38,35 @@ async def identify(
 
     With an environment that process has to become a client of MPS by it.
     """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        alone = config if environment else config.model_copy(update={"mps": "off"})
-        process = await spawn.start(main, name, server, alone, opener, dict(environment), theirs)
-        theirs.close()
-        try:
-            async with asyncio.timeout(LIMIT):
-                answer = await asyncio.get_running_loop().sock_recv(ours, _MOST)
-        except TimeoutError:
-            answer = b""
-        finally:
-            spawn.kill(process)
-            await asyncio.to_thread(process.join)
+    alone = config if environment else config.model_copy(update={"mps": "off"})
+    try:
+        answer = await _answer(name, server, alone, opener, dict(environment))
+    except (OSError, EOFError) as error:  # No memory, descriptors or process ids may be left.
+        why = str(error) or "the forkserver has ended"
+        raise DeviceUnavailable(f"device {name}: no process that looks at it can be started: {why}") from error
     found = json.loads(answer or b'{"error": "the process that looks at it has ended, or hangs; the log may say why"}')
-    if error := found.get("error"):
-        raise DeviceUnavailable(f"device {name}: {error}")
+    if refused := found.get("error"):
+        raise DeviceUnavailable(f"device {name}: {refused}")
     if not found["uuid"]:
         raise DeviceUnavailable(f"device {name}: mps is for GPUs, and this is {found['description']}; leave it out")
     return str(found["uuid"])
+
+
+async def _answer(*arguments: Any) -> bytes:
+    """What the process answers that is started with these arguments; nothing if it ends or hangs. Raises OSError, EOFError."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        process = await spawn.start(main, *arguments, theirs)
+        theirs.close()
+        try:
+            async with asyncio.timeout(LIMIT):
+                return await asyncio.get_running_loop().sock_recv(ours, _MOST)
+        except TimeoutError:
+            return b""
+        finally:
+            spawn.kill(process)
+            await asyncio.to_thread(process.join)
 
 
 def main(

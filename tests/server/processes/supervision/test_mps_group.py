@@ -4,9 +4,10 @@ import asyncio
 import logging
 import os
 import re
+import resource
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,23 @@ async def test_the_process_that_identifies_a_gpu_has_name_log_and_signals_as_oth
 async def test_a_gpu_that_cannot_be_used_is_refused(opener: Callable[[DeviceConfig], Device], said: str) -> None:
     with pytest.raises(DeviceUnavailable, match=said):
         await identify("0", ServerConfig(), DeviceConfig(mps="on"), opener)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open none more than it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_where_no_process_can_look_at_a_gpu_that_is_what_is_said() -> None:
+    """With mps = "auto" tenants share a process then."""
+    said = r"^device 0: no process that looks at it can be started: .*Too many open files"
+    with no_descriptors(), pytest.raises(DeviceUnavailable, match=said):
+        await identify("0", ServerConfig(), DeviceConfig(mps="on"), good)
