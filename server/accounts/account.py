@@ -107,7 +107,7 @@ class _Device:
         self.traffic: Traffic | None = None
         """From the first reading of what it moved on."""
         self._moved: Moved | None = None
-        self._background = NOTHING
+        self._background = self._estimated = NOTHING
         self._read_at = self._moved_in = 0
 
     def hold(self, shares: Mapping[str, int], now: int) -> None:
@@ -152,6 +152,7 @@ class _Device:
             self._moved = self._moved.plus(moved)
             if row is None:
                 self._background = self._background.plus(moved)
+                self._estimated = self._estimated.plus(estimated)
             else:
                 before = self._models[row]
                 self._models[row] = replace(before, moved=before.moved.plus(moved), estimated=before.estimated.plus(estimated))
@@ -165,7 +166,7 @@ class _Device:
             name: TenantTotals(granted.get(name, 0), self._lent.get(name, 0), self._shares.get(name, 0), theirs)
             for name, theirs in models.items()
         }
-        elapsed, moved = now - self._began, (self._moved, self._background, self._moved_in)
+        elapsed, moved = now - self._began, (self._moved, self._background, self._estimated, self._moved_in)
         return DeviceTotals(self._unit, self._units, elapsed, tenants, energy, self._idle_energy, *moved)
 
     def _granted_at(self, now: int) -> dict[str, int]:

@@ -45,13 +45,14 @@ class Traffic:
             return {}
         added, ns = meter.less(last[0]), now - last[1]
         seconds, parts = ns / NS, dict[Row | None, tuple[list[int], list[int]]]()
+        any_ran = any(works for works, _ in ran.values())  # Otherwise nothing is divided.
         for path, (fit, moved) in enumerate(zip(self.fits, added, strict=True)):
             works = {row: Ran(*each, guesses[row][path] if row in guesses else 0) for row, each in ran.items()}
             fit.add(moved, seconds, works)
             for row, part in divide(moved, _weights(fit.shares(moved, seconds, works))).items():
                 theirs, estimated = parts.setdefault(row, ([0, 0, 0], [0, 0, 0]))
                 theirs[path] = part
-                estimated[path] = 0 if row is None or fit.measured(row) else part
+                estimated[path] = 0 if not any_ran or fit.measured(row) else part
         found = {row: (Moved(*theirs), Moved(*estimated)) for row, (theirs, estimated) in parts.items()}
         self.rates = {row: (_rate(both[0], ns), _rate(both[1], ns)) for row, both in found.items() if row is not None}
         return found

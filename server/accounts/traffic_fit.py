@@ -51,7 +51,7 @@ class TrafficFit(Generic[K]):
         self._found = np.zeros(0)
         """The means, none below 0."""
         self._works = np.zeros(0)
-        """Of a window in which it ran, on average."""
+        """Of a window in which it ran, on average; of the background its seconds."""
         self._ran = np.zeros(0)
         """The last window in which it ran."""
         self._windows = self._surprises = 0
@@ -113,6 +113,7 @@ class TrafficFit(Generic[K]):
         if None not in self._index:
             self._insert(None, 0.0)
         self._most[0] = max(self._most[0], (0.2 * self._peak) ** 2, 1.0)
+        self._note(0, seconds)
         self._ran[[self._index[key] for key in active if key in self._index]] = self._windows
         for key, part in prior(active).items():
             each = moved / active[key].works
@@ -123,10 +124,13 @@ class TrafficFit(Generic[K]):
             at = self._index[key]
             # In proportion to `part`, so that what several together move more or less is shared by it as well.
             self._most[at] = max(self._most[at], max(part, 1e-6) * each * each, 1.0)
-            self._works[at] += (active[key].works - self._works[at]) * (0.1 if self._works[at] else 1.0)
+            self._note(at, active[key].works)
             self._ran[at] = self._windows
         fresh = np.flatnonzero(np.diag(self._precision) == 0)
         self._precision[fresh, fresh] = 1 / self._most[fresh]
+
+    def _note(self, at: int, works: float) -> None:
+        self._works[at] += (works - self._works[at]) * (0.1 if self._works[at] else 1.0)
 
     def _insert(self, key: K | None, mean: float) -> None:
         count = len(self._index)

@@ -151,7 +151,7 @@ class DeviceTotals:
     """A device of so many units over `elapsed` nanoseconds. Energies are microjoules, None without a meter.
 
     `idle_energy` is what the device would have taken without any work. `moved` is what it moved in `moved_in` nanoseconds, None
-    without a meter, and `background` the part of that which no tenant's works moved.
+    without a meter, and `background` the part of that which no tenant's works moved; `estimated` is as in `ModelTotals`.
     """
 
     unit: str
@@ -162,6 +162,7 @@ class DeviceTotals:
     idle_energy: int = 0
     moved: Moved | None = None
     background: Moved = NOTHING
+    estimated: Moved = NOTHING
     moved_in: int = 0
 
     @property
@@ -182,8 +183,9 @@ class DeviceTotals:
         energy = None if self.energy is None else self.energy - (earlier.energy or 0)
         elapsed, idle_energy = self.elapsed - earlier.elapsed, self.idle_energy - earlier.idle_energy
         moved = None if self.moved is None else self.moved.less(earlier.moved or NOTHING)
-        background, moved_in = self.background.less(earlier.background), self.moved_in - earlier.moved_in
-        return DeviceTotals(self.unit, self.units, elapsed, tenants, energy, idle_energy, moved, background, moved_in)
+        background, estimated = self.background.less(earlier.background), self.estimated.less(earlier.estimated)
+        figures = moved, background, estimated, self.moved_in - earlier.moved_in
+        return DeviceTotals(self.unit, self.units, elapsed, tenants, energy, idle_energy, *figures)
 
 
 def _sum(parts: Iterable[Moved]) -> Moved:

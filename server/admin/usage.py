@@ -74,7 +74,7 @@ def _device(name: str, device: DeviceTotals) -> schemas.UsedDevice:
         energy_joules=_joules(device.energy),
         idle_energy_joules=_joules(at_rest),
         moved=None if device.moved is None else shown_moved(device.moved),
-        background=None if device.moved is None else shown_moved(device.background),
+        background=None if device.moved is None else shown_moved(device.background, device.estimated),
         moved_seconds=device.moved_in / NS,
     )
 

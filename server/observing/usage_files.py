@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..accounts.usage import NOTHING, NS, DeviceTotals, Moved, Totals
+from ..accounts.usage import NS, DeviceTotals, Moved, Totals
 from ..host.line_file import MODE
 
 log = logging.getLogger("greenlane.control")
@@ -74,7 +74,7 @@ def rows(before: Totals, now: Totals) -> Iterator[str]:
     for name, device in added.devices.items():
         start = f"{_time(before.wall)},{_time(now.wall)},{_quoted(name)},{device.unit}"
         free_energy = "" if device.energy is None else _micro(device.idle_energy)
-        moved = _moved(device.background, NOTHING, device)
+        moved = _moved(device.background, device.estimated, device)
         yield f"{start},,,,{_seconds(device.free)},,,,,,{free_energy},{moved}"
         for tenant, theirs in device.tenants.items():
             yield (

@@ -193,11 +193,21 @@ def test_what_a_device_moved_is_divided_by_what_works_move_and_parts_make_the_wh
         late = found.less(before.tenants[name])
         assert late.moved.memory > 0
         assert late.estimated == Moved(), "by then all is measured"
+    assert device.less(before).estimated == Moved()
     assert parts == device.moved
     traffic = account.traffic("0")
     assert traffic
     assert all(fit.residual < 0.1 for fit in traffic.fits)
     assert device.less(device).moved == Moved()
+
+
+def test_what_was_moved_while_nothing_ran_is_no_estimate() -> None:
+    account = Account()
+    account.hold("0", "SM", 4, {"acme": 2}, 0)
+    for second in range(3):
+        account.move("0", Moved(100 * second), second * NS)
+    device = account.totals(5 * NS, 0).devices["0"]
+    assert (device.background, device.estimated) == (Moved(200), Moved())
 
 
 def test_a_meter_that_begins_again_counts_from_there() -> None:
@@ -212,6 +222,7 @@ def test_a_meter_that_begins_again_counts_from_there() -> None:
         account.move("0", meter, at * NS)
     device = account.totals(5 * NS, 0).devices["0"]
     assert (device.moved, device.moved_in) == (Moved(460), 3 * NS)
+    assert device.estimated == device.background, "after so few windows"
     acme_s = device.tenants["acme"]
     assert acme_s.moved.has_much(acme_s.estimated), "too little was seen"
     account.move("no such device", Moved(), 0)

@@ -121,14 +121,16 @@ def test_without_guesses_it_is_shared_by_what_works_used(seed: int) -> None:
 
 @some
 @given(seeds)
-def test_a_model_that_always_runs_as_often_as_the_background_is_not_measured(seed: int) -> None:
+def test_a_model_that_always_runs_as_often_and_the_background_are_not_measured(seed: int) -> None:
     """Until the background was seen while nothing ran."""
     device = Device(seed, [4e8], background=2e11)
     fit = device.run(50, lambda *_: (1000,))
     assert not fit.measured(0)
+    assert not fit.measured(None)
     device.run(10, lambda *_: (0,))
     device.run(60, varying([1000]))
     assert fit.measured(0)
+    assert fit.measured(None)
     assert max(device.errors()) < 0.1
 
 

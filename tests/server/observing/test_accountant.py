@@ -222,13 +222,16 @@ async def test_a_file_with_other_columns_is_left_and_another_one_begun(tmp_path:
     assert [row["tenant"] for row in csv.DictReader(lines)] == ["", "acme"] * 2
 
 
-def test_what_was_moved_is_in_the_files_with_whether_it_was_measured() -> None:
+@pytest.mark.parametrize(("estimated", "by"), [(0, "measured"), (2, "estimated")])
+def test_what_was_moved_is_in_the_files_with_whether_it_was_measured(estimated: int, by: str) -> None:
     models = {"mob/1": ModelTotals(1, 2, moved=Moved(7, 8, 9)), "enc/1": ModelTotals(1, 2, moved=Moved(20), estimated=Moved(9))}
-    device = DeviceTotals("SM", 1, 5, {"acme": TenantTotals(5, 0, 1, models)}, moved=Moved(30, 8, 9), background=Moved(3))
+    tenants = {"acme": TenantTotals(5, 0, 1, models)}
+    moved, background = Moved(30, 8, 9), Moved(3)
+    device = DeviceTotals("SM", 1, 5, tenants, moved=moved, background=background, estimated=Moved(estimated))
     found = list(csv.DictReader([COLUMNS, *rows(Totals(0, 0, {}), Totals(5, 5, {"0": device}))]))
     columns = "memory_bytes", "pcie_in_bytes", "pcie_out_bytes", "moved_by"
     assert [tuple(row[column] for column in columns) for row in found] == [
-        ("3", "0", "0", "measured"),
+        ("3", "0", "0", by),
         ("", "", "", ""),
         ("7", "8", "9", "measured"),
         ("20", "0", "0", "estimated"),
