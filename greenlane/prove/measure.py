@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import perf_counter, sleep
@@ -285,9 +286,12 @@ def _result(attack: Beside, turns: Sequence[Turn]) -> Result:
 
 
 def _moved(answers: Sequence[bytes]) -> float:
-    """The mean of the gigabytes a second that answers to strains say; NaN if there is none."""
-    rates = [json.loads(body).get("gigabytes_per_second") for body in answers]
-    return fmean(known) if (known := [rate for rate in rates if rate is not None]) else math.nan
+    """The mean of the gigabytes a second that answers to strains say; NaN if there is none. Others may be of a proxy's own."""
+    rates = []
+    for body in answers:
+        with suppress(ValueError, TypeError, KeyError):
+            rates.append(float(json.loads(body)["gigabytes_per_second"]))
+    return fmean(rates) if rates else math.nan
 
 
 def _of(kind: str, one: Pass) -> Iterator[Turn]:

@@ -126,7 +126,11 @@ def _prove(run: Run, end: float, found: Progress) -> None:
         except ServerEnded as error:
             if run.alive():
                 raise
-            found.untried[pair] = f"strains of memory are refused: {error}"
+            why = f"strains of memory are refused: {error}"
+            if run.memory:
+                found.untried[pair] = why
+            else:
+                run.report(f"{pair}: {why}; they would not count")
             continue
         places = place(pair, found.located, cores, every)
         victim = _victim(run.access, _tenant(found, pair.victim))

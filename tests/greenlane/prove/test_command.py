@@ -163,13 +163,19 @@ class Refusing(Access):
         return super().administer(method, path, body)
 
 
-def test_strains_that_are_refused_are_a_pair_that_was_not_tried(config: Path) -> None:
+@pytest.mark.parametrize("memory", [True, False])
+def test_strains_that_are_refused_are_a_pair_that_was_not_tried_if_they_count(
+    config: Path, memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greenlane.prove.proving.UNFENCED", 2.0)  # Else a third of 4 s is too short for them.
+    said: list[str] = []
     with running(config) as (access, alive, _):
         refusing = Refusing(access.port, access.keys, access.admin_key)
-        found = prove(Run(refusing, alive, False, "test", 4.0, "acme", PROGRAM, lambda _: None, memory=True))
+        found = prove(Run(refusing, alive, False, "test", 4.0, "acme", PROGRAM, said.append, memory=memory))
     assert not found.unfenced
-    (why,) = found.untried.values()
-    assert why == "strains of memory are refused: POST /admin/tenants/globex/strain is answered with 404: no such path"
+    why = "strains of memory are refused: POST /admin/tenants/globex/strain is answered with 404: no such path"
+    assert list(found.untried.values()) == [why] * memory
+    assert (f"acme beside globex: {why}; they would not count" in said) == (not memory)
 
 
 def test_a_tenant_without_models_is_no_victim_and_can_only_send_invalid_requests(config: Path) -> None:

@@ -108,7 +108,12 @@ def test_a_strain_is_asked_for_once_in_each_phase_for_as_long_as_that_is_and_its
 
     phases = steps(["memory read"], 2)
     loud = [step for step in phases if step.which != "alone"]
-    answers = [[b'{"gigabytes_per_second": 10}'], [b'{"gigabytes_per_second": 3}'], [b'{"error": "no"}'], []]
+    answers = [
+        [b'{"gigabytes_per_second": 10}'],
+        [b'{"gigabytes_per_second": 3}'],
+        [b'{"error": "no"}'],
+        [b"<html>502</html>", b"[]", b""],
+    ]
     said = [Tally(step.kind, 1.0, {200: 1}, bodies=bodies) for step, bodies in zip(loud, answers, strict=True)]
     one = measure.Pass(phases, answered(phases), [said], {(step.round, step.kind): 0.0 for step in phases})
     beside = Beside(replace(attack, seconds=0.58, rate=12.0), attack)
