@@ -110,7 +110,7 @@ class HealthMonitor:
             since = {path: count - before[path] for path, count in health.moved.items() if count >= before.get(path, count + 1)}
             self._moving[device] = {path: count / (now - previous[1]) for path, count in since.items()}
         self._readings[device] = health, now
-        if health.moved:
+        if health.moved or (previous and previous[0].moved and not health.lost):  # Another process begins to count, at 0.
             self._moved(device, Moved(**health.moved))
 
     def take_cores(self, found: Mapping[int, CoreTime]) -> None:

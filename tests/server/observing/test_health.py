@@ -64,12 +64,16 @@ def test_what_a_gpu_moves_is_what_the_last_two_readings_are_apart() -> None:
         (6.0, {"memory": 40, "pcie_in": 4}, {"memory": 15.0}),
         (8.0, {"memory": 40, "pcie_in": 14}, {"memory": 0.0, "pcie_in": 5.0}),
         (10.0, {"memory": 7, "pcie_in": 20}, {"pcie_in": 3.0}),  # Another process counts from 0 again.
-        (12.0, {}, {}),
+        (12.0, {}, {}),  # And another one, which has not counted anything yet.
+        (14.0, {}, {}),
+        (16.0, {"memory": 9}, {}),
     ):
         clock[0] = now
         monitor.take(ADDRESS, "0", Health(moved=moved))
         assert monitor.moving("0") == rates
-    assert said == [("0", Moved(10)), ("0", Moved(40, 4)), ("0", Moved(40, 14)), ("0", Moved(7, 20))]
+    monitor.take(ADDRESS, "0", Health(lost=True))
+    meters = Moved(10), Moved(40, 4), Moved(40, 14), Moved(7, 20), Moved(), Moved(9)
+    assert said == [("0", meter) for meter in meters]
 
 
 async def test_a_process_that_reads_nothing_is_not_started_again(caplog: pytest.LogCaptureFixture) -> None:
