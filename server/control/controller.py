@@ -441,9 +441,12 @@ class Controller:
     async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
         """Move bytes by this tenant's partitions for so long, on all of its devices at once; see `Partition.strain`.
 
-        Granules stay where they are meanwhile. Raises NotFound, and as `DeviceRuntime.strain` does.
+        Granules stay where they are meanwhile. Raises NotFound, Conflict once the server drains, as its end waits for each, and
+        as `DeviceRuntime.strain` does.
         """
         async with self._repartitioning:
+            if self._lifecycle.state in ("draining", "closed"):
+                raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
             runtimes = [device.runtimes[tenant] for device in self.devices if tenant in device.runtimes]
             if not runtimes:
                 raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")

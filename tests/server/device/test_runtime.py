@@ -1144,6 +1144,23 @@ async def test_a_strain_goes_on_to_its_end_before_the_device_is_closed(root: Pat
         await closing
 
 
+async def test_the_end_of_a_server_waits_for_no_strain_that_has_not_begun(root: Path) -> None:
+    alone = TenantConfig(name="acme", granules=2, models=("*",))
+    async with serving(root, tenants=[alone]) as site, asyncio.timeout(PATIENCE):
+        gate = site.script.hold("strain")
+        first, *later = [asyncio.ensure_future(site.controller.strain("acme", "memory read", 0.5)) for _ in range(4)]
+        await asyncio.to_thread(gate.wait_for_arrival)
+        draining = asyncio.ensure_future(site.controller.drain(0))
+        closing = asyncio.ensure_future(site.controller.close())
+        await asyncio.sleep(0)
+        gate.open()
+        assert (await first).nbytes == 10**9
+        for each in later:
+            with pytest.raises(Conflict, match=r"^tenant acme: its share is not strained while the server drains"):
+                await each
+        await asyncio.gather(draining, closing)
+
+
 async def test_a_strain_of_a_tenant_that_is_not_there_is_not_found(root: Path) -> None:
     async with serving(root, tenants=[TenantConfig(name="acme", granules=2, models=("*",))]) as site:
         for strain in (site.controller.strain, site.runtime.strain):
