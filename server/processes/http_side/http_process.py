@@ -186,6 +186,7 @@ class HttpProcess:
             (*ROUTERS, forwarding.router),
             service=lambda: self._service,
             forward=self._supervisor.forward,
+            open_turn=asyncio.Lock(),
             model_control=forwarding.RemoteModelControl(self._supervisor.forward),
         )
 

@@ -1,5 +1,6 @@
 """Requests that an HTTP process forwards to the supervisor: administration, metrics, and loading of models."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -31,9 +32,29 @@ async def _forwarding(request: Request) -> Forward:
 ForwardDep = Annotated[Forward, Depends(_forwarding)]
 
 
+async def _open_turn(request: Request) -> asyncio.Lock:
+    found: asyncio.Lock = request.app.state.open_turn
+    return found
+
+
+@router.get("/v2/logging")
+async def settings(
+    service: ServiceDep, forward: ForwardDep, turn: Annotated[asyncio.Lock, Depends(_open_turn)], request: Request
+) -> Response:
+    """Anybody may ask. So one is forwarded at a time, without its body: the supervisor answers so many at once, and others of
+    this process are administrators'.
+    """
+    await read_body(request, service.uploads)
+
+    async def forwarded() -> Response:
+        async with turn:
+            return await _forwarded(forward, request, b"")
+
+    return await cancel_on_disconnect(request, forwarded())
+
+
 @router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[RequireAdmin])
 @router.get("/metrics", dependencies=[RequireAdmin])
-@router.get("/v2/logging")
 @router.post("/v2/logging", dependencies=[RequireAdmin])
 async def administer(service: ServiceDep, forward: ForwardDep, request: Request) -> Response:
     body = await read_body(request, service.uploads)

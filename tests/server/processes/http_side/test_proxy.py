@@ -41,7 +41,8 @@ def near(asking: Any = ask, client: str = "127.0.0.1", *tenants: Tenant) -> http
     service = Service(CONFIG, tenants)
     control = proxy.RemoteModelControl(asking)
     routers = (model_control.router, proxy.router)
-    application = framework.build(routers, service=lambda: service, forward=asking, model_control=control)
+    state = {"forward": asking, "open_turn": asyncio.Lock(), "model_control": control}
+    application = framework.build(routers, service=lambda: service, **state)
     return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://localhost")
 
 
@@ -51,6 +52,28 @@ async def test_a_request_is_forwarded_whole_and_its_answer_too() -> None:
     assert told.status_code == 200
     assert told.json() == {"query": "a=b", "body": "text", "field": "value", "client": ["127.0.0.1", 7]}
     assert told.headers["content-type"] == "application/json"
+
+
+async def test_what_anybody_may_ask_leaves_room_for_administrators() -> None:
+    """The supervisor answers so many calls of a process at once, with so many bytes in all."""
+    asked, answering = list[ForwardedRequest](), asyncio.Event()
+
+    async def slow(request: ForwardedRequest) -> Any:
+        asked.append(request)
+        if request.raw_path == b"/v2/logging":
+            await answering.wait()
+        return await ask(request)
+
+    async with near(slow) as http:
+        flood = [asyncio.ensure_future(http.request("GET", "/v2/logging", content=b"x" * 1000)) for _ in range(200)]
+        while not asked:
+            await asyncio.sleep(0)
+        assert (await http.put("/admin/echo", headers={"X-Field": "value"})).status_code == 200
+        assert [each.raw_path for each in asked] == [b"/v2/logging", b"/admin/echo"]
+        answering.set()
+        await asyncio.gather(*flood)
+    assert len(asked) == 201
+    assert asked[0].body == b""
 
 
 async def test_the_device_process_decides_which_methods_are_allowed() -> None:
