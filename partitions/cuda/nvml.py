@@ -24,6 +24,10 @@ _MOST_METRICS = 1024
 """Room for more than NVML_GPM_METRIC_MAX, which grows: 98 at first, 477 of nvidia-ml-py 13.615. Only those counted are read."""
 _SHORTEST = 0.25
 """Seconds. NVML renews what it counts each 100 ms, and over this long it is right within 2 % (H100)."""
+_MOST_RATE = 2
+"""Times what the memory can move that nothing is above, PCIe neither: what shows more, as between samples of which one is from
+before the GPU's counters began again, is no count of anything, and left out.
+"""
 
 
 class _Process(ctypes.Structure):
@@ -160,9 +164,10 @@ class Traffic:
         found = dict(zip(self._units, asked.metrics, strict=False))
         if any(each.failed or not math.isfinite(each.value) for each in found.values()):
             return
-        for name, metric in found.items():
-            moved = max(0.0, metric.value) * self._units[name] * (now - self._since)
-            self._bytes[name] = self._bytes.get(name, 0.0) + moved
+        rates = {name: max(0.0, metric.value) * self._units[name] for name, metric in found.items()}
+        if max(rates.values()) <= _MOST_RATE * self.bandwidth:
+            for name, rate in rates.items():
+                self._bytes[name] = self._bytes.get(name, 0.0) + rate * (now - self._since)
         self._since = now
         self._before, self._after = self._after, self._before
 

@@ -43,6 +43,16 @@ def test_what_could_not_be_read_is_in_the_next_reading(gpu: Gpu, nvml: Any, call
     assert traffic.read() == {"memory": 3 * TB, "pcie_in": 0, "pcie_out": 0}
 
 
+@pytest.mark.parametrize("bad", [(1e40, 0.0, 0.0), (2e12, 0.0, 1e306), (2e12, 3e14, 0.0)])
+def test_more_than_any_gpu_can_move_is_left_out(gpu: Gpu, nvml: Any, bad: tuple[float, float, float]) -> None:
+    traffic = nvml.traffic(lambda: gpu.seconds)
+    for seconds, moved in ((2.0, (1e12, 0.0, 0.0)), (4.0, bad), (6.0, (3e12, 0.0, 0.0)), (8.0, (4e12, 0.0, 0.0))):
+        gpu.seconds, gpu.moved = seconds, moved
+        counted = traffic.read()
+    assert counted["memory"] in (2 * TB, 3 * TB), "a counter that falls counts as 0"
+    assert (counted["pcie_in"], counted["pcie_out"]) == (0, 0)
+
+
 def test_it_does_not_ask_before_there_can_be_an_answer(gpu: Gpu, nvml: Any) -> None:
     traffic = nvml.traffic(lambda: gpu.seconds)
     gpu.seconds, gpu.moved = 0.05, (1e12, 0.0, 0.0)
