@@ -51,9 +51,11 @@ class Findings:
     @property
     def counts(self) -> dict[str, int]:
         """How many pairs there are of each verdict, and how many were not tried; without those of which there are none."""
-        judged = [word for pair, word in self.words.items() if pair not in self.untried]
+        words = self.words
+        untried = [pair for pair in self.untried if words[pair] != "leaks"]  # As strains of a pair may be all that was not.
+        judged = [word for pair, word in words.items() if pair not in untried]
         found: dict[str, int] = {word: judged.count(word) for word in reversed(WORDS) if word in judged}
-        return found | ({"not tried": len(self.untried)} if self.untried else {})
+        return found | ({"not tried": len(untried)} if untried else {})
 
     @property
     def word(self) -> Word:

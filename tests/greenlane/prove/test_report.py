@@ -80,6 +80,8 @@ def test_what_no_partition_fences_is_said_and_counts_only_if_asked_to() -> None:
     assert replace(strained(beside=1000), memory=True).status == 0
     assert replace(strained(word="too noisy"), memory=True).status == 3
     assert replace(strained(beside=1000), memory=True, untried={PAIR: "no time"}).status == 3
+    leaking = replace(findings(result(beside=2000)), memory=True, untried={PAIR: "strains are refused"})
+    assert (leaking.counts, leaking.status) == ({"leaks": 1}, 1)
 
 
 @pytest.mark.parametrize(("memory", "said"), [(False, text.ONLY_SAID), (True, text.COUNTED)])
