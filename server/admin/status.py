@@ -17,9 +17,9 @@ from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..control.descriptions import PartitionInfo
 from ..facts import milliseconds
-from ..observing.accountant import Accountant
 from ..observing.health import HealthMonitor
 from ..observing.need import Need, quantile
+from ..observing.observers import Observers
 from ..observing.overview import LENT_WINDOW, Look, TenantLook
 from . import status_schemas as schemas
 from .dependencies import ControllerDep, ObserversDep, admin_router
@@ -51,7 +51,7 @@ async def status(controller: ControllerDep, observers: ObserversDep) -> Response
             autopilot=schemas.Pilot(pilot.mode, round(pilot.paused_for, 1), pilot.notes),
             devices=[_device(controller, device, look, observers.health) for device in controller.devices],
             tenants=[_tenant(each, look) for each in look.tenants],
-            models=list(_models(look, _moving(controller.devices, observers.accountant))),
+            models=list(_models(look, _moving(controller.devices, observers))),
             problems=observers.overview.problems.newest(),
             moves=list(islice(controller.moves, _MOVES)),
         )
@@ -148,11 +148,11 @@ def _need(need: Need) -> schemas.MeasuredNow:
     )
 
 
-def _moving(devices: Sequence[ControlledDevice], accountant: Accountant) -> Mapping[Row, MovedBytes]:
-    """What models move in a second, on all devices together."""
+def _moving(devices: Sequence[ControlledDevice], observers: Observers) -> Mapping[Row, MovedBytes]:
+    """What models move in a second, on all devices together that say what they move."""
     found: dict[Row, tuple[Moved, Moved]] = {}
     for device in devices:
-        traffic = accountant.traffic(device.name)
+        traffic = observers.accountant.traffic(device.name) if observers.health.moving(device.name) else None
         for row, (moved, estimated) in (traffic.rates if traffic else {}).items():
             before = found.get(row, (NOTHING, NOTHING))
             found[row] = before[0].plus(moved), before[1].plus(estimated)

@@ -18,6 +18,8 @@ log = logging.getLogger("greenlane.control")
 
 _FIRST = 0.1
 """Seconds from the first look at cores to the second, so that there is something to show soon."""
+_OLD = 5 * INTERVAL
+"""Seconds after which a reading does not say what a GPU moves now."""
 
 
 class HealthMonitor:
@@ -79,8 +81,9 @@ class HealthMonitor:
         return found[0].energy - self._first_energy[device]
 
     def moving(self, device: str) -> Mapping[str, float]:
-        """Bytes a second that a GPU moved between the last two readings, by path as in `Health.moved`."""
-        return self._moving.get(device, {})
+        """Bytes a second that a GPU moved between the last two readings, by path as in `Health.moved`, unless these are old."""
+        found = self.reading(device)
+        return self._moving.get(device, {}) if found and found[1] < _OLD else {}
 
     @property
     def cores(self) -> Mapping[int, CoreTime]:

@@ -18,6 +18,7 @@ from .wire import SMALL, infer, until
 
 WORKS = 20
 GB = 10**9
+ADDRESS = "0000:4e:00.0"
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def served(standard: Path, tmp_path: Path) -> Iterator[Served]:
 async def says(served: Served, moved: dict[str, int]) -> None:
     """A reading of the device comes, and is counted."""
     observers = served.application.observers()
-    observers.health.take("0000:4e:00.0", "0", Health(moved=moved, memory_bandwidth=3 * 10**12))
+    observers.health.take(ADDRESS, "0", Health(moved=moved, memory_bandwidth=3 * 10**12))
     await observers.accountant.collect()
 
 
@@ -40,12 +41,17 @@ def usage(http: httpx.Client) -> tuple[dict[str, Any], dict[str, Any]]:
     return found["devices"][0], next(each for each in found["tenants"] if each["tenant"] == "acme")
 
 
+def rates(http: httpx.Client) -> dict[str, Any]:
+    """What the status page shows of each tenant's model."""
+    return {each["tenant"]: each["bytes_per_second"] for each in http.get("/admin/status").json()["models"]}
+
+
 def test_it_is_in_the_account_the_metrics_the_status_and_the_files(served: Served, tmp_path: Path) -> None:
     with httpx.Client(base_url=served.url, timeout=60) as http:
         device, acme = usage(http)
         assert (device["moved"], device["background"], device["moved_seconds"], acme["moved"]) == (None, None, 0, None)
         assert "moved_bytes_total{" not in http.get("/metrics").text
-        assert {each["bytes_per_second"] for each in http.get("/admin/status").json()["models"]} == {None}
+        assert set(rates(http).values()) == {None}
         served.call(says(served, {"memory": 5 * GB, "pcie_in": 0, "pcie_out": 0}))
         for _ in range(WORKS):
             assert infer(http, "identity", SMALL, headers={"x-tenant": "acme"}).status_code == 200
@@ -53,7 +59,9 @@ def test_it_is_in_the_account_the_metrics_the_status_and_the_files(served: Serve
         served.call(says(served, {"memory": 45 * GB, "pcie_in": 3 * GB, "pcie_out": GB}))
         device, acme = usage(http)
         written = http.get("/metrics").text
-        shown = {each["tenant"]: each["bytes_per_second"] for each in http.get("/admin/status").json()["models"]}
+        shown = rates(http)
+        served.application.observers().health.take(ADDRESS, "0", Health(lost=True))
+        assert set(rates(http).values()) == {None}, "it does not say any more"
     assert device["moved"] == {"memory": 40 * GB, "pcie_in": 3 * GB, "pcie_out": GB, "by": "measured"}
     assert device["moved_seconds"] > 0
     assert acme["moved"] == acme["models"][0]["moved"]

@@ -71,8 +71,13 @@ def test_what_a_gpu_moves_is_what_the_last_two_readings_are_apart() -> None:
         clock[0] = now
         monitor.take(ADDRESS, "0", Health(moved=moved))
         assert monitor.moving("0") == rates
+    clock[0] = 18.0
+    monitor.take(ADDRESS, "0", Health(moved={"memory": 11}))
+    assert monitor.moving("0") == {"memory": 1.0}
+    clock[0] = 40.0
+    assert monitor.moving("0") == {}, "it has said nothing for long"
     monitor.take(ADDRESS, "0", Health(lost=True))
-    meters = Moved(10), Moved(40, 4), Moved(40, 14), Moved(7, 20), Moved(), Moved(9)
+    meters = Moved(10), Moved(40, 4), Moved(40, 14), Moved(7, 20), Moved(), Moved(9), Moved(11)
     assert said == [("0", meter) for meter in meters]
 
 
