@@ -5,6 +5,7 @@ and weights may be in separate files. Field numbers are from https://github.com/
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -178,16 +179,32 @@ def _measured(graph: Message, functions: Mapping[str, bool]) -> set[str]:
         if _FLOATS.intersection(kinds):
             made[_text(value, 1)] = {_text(value, 1)}
     found: set[str] = set()
+    users = _users(graph)
     for node in _messages(graph, 1):
         inner = list(_nested(node))
         origins = {name for each in inner for taken in _texts(each, 1) for name in made.get(taken, ())}
         if any(map(_measures, inner[1:])) or any(functions.get(_text(each, 4)) for each in inner):
             found |= origins
-        else:
+        elif _text(node, 4) != "Cast" or not all(map(_is_float, (user for name in _texts(node, 2) for user in users[name]))):
             found |= {name for taken in _measures(node) for name in made.get(taken, ())}
         if not _counts(node):
             given = _texts(node, 2)
             made |= dict.fromkeys(given[:1] if _text(node, 4) in _LOCATING else given, origins)
+    return found
+
+
+def _is_float(user: Message) -> bool:
+    """Whether a node makes floats of an integer by a cast: floats that were cast to that are only rounded so, and no index."""
+    return _text(user, 4) == "Cast" and _target(user) in _FLOATS
+
+
+def _users(graph: Message) -> Mapping[str, list[Message]]:
+    """The nodes that take each value."""
+    found = defaultdict[str, list[Message]](list)
+    for outer in _messages(graph, 1):
+        for node in _nested(outer):
+            for taken in _texts(node, 1):
+                found[taken].append(node)
     return found
 
 

@@ -178,6 +178,12 @@ TABLE = "<float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, int64[2] two = {1, 1}
         ("bfloat16[n, 3] x", "f = Cast<to = 1>(x) y = Range(half, f, half)", {"x": 1}),
         ("float[n, 3] x, int64[1] i", "h = CastLike(x, i) y = Gather(t, h)", {"x": 1}),
         ("float[n, 3] x", "s = Shape(x) i = Cast<to = 6>(s) y = Expand(x, s)", {}),
+        ("float[n, 3] x", "r = Round(x) i = Cast<to = 6>(r) y = Cast<to = 1>(i)", {}),
+        ("float[n, 3] x", "h = Mul(x, half) i = Cast<to = 7>(h) f = Cast<to = 1>(i) g = Gather(t, i) y = Add(f, g)", {"x": 1}),
+        ("float[n, 3] x", "i = Cast<to = 6>(x) f = Cast<to = 1>(i) j = Cast<to = 7>(f) k = Add(j, two) y = Gather(t, k)",
+         {"x": 1}),
+        ("bool c, float[n, 3] x", "i = Cast<to = 7>(x) f = Cast<to = 1>(i) y = If(c) <then_branch = a () => (float[n] u) "
+         "{ u = Gather(t, i) }, else_branch = b () => (float[n] v) { v = Identity(f) }>", {"x": 1}),
         ("float[n, 3] x", "b = Greater(x, half) i = Cast<to = 7>(b) y = Gather(t, i)", {}),
         ("float[n, 3] x", "b = Cast<to = 9>(x) i = Cast<to = 7>(b) y = Gather(t, i)", {}),
         ("float[n, 3] x", "v, k = TopK(x, two) i = Cast<to = 6>(k) y = Gather(t, i)", {}),

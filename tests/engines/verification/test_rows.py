@@ -32,6 +32,10 @@ LARGEST = """largest (float[n, 4] x) => (float[n, 4] y) <int64[1] last = {1}>
 QUANTISED = """quantised (float[n, 4] x) => (float[n, 4] y)
 { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }"""
 """In steps of a size that the range of all rows decides: beside a row that is much larger, a row is 0."""
+ROUNDED = """rounded (float[n, 4] x) => (float[n, 4] y) <float k = {127}>
+{ a = Abs(x) m = ReduceMax<keepdims = 0>(a) s = Div(m, k) d = Div(x, s) r = Round(d) q = Cast<to = 6>(r) f = Cast<to = 1>(q)
+  y = Mul(f, s) }"""
+"""The same by hand, by integers that are no indices."""
 LEAST = """least (float[n, 1] x) => (float[n, 1] y) <float none = {0}, float far = {9}>
 { m = ReduceMin<keepdims = 1>(x) d = Add(m, far) below = Min(d, none) y = Add(x, below) }"""
 WIDEST = """widest (float[n, 4] x) => (float[n, k] y) <float zero = {0}, int64[1] start = {0}, int64[1] axis = {1}>
@@ -49,10 +53,12 @@ INDEXED = """indexed (KIND[n, 3] a, float[n, 3, 2] b) => (float[n, 3, 2] y) <flo
 
 
 def found(source: str, folder: Path, partition: CpuPartition, precision: str = "FP32") -> tuple[str, str]:
-    engine = load_engine(save(folder / "model.onnx", source))
+    path = save(folder / "model.onnx", source)
+    engine = load_engine(path)
     executor = engine.bind(partition)
     shapes = [tuple(1 if axis == 0 else size for axis, size in enumerate(spec.shape)) for spec in engine.signature.inputs]
-    return dependence(lambda inputs: run_on(executor, inputs), engine.signature, shapes, precision, {})
+    bounds = index_bounds(path.read_bytes())
+    return dependence(lambda inputs: run_on(executor, inputs), engine.signature, shapes, precision, bounds)
 
 
 @pytest.mark.parametrize("source", [SEPARATE, TABLE])
@@ -69,7 +75,7 @@ def test_rows_that_depend_on_each_other_are_found_with_the_output_and_its_error(
     assert not unknown
 
 
-@pytest.mark.parametrize(("source", "precision"), [(LARGEST, "FP32"), (QUANTISED, "INT8"), (LEAST, "FP32")])
+@pytest.mark.parametrize(("source", "precision"), [(LARGEST, "FP32"), (QUANTISED, "INT8"), (ROUNDED, "INT8"), (LEAST, "FP32")])
 def test_rows_that_depend_on_those_that_are_much_larger_are_found(
     source: str, precision: str, tmp_path: Path, partition: CpuPartition
 ) -> None:
