@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 
 from partitions.plan import Granules
 
@@ -77,19 +78,34 @@ class TenantTransfers:
             await target.handover.adopt(tenant, unused, granules, changes, beyond, lists, http_side=coming)
         finally:
             unused.close()
-        async with self.locks[tenant]:
-            try:
+        try:
+            async with self._link_of(tenant):
                 keys = _keys(tenant, frontend.served(), coming.published.values())
                 await self._switch(tenant, source, target, granules, keys)
-            except BaseException:
-                if self._runtimes[tenant] is source:
-                    await asyncio.shield(target.handover.release(tenant))
-                raise
+        except BaseException:
+            if self._runtimes[tenant] is source:
+                await asyncio.shield(target.handover.release(tenant))
+            raise
         for each in coming.published.values():
             if not target.handover.has_adopted(tenant):  # It has ended, and the next one publishes its own.
                 return
             await frontend.publish(*each)
         await target.handover.forget_keys(tenant, keys)
+
+    @asynccontextmanager
+    async def _link_of(self, tenant: str) -> AsyncIterator[None]:
+        """Hold its lock. Raises Conflict after `max_pause`, as no granules can change hands meanwhile."""
+        lock, limit = self.locks[tenant], self._max_pause
+        try:
+            async with asyncio.timeout(limit):
+                await lock.acquire()
+        except TimeoutError:
+            why = f"its HTTP process was replaced, and what it had in flight has not ended after {limit:g} s (server.max_pause)"
+            raise Conflict(f"tenant {tenant}: {why}{_UNCHANGED}. Try again when it has") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     async def _switch(
         self,

@@ -169,3 +169,16 @@ async def test_a_tenant_whose_process_ends_just_as_it_moves_stays_and_its_proces
     assert site.runtimes["acme"] is site.source
     assert not any(lock.locked() for lock in site.locks.values())
     free()
+
+
+async def test_a_tenant_whose_process_was_replaced_stays_if_what_that_had_in_flight_does_not_end(site: Site) -> None:
+    """Until then the device side has the old link. The move holds the granules of all tenants meanwhile."""
+    async with site.locks["acme"]:
+        with pytest.raises(
+            Conflict, match=r"^tenant acme: its HTTP process was replaced, .* after 0\.1 s \(server\.max_pause\)"
+        ):
+            await asyncio.wait_for(site.transfer(), PATIENCE)
+    assert site.runtimes["acme"] is site.source
+    assert site.second.heard[-1] == ("release", "acme")
+    site.relinking.set()
+    await asyncio.wait_for(site.transfer(), PATIENCE)
