@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from greenlane.prove.page import render as report
 from greenlane.prove.plan import Pair
-from server.accounts.usage import Moved
+from partitions.health import Health
 from server.config.tenant import TenantConfig
 
 from ..end_to_end import repository
@@ -116,7 +116,7 @@ async def test_what_models_move_is_shown_where_it_is_known(page: Page, served: S
     observers = served.application.observers()
 
     async def says(memory: int) -> None:
-        observers.accountant.moved("0", Moved(memory, 0, 0))
+        observers.health.take("0000:4e:00.0", "0", Health(moved={"memory": memory, "pcie_in": 0, "pcie_out": 0}))
         await observers.accountant.collect()
 
     served.call(says(1))

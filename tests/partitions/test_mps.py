@@ -295,8 +295,8 @@ class TestMps:
             each.kill()
         assert await daemon.status() == "FAULT"
         await clients(daemon.environment, first="CUDA_MPS_PIPE_DIRECTORY names takes no clients now")
-        with pytest.raises(MpsError, match=rf"takes no clients after 0.2 s; processes that have not ended: {idle.pid}$"):
-            await daemon.wait_until_active(limit=0.2)
+        with pytest.raises(MpsError, match=rf"takes no clients after 1 s; processes that have not ended: {idle.pid}$"):
+            await daemon.wait_until_active(limit=1.0)
         assert (await daemon.trouble()).fault
         for each in old:
             each.kill()
