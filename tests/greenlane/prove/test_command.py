@@ -146,7 +146,7 @@ def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: P
     (measured,) = found.unfenced
     (result,) = measured.results
     assert (str(measured.pair), result.attack.other.kind) == ("acme beside globex", "memory copy")
-    assert set(result.statuses) == {200}
+    assert {200} <= {*result.statuses} <= {0, 200}, "a strain that a phase ends has no answer"
     assert result.attack.other.rate > 0.1
     assert all(rate > 0.1 for rate in result.moved.values())
     assert "acme beside globex: straining memory" in said
