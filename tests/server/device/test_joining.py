@@ -1,6 +1,8 @@
 """Requests are joined only where two rows were seen to have the same answers alone and together."""
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,25 @@ def loaded(root: Path, source: str, device: CpuDevice, partition: CpuPartition, 
     )
     models = open_model_loader(config, device)
     return models.bind(models.prepare("m"), partition)
+
+
+@contextmanager
+def planned(gpu: Gpu, root: Path, onnx: bytes, shapes: dict[str, list[tuple[int, ...]]]) -> Iterator[LoadedModel]:
+    """A plan of this model, bound to a granule of a simulated GPU; all is closed afterwards."""
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "1" / "model.plan").write_bytes(make_plan(onnx, shapes))
+    config = Config(models=ModelsConfig(repository=root, options={"m": ModelOptions(max_batch=8)}), tenants={}, source="c.toml")
+    with (
+        installed(gpu, library(gpu)) as cuda,
+        closing(cuda.open_cuda(gpu.index)) as device,
+        closing(device.carve([0])) as partition,
+        closing(open_model_loader(config, device)) as models,
+    ):
+        found = models.bind(models.prepare("m"), partition)
+        yield found
+        partition.attach()
+        for executor in found.executors.values():
+            executor.close()
 
 
 def execution(found: LoadedModel) -> Any:
@@ -117,25 +138,10 @@ def test_a_model_that_makes_indices_of_floats_is_joined(
 def test_no_index_that_a_plan_makes_of_floats_leaves_its_table(tmp_path: Path) -> None:
     """As a GPU does not check it: zeros, or what is there, or an error that ends all of the device's tenants."""
     gpu = Gpu()
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "model.plan").write_bytes(make_plan(model(INDEXED), {"x": [(1, 3), (2, 3), (8, 3)]}))
-    with installed(gpu, library(gpu)) as cuda:
-        device = cuda.open_cuda(gpu.index)
-        partition = device.carve([0])
-        config = Config(
-            models=ModelsConfig(repository=tmp_path, options={"m": ModelOptions(max_batch=8)}), tenants={}, source="c.toml"
-        )
-        models = open_model_loader(config, device)
-        found = models.bind(models.prepare("m"), partition)
+    with planned(gpu, tmp_path, model(INDEXED), {"x": [(1, 3), (2, 3), (8, 3)]}) as found:
         assert not found.problems
         assert found.served[0].batching
         assert execution(found)["rows"] == "separate"
-        partition.attach()
-        for executor in found.executors.values():
-            executor.close()
-        models.close()
-        partition.close()
-        device.close()
 
 
 @pytest.mark.parametrize(("first", "joined"), [("t = Add(x, x)", True), ("m = ReduceMean<axes = [0]>(x) t = Sub(x, m)", False)])
@@ -143,21 +149,6 @@ def test_a_shape_that_a_plan_answers_wrongly_says_nothing_of_its_rows(first: str
     gpu = Gpu()
     gpu.wrong_for = lambda shapes: shapes == ((2, 4),)
     source = f"sized (float[n, s] x) => (float[n, s] y) <float three = {{3}}> {{ {first} y = Sub(t, three) }}"
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "model.plan").write_bytes(make_plan(model(source), {"x": [(1, 2), (2, 4), (8, 8)]}))
-    with installed(gpu, library(gpu)) as cuda:
-        device = cuda.open_cuda(gpu.index)
-        partition = device.carve([0])
-        config = Config(
-            models=ModelsConfig(repository=tmp_path, options={"m": ModelOptions(max_batch=8)}), tenants={}, source="c.toml"
-        )
-        models = open_model_loader(config, device)
-        found = models.bind(models.prepare("m"), partition)
+    with planned(gpu, tmp_path, model(source), {"x": [(1, 2), (2, 4), (8, 8)]}) as found:
         assert bool(found.served[0].batching) is joined
         assert execution(found)["rows"].startswith("separate" if joined else "depend on each other")
-        partition.attach()
-        for executor in found.executors.values():
-            executor.close()
-        models.close()
-        partition.close()
-        device.close()
