@@ -52,13 +52,19 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(gpu: None, hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def models(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which(COMMAND):
         pytest.skip(f"needs {COMMAND}")
-    folder = tmp_path_factory.mktemp("mps")
+    models = tmp_path_factory.mktemp("mps") / "models"
     for name, network in two.NETWORKS.items():
-        plan(add(folder / "models", name), network())
-    with two.serving(folder / "models", folder, DEVICE, tenants(), "tests.gpu.losing", {"HANG": str(hanging)}) as served:
+        plan(add(models, name), network())
+    return models
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("server")
+    with two.serving(models, folder, DEVICE, tenants(), "tests.gpu.losing", {"HANG": str(hanging)}) as served:
         yield served
 
 
@@ -128,6 +134,18 @@ def used(server: Served) -> int:
     """MiB of the server's GPU that are taken."""
     command = ["nvidia-smi", f"--id={daemon_of(server)[0]}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def test_auto_finds_that_it_can_give_each_tenant_a_process_and_its_trial_disturbs_none(models: Path, tmp_path: Path) -> None:
+    with two.serving(models, tmp_path, DEVICE.replace('"on"', '"auto"'), tenants()) as served:
+        for name in TENANTS:
+            until_ready(served, name)
+        assert len({process_of(served, name) for name in TENANTS}) == len(TENANTS)
+        assert f'a device process for each of its {len(TENANTS)} tenants, under MPS (mps = "auto")' in served.log
+        assert "a kernel failed" not in served.log
+        check_all(served, 8)
+        (_, folder) = daemon_of(served)
+    assert not folder.exists()
 
 
 def test_each_tenant_gets_right_answers_from_a_process_of_its_own(serving: Served) -> None:
