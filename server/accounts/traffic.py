@@ -29,6 +29,11 @@ class Traffic:
         before = self._ran.get(row, (0, 0))
         self._ran[row] = before[0] + works, before[1] + used
 
+    def memory_of(self, row: Row, guess: int = 0) -> int:
+        """Bytes of memory that a work of a model moves: as measured, otherwise the guess, or more if it certainly is more."""
+        fit = self.fits[0]
+        return round(fit.bytes_of(row) if fit.measured(row) else max(guess, fit.at_least(row)))
+
     def read(self, meter: Moved, now: int, guesses: Mapping[Row, Moved] = NO_GUESSES) -> dict[Row | None, tuple[Moved, Moved]]:
         """The meter shows so much: what each model moved since the last reading, and how much of that is only estimated.
 

@@ -54,6 +54,8 @@ class TrafficFit(Generic[K]):
         """Of a window in which it ran, on average; of the background its seconds."""
         self._ran = np.zeros(0)
         """The last window in which it ran."""
+        self._off = np.zeros(0)
+        """By which part windows in which it ran were not foreseen: the least of late, as it has no part in what begins."""
         self._windows = self._surprises = 0
         self._rate: float | None = None
         self._peak = self._squares = self._misses = 0.0
@@ -91,10 +93,18 @@ class TrafficFit(Generic[K]):
         at = self._index.get(key)
         if at is None or self.residual > FITS:
             return False
-        error = math.sqrt(max(0.0, float(self._covariance[at, at]))) * max(1.0, self.residual / NOISE / 2)
+        error = self._error(at, self.residual)
         whole = math.sqrt(self._squares / max(1e-9, self._weight))
         of_it, of_all = CERTAIN
         return error <= of_it * float(self._found[at]) or error * float(self._works[at]) <= of_all * whole
+
+    def at_least(self, key: K) -> float:
+        """What a work certainly moves, two standard errors less; 0 for a model that never ran.
+
+        Known some windows after a model began to run, where `measured` takes many: what counts are windows in which it ran.
+        """
+        at = self._index.get(key)
+        return 0.0 if at is None else max(0.0, float(self._found[at]) - 2 * self._error(at, float(self._off[at])))
 
     def shares(self, moved: float, seconds: float, ran: Mapping[K, Ran]) -> dict[K | None, float]:
         """The bytes of a window, shared by works and background in proportion to what each moves; together `moved`."""
@@ -102,6 +112,10 @@ class TrafficFit(Generic[K]):
         parts[None] = seconds * self.bytes_of(None)
         total = sum(parts.values())
         return {key: moved * each / total for key, each in parts.items()} if total > 0 else {None: moved}
+
+    def _error(self, at: int, off: float) -> float:
+        """The standard error of a figure, larger where windows are not foreseen by a larger part than NVML is off."""
+        return math.sqrt(max(0.0, float(self._covariance[at, at]))) * max(1.0, off / NOISE / 2)
 
     @property
     def _weight(self) -> float:
@@ -139,6 +153,7 @@ class TrafficFit(Generic[K]):
         self._mean = np.append(self._mean, mean)
         self._found = np.append(self._found, mean)
         self._most, self._works, self._ran = (np.append(each, 0.0) for each in (self._most, self._works, self._ran))
+        self._off = np.append(self._off, 1.0)
 
     def _remove(self) -> None:
         """The model that ran the longest time ago."""
@@ -147,13 +162,16 @@ class TrafficFit(Generic[K]):
         self._index = {key: left.index(at) for key, at in self._index.items() if at != oldest}
         self._precision = self._precision[np.ix_(left, left)]
         self._mean, self._found, self._most = self._mean[left], self._found[left], self._most[left]
-        self._works, self._ran = self._works[left], self._ran[left]
+        self._works, self._ran, self._off = self._works[left], self._ran[left], self._off[left]
 
     def _judge(self, moved: float, window: Any) -> None:
         """How well this window was foreseen."""
         keeps = 1 - 1 / MEMORY
         self._squares = self._squares * keeps + moved * moved
-        self._misses = self._misses * keeps + (moved - float(window @ self._found)) ** 2
+        missed = abs(moved - float(window @ self._found))
+        self._misses = self._misses * keeps + missed**2
+        off, ran = missed / max(1.0, moved), window > 0
+        self._off[ran] = np.minimum(off, self._off[ran] + (off - self._off[ran]) / 8)
         self.residual = math.sqrt(self._misses / self._squares) if self._squares else 0.0
 
     def _age(self, active: Any, part: float) -> None:

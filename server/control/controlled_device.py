@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from partitions import Move
 from partitions.plan import Granules, assign, orders
@@ -35,6 +35,8 @@ class ControlledDevice:
     """The host's cores that each tenant's first partition reserved; None where it reserves none."""
     wide: dict[str, Wide] = field(default_factory=dict)
     """The wide partitions that are planned, by tenant."""
+    fences: dict[str, Any] = field(default_factory=dict)
+    """What holds tenants to their shares of bandwidth, by tenant."""
 
     @property
     def free(self) -> int:
@@ -54,6 +56,7 @@ class ControlledDevice:
         self.first.pop(name, None)
         self.host_cores.pop(name, None)
         self.wide.pop(name, None)
+        self.fences.pop(name, None)
 
     def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
         """The runtimes of these tenants, or of all, each once."""

@@ -13,7 +13,7 @@ from partitions.plan import Granules
 from partitions.probe import Placement
 from partitions.strain import Strain, Strained
 
-from ..accounts.usage import Report
+from ..accounts.usage import Count, Report
 from ..config.schema import ModelOptions
 from .descriptions import DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
 from .stretch import Wide, WidePartition
@@ -82,6 +82,12 @@ class Placements(Protocol):
         """Have models of its tenants ready on these granules too; all others have none. Returns when they are: what there is.
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
+        """
+
+    async def moved(self, figures: Mapping[str, Mapping[str, Count]]) -> None:
+        """What a work of each model (`name/version`) of fenced tenants moves in bytes of memory, as far as that is known now.
+
+        Said again every few seconds, so that a process that replaces another knows it as well.
         """
 
     async def stretches(self) -> dict[str, WidePartition]:

@@ -75,6 +75,11 @@ class Placements:
         await self.settled()
         return await self.rungs()
 
+    async def moved(self, figures: Mapping[str, Mapping[str, int]]) -> None:
+        for name, theirs in figures.items():
+            if name in self.means.workers:
+                self.of(name).moved(theirs)
+
     async def settled(self) -> None:
         """Wait until all is made, or cannot be."""
         for each in list(self._tenants.values()):

@@ -74,6 +74,7 @@ class TenantPlacements:
         self._problem = ""
         self._too_long: dict[ModelKey, str] = {}
         self._logged: set[ModelKey] = set()
+        self._moved: Mapping[str, int] = {}
         self._statistics = WideStatistics()
         self._making: asyncio.Task[None] | None = None
         self._again = False
@@ -100,6 +101,15 @@ class TenantPlacements:
         """Be ready on each of these granules; what else is ready is closed. Does not wait."""
         self._wanted = tuple(map(tuple, wanted))
         self.follow()
+
+    def moved(self, figures: Mapping[str, int]) -> None:
+        """A work of each of these models (`name/version`) moves so many bytes of memory. Does not wait."""
+        self._moved = figures
+
+    def moved_by_key(self) -> dict[ModelKey, int]:
+        """The same of all models that the tenant has now; 0 where it is not known."""
+        worker = self.worker
+        return {key: self._moved.get(_label(key), 0) for key in (list(worker.executors) if worker else ())}
 
     def follow(self) -> None:
         """The tenant's models have changed: make those ready that are not. Does not wait."""

@@ -17,6 +17,8 @@ from ..accounts.usage import NS, Moved, Report, Row, Totals
 from ..control.controlled_device import ControlledDevice, memory_on
 from ..control.descriptions import NOT_OPENED, ModelMemory
 from ..control.device_runtime import DeviceRuntime
+from ..control.together import together
+from ..errors import RequestError
 from .usage_files import UsageFiles
 
 log = logging.getLogger("greenlane.control")
@@ -25,6 +27,8 @@ INTERVAL = 1.0
 """Seconds between two reports. A process that is killed takes with it what it used since its last one."""
 GUESSING = 60.0
 """Seconds between two looks at what models take of devices' memory, from which it is guessed what their works move."""
+SAYING = 2.0
+"""The same where tenants are fenced, after which their device sides are said what works move."""
 LIMIT = 2.0
 """Seconds that the end of the server waits for the last row of the file."""
 
@@ -55,6 +59,7 @@ class Accountant:
         self._said = asyncio.Event()
         self._guesses: Mapping[str, Mapping[Row, Moved]] = {}
         self._guessed: int | None = None
+        self._said_at: int | None = None
         self._collecting: asyncio.Task[None] | None = None
         self._failed = False
 
@@ -156,18 +161,32 @@ class Accountant:
                     await self._said.wait()
             self._said.clear()
             try:
-                if self._moved:
-                    await self._guess(self._clock())
+                now, fenced = self._clock(), [device for device in self._devices if device.fences]
+                if self._moved or fenced:
+                    await self._guess(now, SAYING if fenced else GUESSING)
                 totals = await self.collect()
+                if fenced and (self._said_at is None or now - self._said_at >= SAYING * NS):
+                    self._said_at = now
+                    await together(self._say(device) for device in fenced)
                 self._history.add(totals)
                 if self._files and self._files.due(totals):
                     await self._files.write(totals)
             except Exception as error:
                 self._warn(error)
 
-    async def _guess(self, now: int) -> None:
+    async def _say(self, device: ControlledDevice) -> None:
+        """Say to each device side what works of its fenced tenants move. Models that have gone are not named any more."""
+        traffic, guesses = self._account.traffic(device.name) or Traffic(), self._guesses.get(device.name, NO_GUESSES)
+        figures: dict[str, dict[str, int]] = {name: {} for name in device.fences}
+        for (tenant, model), guess in guesses.items():
+            if tenant in figures:
+                figures[tenant][model] = traffic.memory_of((tenant, model), guess.memory)
+        with suppress(RequestError):  # It is being started again, and is said it then.
+            await together(each.placements.moved(device.of(each, figures)) for each in device.distinct(figures))
+
+    async def _guess(self, now: int, every: float) -> None:
         """A work reads its model's weights and its inputs, and writes its outputs; over PCIe it is the latter two."""
-        if self._guessed is not None and now - self._guessed < GUESSING * NS:
+        if self._guessed is not None and now - self._guessed < every * NS:
             return
         self._guessed = now
         try:

@@ -11,6 +11,7 @@ from ...control.device_runtime import Moves, Placements
 from ...control.stretch import Wide, WidePartition
 from ...errors import Conflict, RequestError, Unavailable
 from ..channels.calls import proxy
+from ..channels.report_source import in_time
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
 from .device_reports import DeviceReports
@@ -95,6 +96,9 @@ class RemotePlacements:
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self._kept.ready = {name: list(each) for name, each in ready.items()}
         return await self._process.hold(ready)
+
+    async def moved(self, figures: Mapping[str, Mapping[str, int]]) -> None:
+        await in_time(self._process.moved(figures))
 
     async def stretches(self) -> dict[str, WidePartition]:
         return await self._reports.stretches()

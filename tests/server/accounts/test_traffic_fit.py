@@ -147,6 +147,25 @@ def test_rates_that_change_are_followed(seed: int, factor: float) -> None:
     assert fit.measured(0)
 
 
+@some
+@given(seeds)
+def test_what_a_hog_certainly_moves_is_known_after_two_windows(seed: int) -> None:
+    """Beside a model that was there before, which is certain of no more than a hundredth of the hog's bytes."""
+    device = Device(seed, [2e7, 1e9], background=1e10)
+    fit = device.run(5, lambda _, random: (random.poisson(400), 0))
+    assert fit.at_least(1) == 0
+    device.run(2, lambda _, random: (random.poisson(400), random.poisson(5000)))
+    assert 0.8 * 1e9 < fit.at_least(1) < 1.1 * 1e9
+    assert 400 * fit.at_least(0) < 0.01 * 5000e9
+
+
+def test_what_another_model_moved_is_not_certain_of_one_that_always_ran_beside_it() -> None:
+    device = Device(3, [2e7, 1e9])
+    fit = device.run(10, lambda *_: (5000, 5000))
+    assert fit.bytes_of(0) > 1e8
+    assert fit.at_least(0) < 1e8
+
+
 def test_traffic_of_others_is_said_not_to_fit() -> None:
     device = Device(1, [4e8])
     fit = device.run(50, varying([1000]))

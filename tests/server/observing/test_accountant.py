@@ -12,6 +12,7 @@ import pytest
 from server.accounts.usage import NS, DeviceTotals, ModelTotals, Moved, Report, TenantTotals, TenantUsages, Totals, Usage
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, ModelMemory, TenantMemory
+from server.errors import Unavailable
 from server.observing.accountant import Accountant
 from server.observing.usage_files import COLUMNS, UsageFiles, rows
 
@@ -111,6 +112,13 @@ class FakeModels:
         return [TenantMemory("acme", None, 0, 0, 0, 0.0, 0.0, [ModelMemory("mob", "1", False, self._memory)])]
 
 
+class NoModels:
+    """Acme has none any more."""
+
+    async def memory(self) -> Any:
+        return []
+
+
 @pytest.mark.parametrize("memory", [{"weights": 800, "buffers": 100}, RuntimeError("it broke")])
 async def test_when_a_device_says_what_it_moved_works_are_asked_for_at_once(
     memory: Any, caplog: pytest.LogCaptureFixture
@@ -134,6 +142,70 @@ async def test_when_a_device_says_what_it_moved_works_are_asked_for_at_once(
     assert traffic
     assert traffic.rates["acme", "mob/1"][0].memory == pytest.approx(4500, rel=0.1)
     assert len(caplog.records) == isinstance(memory, Exception)
+
+
+class FakePlacements:
+    """Keeps the last figures; or raises that its process has ended."""
+
+    def __init__(self) -> None:
+        self.figures: Any = None
+        self.calls = 0
+        self.away = False
+
+    async def moved(self, figures: Any) -> None:
+        self.calls += 1
+        if self.away:
+            raise Unavailable("it is being started again")
+        self.figures = figures
+
+
+async def said(site: Site, placements: FakePlacements) -> Any:
+    """What is said next of what works move, more than SAYING later."""
+    calls = placements.calls
+    site.now += 2 * NS
+    site.accountant.moved("0", Moved())
+    async with asyncio.timeout(20):
+        while placements.calls == calls:
+            await asyncio.sleep(0)
+    return placements.figures
+
+
+async def test_fenced_tenants_device_sides_are_said_what_works_move() -> None:
+    """Guesses at first, then what the device's meter shows; models that have gone are not named."""
+    site, placements, memory = Site(), FakePlacements(), {"weights": 700, "buffers": 100}
+    site.side.models, site.side.placements = FakeModels(memory), placements
+    site.device.fences = {"acme": object()}
+    site.accountant.start()
+    assert await said(site, placements) == {"acme": {"mob/1": 800}}
+    for reading in range(1, 6):
+        site.now += 2 * NS
+        site.side.used(reading * 1000, works=10 * reading)
+        site.accountant.moved("0", Moved(90_000_000 * reading))
+        async with asyncio.timeout(20):
+            while site.accountant.totals().devices["0"].moved != Moved(90_000_000 * reading):
+                await asyncio.sleep(0)
+    assert (await said(site, placements))["acme"]["mob/1"] == pytest.approx(9_000_000, rel=0.5)
+    placements.away = True
+    await said(site, placements)
+    placements.away, site.side.models = False, FakeModels(memory)
+    assert "mob/1" in (await said(site, placements))["acme"], "a process that replaces another is said it too"
+    site.side.models = NoModels()
+    await said(site, placements)
+    assert (await said(site, placements)) == {"acme": {}}
+    await site.accountant.close()
+
+
+async def test_where_no_tenant_is_fenced_nothing_is_said() -> None:
+    site, placements = Site(), FakePlacements()
+    site.side.models, site.side.placements = FakeModels({"weights": 700}), placements
+    site.accountant.start()
+    for _ in range(3):
+        site.now += 10 * NS
+        site.accountant.moved("0", Moved())
+        for _ in range(20):
+            await asyncio.sleep(0)
+    await site.accountant.close()
+    assert placements.calls == 0
 
 
 def parsed(folder: Path) -> dict[str, list[dict[str, str]]]:
