@@ -7,7 +7,7 @@ An engine library names the kinds of devices that it serves from; hardly anythin
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from .deposit import Deposit
 from .strain import Strain, Strained
@@ -73,6 +73,18 @@ class Held:
     units: int
     since: int
     until: int
+
+
+class Bandwidth(NamedTuple):
+    """What a device moves at most, in bytes a second, by its clocks and the widths of its buses: peaks that no work reaches.
+
+    `memory` is its own memory's, `unit` what one unit (an SM) draws of that and its caches, whatever it runs, and `pcie` the
+    host's link, each way; 0 if that is not known.
+    """
+
+    memory: int
+    unit: int
+    pcie: int = 0
 
 
 class Partition(Protocol):
@@ -194,6 +206,9 @@ class Device(Protocol):
 
     def memory(self) -> int | None:
         """Bytes of memory that the device has; None if that cannot be found out. May block."""
+
+    def bandwidth(self) -> Bandwidth | None:
+        """What the device moves at most; None if that cannot be found out, or is not shared out by units. May block."""
 
     def energy(self) -> int | None:
         """Microjoules that the device has taken, on a meter that only grows but may begin again; None if there is none.

@@ -251,6 +251,9 @@ class CpuDevice:
         """See `Device.memory`: this machine's."""
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
+    def bandwidth(self) -> None:
+        """See `Device.bandwidth`: what a core draws is not bounded by what cores there are."""
+
     def pin(self, address: int, nbytes: int) -> "CpuDevice":
         """Do nothing, and return something to close: cores reach all memory."""
         return self

@@ -217,7 +217,7 @@ class _Check:
 
     def _plan(self, device: Device, tenants: Iterable[str]) -> Plan:
         """The granules that each of these tenants would hold; empty if the shares do not fit."""
-        counts, problems = self._config.counts(device.unit, device.granules, tenants)
+        counts, problems = self._config.counts(device.unit, device.granules, tenants, device.bandwidth())
         self._found.wrong.update(dict.fromkeys(problems))
         try:
             return PartitionManager(device).plan(counts).after

@@ -8,12 +8,12 @@ from typing import Any
 from engines import TensorSpec
 
 from .config.changes import LIMITS_OF_TENANT, written
-from .config.tenant import TenantConfig
+from .config.tenant import FENCES, TenantConfig
 from .link.blocks import largest_block
 from .tenants.catalog import ModelVersion
 
 SETTINGS = (
-    *("burst", "lend", "ladder", "min_granules", "weights", "target_p99", "target_rate"),
+    *("burst", "lend", *FENCES, "ladder", "min_granules", "weights", "target_p99", "target_rate"),
     *LIMITS_OF_TENANT,
     *("max_execution", "device_memory", "paging", "http_processes"),
 )

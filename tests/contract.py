@@ -527,6 +527,11 @@ class Contract:
         assert "\n" not in subject.device.describe()
         assert (subject.device.memory() or 1) > 0
 
+    def test_a_unit_draws_a_part_of_what_the_device_moves(self, subject: Subject) -> None:
+        if moves := subject.device.bandwidth():
+            assert 0 < moves.unit < moves.memory
+            assert 0 <= moves.pcie < moves.memory
+
 
 class StreamingContract:
     """The promises of `engines.base.Streaming`.

@@ -36,7 +36,7 @@ from engines.memory import view
 from engines.settings import overridden
 from engines.signature import align
 from partitions import DeviceUnavailable, Partition, PartitionError
-from partitions.base import Held
+from partitions.base import Bandwidth, Held
 from partitions.deposit import Deposit
 from partitions.strain import Strain, Strained, check
 
@@ -305,6 +305,7 @@ class FakeDevice:
         self.granules = tuple(granules)
         self.script = script or Script()
         self.on_host_cores = False
+        self.moves: Bandwidth | None = None
         self.loads = FakeLoads()
         self.lie: Callable[[FakePartition], frozenset[int]] | None = None
         self.partitions: list[FakePartition] = []
@@ -339,6 +340,9 @@ class FakeDevice:
 
     def memory(self) -> int | None:
         return None
+
+    def bandwidth(self) -> Bandwidth | None:
+        return self.moves
 
     def energy(self) -> int | None:
         return None

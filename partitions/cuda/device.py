@@ -22,7 +22,7 @@ from typing import TypeVar
 from cuda.bindings import driver
 from cuda.core import Device, Stream
 
-from ..base import Held
+from ..base import Bandwidth, Held
 from ..deposit import Deposit
 from ..errors import DeviceUnavailable, Misplaced, PartitionError
 from ..mps import is_mps_client
@@ -404,6 +404,11 @@ class CudaDevice:
         """See `Device.memory`. Raises PartitionError, DeviceLost."""
         with self.current(), translated(f"asking for the memory of {self!r}"):
             return int(handle_return(driver.cuDeviceTotalMem(self.index)))
+
+    def bandwidth(self) -> Bandwidth | None:
+        """See `Device.bandwidth`. An SM reads at most a line of 64 bytes each clock from the L2 cache."""
+        memory, clock = (self._nvml.bandwidth(), self._nvml.sm_clock()) if self._nvml else (None, None)
+        return Bandwidth(memory, 64 * clock, self._nvml.link() or 0) if self._nvml and memory and clock else None
 
     def energy(self) -> int | None:
         """See `Device.energy`."""

@@ -16,6 +16,10 @@ _NOT_AVAILABLE = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, of memory that the driver does not manage, as on Windows."""
 _CLOCK_OF_MEMORY = 2
 """NVML_CLOCK_MEM."""
+_CLOCK_OF_SMS = 1
+"""NVML_CLOCK_SM."""
+_LANE = {1: 250_000_000, 2: 500_000_000, 3: 984_615_384, 4: 1_969_230_769, 5: 3_938_461_538, 6: 7_562_500_000}
+"""Bytes a second that a lane of PCIe moves each way, by generation: for the 5th 32 GT/s, of which 128 in 130 bits are data."""
 _GPM_VERSION = 1
 """NVML_GPM_SUPPORT_VERSION and NVML_GPM_METRICS_GET_VERSION."""
 _DRAM_BW_UTIL, _PCIE_TX_PER_SEC, _PCIE_RX_PER_SEC = 10, 20, 21
@@ -93,10 +97,28 @@ class Nvml:
 
         CUDA C++ Best Practices Guide, "Theoretical Bandwidth Calculation". It is 3.35 TB/s on an H100 of the SXM kind.
         """
-        megahertz, bits = ctypes.c_uint(), ctypes.c_uint()
-        failed = self._library.nvmlDeviceGetMaxClockInfo(self._handle, _CLOCK_OF_MEMORY, ctypes.byref(megahertz))
-        failed = failed or self._library.nvmlDeviceGetMemoryBusWidth(self._handle, ctypes.byref(bits))
-        return None if failed or not megahertz.value or not bits.value else megahertz.value * 10**6 * 2 * bits.value // 8
+        clock, bits = self._clock(_CLOCK_OF_MEMORY), self._number("nvmlDeviceGetMemoryBusWidth")
+        return clock * 2 * bits // 8 if clock and bits else None
+
+    def sm_clock(self) -> int | None:
+        """The most clocks a second of its SMs."""
+        return self._clock(_CLOCK_OF_SMS)
+
+    def link(self) -> int | None:
+        """Bytes a second that its PCIe link moves each way at most, as it is built in this host."""
+        generation = self._number("nvmlDeviceGetMaxPcieLinkGeneration")
+        lanes = self._number("nvmlDeviceGetMaxPcieLinkWidth")
+        return _LANE[generation] * lanes if generation in _LANE and lanes else None
+
+    def _clock(self, kind: int) -> int | None:
+        megahertz = ctypes.c_uint()
+        failed = self._library.nvmlDeviceGetMaxClockInfo(self._handle, kind, ctypes.byref(megahertz))
+        return None if failed or not megahertz.value else megahertz.value * 10**6
+
+    def _number(self, function: str) -> int | None:
+        """What a function of the GPU answers that gives one number."""
+        number = ctypes.c_uint()
+        return None if getattr(self._library, function)(self._handle, ctypes.byref(number)) else number.value
 
     def traffic(self, clock: Callable[[], float] = time.monotonic) -> "Traffic | None":
         """What counts the bytes that the GPU moves from now on, which NVML calls GPM: GPU performance monitoring.

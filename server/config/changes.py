@@ -9,7 +9,7 @@ from .forms import cut, form_of, literal
 from .schema import Config, ModelOptions
 from .server import ServerConfig
 from .tables import KeyPath, Section, dotted
-from .tenant import SHARES, TenantConfig
+from .tenant import FENCES, SHARES, TenantConfig
 
 LIVE_OF_SERVER = ("admin_key_sha256", "allowed_hosts", "cors_origins", "default_tenant", "drain_grace", "drain_timeout")
 """Keys of [server] that may change while it serves."""
@@ -24,9 +24,10 @@ LIMITS_OF_TENANT = (
     "max_large_bodies",
 )
 LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT, *SHARES)
-"""Keys of [tenants.NAME] that may."""
+"""Keys of [tenants.NAME] that may. FENCES may too where a tenant had one of them at the start."""
 WITHOUT_LOADING = ("weights", "text")
 """Keys of [models.NAME] for which the model is not loaded again. All of them may change."""
+_NONE_FENCED = "no tenant had memory_bandwidth or pcie at the start, so no process says whether its tenant is at work"
 ABSENT = "(not set)"
 _DIGITS = 8
 """Digits of a digest that are shown."""
@@ -57,7 +58,8 @@ def compare(old: Config, new: Config) -> list[Change]:
     for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
         before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
         found += _within(("models", name), before, after, tuple(ModelOptions.model_fields))
-    return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT, _fixed(old, new)))
+    live = LIVE_OF_TENANT + (FENCES if any(each.fenced for each in old.tenants.values()) else ())
+    return found + list(_tables("tenants", old.tenants, new.tenants, live, _fixed(old, new)))
 
 
 def arrivals(old: Config, new: Config) -> list[str]:
@@ -82,8 +84,9 @@ def resized(old: Config, new: Config) -> list[str]:
 def _fixed(old: Config, new: Config) -> Callable[[str], str]:
     """Says why a tenant cannot come or go while the server runs; "" if it can."""
     going = {old.tenants[name].port: name for name in removals(old, new)}
-    bursts = (each.name for config in (old, new) for each in config.tenants.values() if each.burst is not None)
-    borrower = next(bursts, "")
+    tenants = [each for config in (old, new) for each in config.tenants.values()]
+    borrower = next((each.name for each in tenants if each.burst is not None), "")
+    fenced = next((each.name for each in tenants if each.fenced), "")
 
     def why(name: str) -> str:
         tenant = new.tenants[name] if name in new.tenants else old.tenants[name]
@@ -95,6 +98,8 @@ def _fixed(old: Config, new: Config) -> Callable[[str], str]:
             return f"its port is that of tenant {had} until that has gone, which a reload before can have it do"
         if borrower:
             return f"tenant {borrower} has a burst, and who may lend to whom is settled at the start"
+        if fenced:
+            return f"tenant {fenced} is held to a share of bandwidth, and for whose sake is settled at the start"
         return ""
 
     return why
@@ -142,7 +147,8 @@ def _within(path: KeyPath, old: Section, new: Section, live: tuple[str, ...]) ->
     for key, field in type(old).model_fields.items():
         before, after = getattr(old, key), getattr(new, key)
         if not field.exclude and before != after:
-            yield Change(dotted((*path, key)), _text(field, before), _text(field, after), key in live)
+            why = _NONE_FENCED if key in FENCES and key not in live else ""
+            yield Change(dotted((*path, key)), _text(field, before), _text(field, after), key in live, why)
 
 
 def written(section: Section, keys: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from .tables import dotted
 
 BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
+RATES = {"TB": 10**12, "GB": 10**9, "MB": 10**6}
 _MOST_SHOWN = 60  # Characters of a value in an error, so that a pasted file does not hide what was expected.
 
 
@@ -90,6 +91,14 @@ def write_size(count: int) -> str | int:
     """Bytes in the largest binary unit that needs no fraction."""
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if count and count % BYTES[unit] == 0), None)
     return f"{count // BYTES[unit]}{unit}" if unit else count
+
+
+def write_rate(count: int) -> str:
+    """Bytes a second in the largest unit that needs no fraction of more than nine digits."""
+    texts = ((unit, f"{count / factor:.9f}".rstrip("0").rstrip(".")) for unit, factor in RATES.items() if count >= factor)
+    return next(
+        (f"{text}{unit}/s" for unit, text in texts if round(float(text) * RATES[unit]) == count), f"{count / 10**6}MB/s"
+    )
 
 
 def write_duration(seconds: float) -> str:

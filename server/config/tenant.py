@@ -6,6 +6,7 @@ from pydantic import Field
 
 from .tables import ConfigError, Section, dotted
 from .values import (
+    BandwidthShare,
     Cores,
     DeviceNames,
     Digests,
@@ -25,6 +26,9 @@ MOST_RATE = 10**12
 
 SHARES = ("granules", "cores", "sms")
 """The keys of a tenant's share of the device."""
+
+FENCES = ("memory_bandwidth", "pcie")
+"""The keys of its share of what partitions of a device have in common."""
 
 _SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
 
@@ -71,6 +75,17 @@ class TenantConfig(Section, frozen=True):
         examples=[[4, 8, 16]],
         description="Shares between which the tenant can change in microseconds, counted as its share is: its models "
         "are made ready for each of them, which takes memory. The autopilot changes its share between these only.",
+    )
+    memory_bandwidth: BandwidthShare | None = Field(
+        default=None,
+        examples=["auto", 0.4, "1.2TB/s"],
+        description="GPU only: the most of the GPU's memory bandwidth that the tenant draws while others there are at work, as "
+        'a part of all there is or a rate; "auto" is its part of the SMs. Without it nothing holds it back.',
+    )
+    pcie: BandwidthShare | None = Field(
+        default=None,
+        examples=["auto", 0.4, "20GB/s"],
+        description="The same of its PCIe link, each way, by inputs and outputs of its requests.",
     )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     weights: WeightsByModel | None = Field(
@@ -216,6 +231,11 @@ class TenantConfig(Section, frozen=True):
         if self.max_execution is None:
             return default, "server.max_execution"
         return self.max_execution, dotted(("tenants", self.name, "max_execution"))
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the tenant is held to a share of bandwidth."""
+        return any(getattr(self, key) is not None for key in FENCES)
 
     def with_models(self, models: Iterable[str]) -> "TenantConfig":
         """The same with this list of models."""

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from partitions.plan import ranges
 
-from .forms import BYTES, SECONDS, Form, write_duration, write_size
+from .forms import BYTES, RATES, SECONDS, Form, write_duration, write_rate, write_size
 
 MOST_WARM = 64
 """Shapes to be ready for: each is run before its model is served, and compiled first where a GPU needs that."""
@@ -34,6 +34,9 @@ MOST_WIDTHS = 8
 LEND = 0.001
 """Seconds that `lend = true` stands for."""
 
+LEAST_RATE = 10**6
+"""Bytes a second of a fence that names a rate."""
+
 WATCH = 5.0
 """Seconds between two looks that `watch = true` stands for."""
 LEAST_WATCH = 0.1
@@ -41,6 +44,7 @@ LEAST_WATCH = 0.1
 
 _SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
 _DURATION = r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)$"
+_RATE = r"^([0-9]{1,9}(?:\.[0-9]{1,9})?)([TGM]B)/s$"
 _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 _MOST_CORES = 2**16  # So that a typo such as "0-99999999999" gives an error instead of filling the memory.
 
@@ -62,6 +66,15 @@ def _duration(value: object, info: ValidationInfo) -> object:
         raise ValueError
     times, over = SECONDS[found[2]]
     return float(found[1]) * times / over
+
+
+def _bandwidth(value: object) -> object:
+    """Bytes a second for a rate, a float for a part."""
+    if isinstance(value, str) and value != "auto":
+        if not (found := re.fullmatch(_RATE, value)):
+            raise ValueError
+        return round(float(found[1]) * RATES[found[2]])
+    return 1.0 if type(value) is int and value == 1 else value
 
 
 def _lent(value: object, info: ValidationInfo) -> object:
@@ -265,6 +278,19 @@ Lent = Annotated[
         "true, false or a duration",
         f"true, which is '{1000 * LEND:g}ms', false, or a duration of at most 1 s: a text such as '500us' or '2ms'",
         lambda seconds: write_duration(seconds) if seconds else False,
+    ),
+]
+BandwidthShare = Annotated[
+    Literal["auto"] | Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=LEAST_RATE)],
+    BeforeValidator(
+        _bandwidth,
+        json_schema_input_type=Literal["auto"] | Annotated[float, Field(gt=0, le=1)] | Annotated[str, Field(pattern=_RATE)],
+    ),
+    Form(
+        '`"auto"`, a part, or a rate',
+        "'auto' for the tenant's part of the SMs, a part of the device's above 0 and up to 1, or a rate from 1MB/s on: a text "
+        "such as '1.2TB/s' or '20GB/s'",
+        lambda value: write_rate(value) if isinstance(value, int) else value,
     ),
 ]
 Watched = Annotated[

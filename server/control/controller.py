@@ -165,7 +165,7 @@ class Controller:
             return
         device.info = (await together(runtime.open() for runtime in runtimes))[0]
         unit, sizes = device.info.unit, device.info.granules
-        self.config.fit(unit, sizes, device.runtimes)
+        self.config.fit(unit, sizes, device.runtimes, device.info.bandwidth)
         counts = {name: self.tenants[name].share(unit, sizes) for name in device.runtimes}
         after = device.plan(counts).after
         for cores in await together(runtime.start(device.of(runtime, after)) for runtime in runtimes):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
+from partitions.base import Bandwidth
 from partitions.plan import Granules
 
 from ..accounts.usage import Count, Name
@@ -23,6 +24,7 @@ class DeviceInfo(NamedTuple):
     address: str = ""
     shared: bool = False
     """Whether several processes have partitions of it, so that only all of them together can show that these are apart."""
+    bandwidth: Bandwidth | None = None
 
 
 NOT_OPENED = DeviceInfo("", "not opened yet", "", ())

@@ -68,7 +68,7 @@ def _plan_device(
 ) -> None:
     """Add one device to the plan. Raises ConfigError for a share that is not a number of its granules, and DoesNotFit."""
     unit, sizes = device.info.unit, device.info.granules
-    new.fit(unit, sizes, [*stay, *coming])
+    new.fit(unit, sizes, [*stay, *coming], device.info.bandwidth)
     before = {name: device.held[name].granules for name in stay}
     counts = {name: new.tenants[name].share(unit, sizes) for name in (*changed, *coming)}
     kept = {name: len(granules) for name, granules in before.items()}

@@ -125,7 +125,9 @@ class Runtime:
 
     async def open(self) -> DeviceInfo:
         device = self.device
-        return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules), device.address, device.shared)
+        moves = await asyncio.to_thread(device.bandwidth)
+        said = device.kind, device.describe(), device.unit, tuple(device.granules), device.address, device.shared
+        return DeviceInfo(*said, moves)
 
     async def start(
         self,

@@ -79,6 +79,9 @@ class VirtualDevice:
     def memory(self) -> int | None:
         return None
 
+    def bandwidth(self) -> None:
+        """It has none that is known."""
+
     def energy(self) -> int | None:
         return None
 

@@ -14,7 +14,8 @@ from .gpu import Gpu
 
 NAME = "libnvidia-ml.so.1"
 NOT_SUPPORTED, INSUFFICIENT_SIZE, UNKNOWN = 3, 7, 999
-CLOCK_MEM = 2
+MHZ = {1: 1980, 2: 2619}
+"""The most of NVML_CLOCK_SM and NVML_CLOCK_MEM of an H100, of the SXM kind."""
 GPM = 10, 21, 20
 """NVML_GPM_METRIC_DRAM_BW_UTIL in percent, PCIE_RX_PER_SEC and PCIE_TX_PER_SEC in MiB a second."""
 OTHERS = 1
@@ -41,14 +42,20 @@ class Library:
         return 0
 
     def nvmlDeviceGetMaxClockInfo(self, handle: Any, kind: int, megahertz: Any) -> int:
-        """An H100's, of the SXM kind."""
-        assert kind == CLOCK_MEM
-        megahertz._obj.value = 2619
+        megahertz._obj.value = MHZ[kind]
         return self._entered("nvmlDeviceGetMaxClockInfo")
 
     def nvmlDeviceGetMemoryBusWidth(self, handle: Any, bits: Any) -> int:
         bits._obj.value = 5120
         return self._entered("nvmlDeviceGetMemoryBusWidth")
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any, generation: Any) -> int:
+        generation._obj.value = 5
+        return self._entered("nvmlDeviceGetMaxPcieLinkGeneration")
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any, lanes: Any) -> int:
+        lanes._obj.value = 16
+        return self._entered("nvmlDeviceGetMaxPcieLinkWidth")
 
     def nvmlGpmQueryDeviceSupport(self, handle: Any, support: Any) -> int:
         assert support._obj.version == 1

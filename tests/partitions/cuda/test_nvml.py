@@ -1,6 +1,7 @@
 """What a GPU moves, by NVML's GPM on a simulated GPU."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -84,3 +85,19 @@ def test_there_is_none_where_a_call_fails(gpu: Gpu, nvml: Any, call: str) -> Non
 def test_there_is_none_where_the_gpu_does_not_count(gpu: Gpu, nvml: Any) -> None:
     gpu.moved = None
     assert nvml.traffic() is None
+
+
+def test_what_a_gpu_moves_at_most_is_by_its_clocks_and_buses(gpu: Gpu) -> None:
+    with installed(gpu) as cuda, closing(cuda.open_cuda(Gpu.index)) as device:
+        moves = device.bandwidth()
+        assert moves == (PEAK, 64 * 1980 * 10**6, 16 * 3_938_461_538)
+        gpu.fail("nvmlDeviceGetMaxPcieLinkWidth")
+        assert device.bandwidth() == (PEAK, 64 * 1980 * 10**6, 0), "its link is not known"
+        gpu.fail("nvmlDeviceGetMaxClockInfo")
+        assert device.bandwidth() is None
+
+
+def test_without_nvml_nothing_is_known_of_what_a_gpu_moves(gpu: Gpu) -> None:
+    gpu.has_nvml = False
+    with installed(gpu) as cuda, closing(cuda.open_cuda(Gpu.index)) as device:
+        assert device.bandwidth() is None

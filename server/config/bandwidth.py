@@ -1,0 +1,61 @@
+"""What the keys `memory_bandwidth` and `pcie` of tenants come to on a device. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from partitions.base import Bandwidth
+
+from .forms import write_rate
+from .tables import dotted
+from .tenant import FENCES, TenantConfig
+
+NAMES = {"memory_bandwidth": "memory bandwidth", "pcie": "PCIe"}
+"""What FENCES are shares of."""
+_MOST = 1 + 1e-9
+"""The sum of parts such as 0.3, which are not exact."""
+
+
+def whole(key: str, moves: Bandwidth | None) -> int:
+    """The bytes a second of which this key is a share; 0 if that is not known."""
+    return 0 if moves is None else moves.memory if key == "memory_bandwidth" else moves.pcie
+
+
+def rate(tenant: TenantConfig, key: str, units: float, there: int) -> int:
+    """The bytes a second that a tenant with this part of the units is held to, of so many; 0 for none, or for one not known."""
+    value = getattr(tenant, key)
+    if value is None:
+        return 0
+    return value if isinstance(value, int) else int((units if value == "auto" else value) * there)
+
+
+def too_much(
+    tenants: Mapping[str, TenantConfig], counts: Mapping[str, int], sizes: Sequence[int], moves: Bandwidth | None
+) -> list[str]:
+    """Why shares of bandwidth add up to more than there is, for tenants that have so many granules of these sizes.
+
+    Rates do not count where the whole is not known.
+    """
+    problems = []
+    for key in FENCES:
+        parts = {
+            name: _part(getattr(tenants[name], key), count / len(sizes), whole(key, moves)) for name, count in counts.items()
+        }
+        known = {name: part for name, part in parts.items() if part is not None}
+        if (total := sum(known.values())) > _MOST:
+            terms = " + ".join(_term(tenants[name], key, part) for name, part in known.items())
+            of, them = f"of the device's {NAMES[key]}", "them" if len(known) > 1 else "it"
+            if there := whole(key, moves):
+                of += f", which is {write_rate(there)}"
+            problems.append(f"{terms} = {total:.3g} {of}: lower {them} by {total - 1:.2g}")
+    return problems
+
+
+def _part(value: object, units: float, there: int) -> float | None:
+    if isinstance(value, int):
+        return value / there if there else None
+    return units if value == "auto" else value if isinstance(value, float) else None
+
+
+def _term(tenant: TenantConfig, key: str, part: float) -> str:
+    value = getattr(tenant, key)
+    text = f"{value:g}" if isinstance(value, float) else f"{value if value == 'auto' else write_rate(value)} ({part:.3g})"
+    return f"{dotted(('tenants', tenant.name, key))} {text}"

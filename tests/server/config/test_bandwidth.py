@@ -1,0 +1,138 @@
+"""Shares of memory bandwidth and PCIe: how they are written, and that they fit the device."""
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from partitions.base import Bandwidth
+from server.config.bandwidth import rate, too_much
+from server.config.changes import compare
+from server.config.file import load
+from server.config.schema import Config
+from server.config.tables import ConfigError
+from server.config.tenant import TenantConfig
+
+MOVES = Bandwidth(memory=3_352 * 10**9, unit=126 * 10**9, pcie=63 * 10**9)
+FILE = """
+[models]
+repository = "models"
+[tenants.acme]
+sms = 64
+models = ["*"]
+{}
+[tenants.globex]
+sms = 64
+models = ["*"]
+{}
+"""
+
+
+def loaded(folder: Path, acme: str = "", globex: str = "") -> Config:
+    (folder / "models").mkdir(exist_ok=True)
+    (file := folder / "c.toml").write_text(FILE.format(acme, globex))
+    return load(file)
+
+
+def tenants(**given: dict[str, Any]) -> dict[str, TenantConfig]:
+    return {name: TenantConfig(name=name, granules=2, models=("*",), **keys) for name, keys in given.items()}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ('"auto"', "auto"),
+        ("0.4", 0.4),
+        ("1", 1.0),
+        ('"1.2TB/s"', 1_200 * 10**9),
+        ('"900GB/s"', 900 * 10**9),
+        ('"1MB/s"', 10**6),
+    ],
+)
+@pytest.mark.parametrize("key", ["memory_bandwidth", "pcie"])
+def test_a_share_is_a_part_or_a_rate(tmp_path: Path, key: str, written: str, value: object) -> None:
+    given = getattr(loaded(tmp_path, f"{key} = {written}").tenants["acme"], key)
+    assert (given, type(given)) == (value, type(value))
+
+
+@pytest.mark.parametrize("written", ["0", "1.5", "2", "-0.1", "true", '"1.2TB"', '"0.5MB/s"', '"fast"', '"1.2 TB/s"', "nan"])
+def test_what_is_no_share_is_refused_with_what_was_expected(tmp_path: Path, written: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loaded(tmp_path, f"memory_bandwidth = {written}")
+    (problem,) = refused.value.problems
+    assert "tenants.acme.memory_bandwidth: " in problem
+    assert "is not 'auto' for the tenant's part of the SMs, a part of the device's above 0 and up to 1, or a rate" in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"acme": {"memory_bandwidth": 0.6}, "globex": {"memory_bandwidth": "auto"}},
+            "tenants.acme.memory_bandwidth 0.6 + tenants.globex.memory_bandwidth auto (0.5) = 1.1 of the device's memory "
+            "bandwidth, which is 3.352TB/s: lower them by 0.1",
+        ),
+        (
+            {"acme": {"memory_bandwidth": 4 * 10**12}, "globex": {}},
+            "tenants.acme.memory_bandwidth 4TB/s (1.19) = 1.19 of the device's memory bandwidth, which is 3.352TB/s: "
+            "lower it by 0.19",
+        ),
+        (
+            {"acme": {"pcie": 60 * 10**9}, "globex": {"pcie": 0.2}},
+            "tenants.acme.pcie 60GB/s (0.952) + tenants.globex.pcie 0.2 = 1.15 of the device's PCIe, which is 63GB/s: "
+            "lower them by 0.15",
+        ),
+    ],
+)  # fmt: skip
+def test_shares_of_more_than_there_is_are_refused_with_the_numbers(given: dict[str, Any], problem: str) -> None:
+    counts = {"acme": 2, "globex": 2}
+    assert too_much(tenants(**given), counts, [8] * 4, MOVES) == [problem]
+    config = Config.model_construct(tenants=MappingProxyType(tenants(**given)), source="c.toml")
+    with pytest.raises(ConfigError, match="lower "):
+        config.fit("SM", [8] * 4, moves=MOVES)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"acme": {"memory_bandwidth": "auto"}, "globex": {"memory_bandwidth": "auto"}},
+        {"acme": {"memory_bandwidth": 0.7}, "globex": {"memory_bandwidth": 0.3}},
+        {"acme": {"memory_bandwidth": 0.9}, "globex": {"pcie": 0.9}},
+        {"acme": {}, "globex": {}},
+    ],
+)
+def test_shares_of_all_there_is_are_served(given: dict[str, Any]) -> None:
+    assert not too_much(tenants(**given), {"acme": 2, "globex": 2}, [8] * 4, MOVES)
+
+
+def test_where_the_whole_is_not_known_rates_do_not_count() -> None:
+    given = tenants(acme={"memory_bandwidth": 4 * 10**12}, globex={"memory_bandwidth": 0.7})
+    assert not too_much(given, {"acme": 2, "globex": 2}, [8] * 4, None)
+    (problem,) = too_much({**given, **tenants(acme={"memory_bandwidth": 0.5})}, {"acme": 2, "globex": 2}, [8] * 4, None)
+    assert problem.endswith("= 1.2 of the device's memory bandwidth: lower them by 0.2")
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, 0), ("auto", 250), (0.4, 400), (10**6, 10**6)])
+def test_a_share_comes_to_a_rate(value: Any, expected: int) -> None:
+    (tenant,) = tenants(acme={"memory_bandwidth": value}).values()
+    assert rate(tenant, "memory_bandwidth", 0.25, 1000) == expected
+
+
+def test_shares_change_while_serving_where_a_tenant_had_one_at_the_start(tmp_path: Path) -> None:
+    none, one, other = (loaded(tmp_path, each) for each in ("", "pcie = 0.4", 'pcie = "10GB/s"'))
+    (change,) = compare(none, one)
+    assert (change.key, change.old, change.new, change.live) == ("tenants.acme.pcie", "(not set)", "0.4", False)
+    assert change.why.startswith("no tenant had memory_bandwidth or pcie at the start")
+    (change,) = compare(one, other)
+    assert (change.old, change.new, change.live, change.why) == ("0.4", '"10GB/s"', True, "")
+    (change,) = compare(one, loaded(tmp_path, "pcie = 0.4", 'memory_bandwidth = "auto"'))
+    assert (change.key, change.live) == ("tenants.globex.memory_bandwidth", True)
+
+
+def test_no_tenant_comes_where_one_is_fenced(tmp_path: Path) -> None:
+    fenced = loaded(tmp_path, "pcie = 0.4")
+    more = loaded(tmp_path, "pcie = 0.4", '[tenants.initech]\nsms = 8\nmodels = ["*"]')
+    (change,) = compare(fenced, more)
+    assert (change.key, change.live) == ("tenants.initech", False)
+    assert change.why == "tenant acme is held to a share of bandwidth, and for whose sake is settled at the start"
