@@ -1,9 +1,10 @@
-"""What a tenant that lends and its borrowers know of each other: two pages of shared memory for each lender.
+"""What a tenant and others of its device know of each other: two pages of shared memory for each tenant that others look at.
 
-The lender's HTTP side alone writes the first page: how many requests it has open, when the last one ended, and whether it lends
-now. Who may borrow from it maps that page read-only, and reads it before each launch, without a lock. In the second page each
-borrower has a word of its own, which is 1 while a work of it uses the lender's granules: so the lender sees which of its
-requests met a borrower. When its HTTP process has ended, the pages are reset, and the next process goes on with them.
+The tenant's HTTP side alone writes the first page: how many requests it has open, when the last one ended, and whether it lends
+now. Who may borrow from it, or is fenced for its sake, maps that page read-only, and reads it before each launch, without a
+lock. In the second page each borrower has a word of its own, which is 1 while a work of it uses the lender's granules: so the
+lender sees which of its requests met a borrower. When its HTTP process has ended, the pages are reset, and the next process
+goes on with them.
 """
 
 import mmap
@@ -109,13 +110,14 @@ def create(tenants: int, processes: int = 1) -> int:
 
 
 def open_pages(tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """Create the pages of each of these that lends, if one has a burst: their descriptors, which belong to the caller.
+    """Create the pages of each of these that lends, if one has a burst, and of all, if one is fenced: their descriptors, which
+    belong to the caller.
 
     `processes` is how many HTTP processes a tenant has, if not one.
     """
-    if not any(tenant.burst for tenant in tenants.values()):
-        return {}
-    return {name: create(len(tenants), processes.get(name, 1)) for name, tenant in tenants.items() if tenant.lend}
+    burst, fenced = (any(getattr(tenant, each) for tenant in tenants.values()) for each in ("burst", "fenced"))
+    needed = [name for name, tenant in tenants.items() if fenced or (burst and tenant.lend)]
+    return {name: create(len(tenants), processes.get(name, 1)) for name in needed}
 
 
 def attach(descriptor: int, number: int = 1) -> Activity:

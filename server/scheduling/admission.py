@@ -6,7 +6,7 @@ from ..errors import DeadlineExceeded, LimitExceeded, QueueFull, Unavailable
 from ..link.messages import ModelKey
 from .deadlines import Deadlines
 from .lender import ENDED as ENDED
-from .lender import Lender
+from .lender import Neighbour
 from .limits import LIMITS, RateLimits
 from .scheduler import Scheduler
 
@@ -15,13 +15,14 @@ class Admission:
     """Belongs to the event loop of its lane. Refuses by raising, and counts what it refused.
 
     `refusing` is the reason why new requests are refused, "" if they are not; `suspended` is the part of it that is temporary.
-    `lender` is set if the tenant lends: a request that is admitted is open there until it `leave`s. `limits` are set if
-    the tenant's rate is limited. `rejected`, `expired`, `invalid` and `unread` are counts, as is `limited` by limit.
+    `neighbour` is set if others have to know when the tenant has requests: one that is admitted is open there until it
+    `leave`s. `limits` are set if the tenant's rate is limited. `rejected`, `expired`, `invalid` and `unread` are counts, as is
+    `limited` by limit.
     """
 
     def __init__(self, scheduler: Scheduler, deadlines: Deadlines) -> None:
         self.refusing = self.suspended = ""
-        self.lender: Lender | None = None
+        self.neighbour: Neighbour | None = None
         self.limits: RateLimits | None = None
         self.rejected = self.expired = self.invalid = self.unread = 0
         self.limited = dict.fromkeys(LIMITS, 0)
@@ -42,17 +43,17 @@ class Admission:
         self.check_room(charged, charged)
         if self.limits is not None and not charged:
             self.charge(1, nbytes)
-        return self.lender.begin() if self.lender is not None else ENDED
+        return self.neighbour.begin() if self.neighbour is not None else ENDED
 
     def leave(self, visit: int, model: ModelKey, latency: int) -> None:
-        """An admitted request is open no more; `latency` is as for `Lender.end`."""
-        if self.lender is not None:
-            self.lender.end(visit, model, latency)
+        """An admitted request is open no more; `latency` is as for `Neighbour.end`."""
+        if self.neighbour is not None:
+            self.neighbour.end(visit, model, latency)
 
     def close(self) -> None:
         """No request will come any more."""
-        if self.lender is not None:
-            self.lender.close()
+        if self.neighbour is not None:
+            self.neighbour.close()
 
     def check_room(self, begun: bool = False, retried: bool = False) -> None:
         """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.

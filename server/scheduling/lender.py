@@ -1,4 +1,4 @@
-"""A tenant that lends, in its HTTP process: says when it has requests open, and whether it lends."""
+"""A tenant whose neighbours have to know it, in its HTTP process: when it has requests open, and whether it lends."""
 
 import asyncio
 import logging
@@ -14,14 +14,36 @@ NOT_COMPARED, ALONE, MET, ENDED = 0, 1, 2, 3
 has ended."""
 
 
-class Lender:
-    """Belongs to the event loop. `begin` when a request's head has arrived, then `end` once, whatever becomes of it.
-
-    `limit` is the seconds that a work of a borrower may take.
+class Neighbour:
+    """One that does not lend. Belongs to the event loop. `begin` when a request's head has arrived, then `end` once, whatever
+    becomes of it.
     """
 
-    def __init__(self, tenant: str, activity: Activity, limit: float) -> None:
+    def __init__(self, activity: Activity) -> None:
         self.activity = activity
+        activity.set_lends(False)
+
+    def __repr__(self) -> str:
+        return f"<Neighbour, {self.activity!r}>"
+
+    def begin(self) -> int:
+        """A request has come; what to call `end` with."""
+        self.activity.begin()
+        return NOT_COMPARED
+
+    def end(self, kind: int, model: str = "", latency: int = 0) -> None:
+        """It has ended; with an answer `model` is the key of its model, and `latency` the nanoseconds from its body to that."""
+        self.activity.end()
+
+    def close(self) -> None:
+        """No request will come any more."""
+
+
+class Lender(Neighbour):
+    """One that lends. `limit` is the seconds that a work of a borrower may take."""
+
+    def __init__(self, tenant: str, activity: Activity, limit: float) -> None:
+        super().__init__(activity)
         self.guard = Guard(int(limit * 1e9))
         self._tenant = tenant
         self._lends = True
@@ -33,7 +55,6 @@ class Lender:
         return f"<Lender {self._tenant}, {self.activity!r}, {self.guard!r}>"
 
     def begin(self) -> int:
-        """A request has come; what to call `end` with."""
         activity = self.activity
         activity.begin()
         if activity.open > 1:
@@ -41,7 +62,6 @@ class Lender:
         return MET if activity.is_met() else ALONE
 
     def end(self, kind: int, model: str = "", latency: int = 0) -> None:
-        """It has ended; with an answer `model` is the key of its model, and `latency` the nanoseconds from its body to that."""
         self.activity.end()
         if latency and kind != NOT_COMPARED:
             now = time.monotonic_ns()

@@ -18,7 +18,7 @@ from ..link.ring import Link
 from ..link.spread import Spread
 from ..protocol.request import Limits
 from ..scheduling.lane import Lane
-from ..scheduling.lender import Lender
+from ..scheduling.lender import Lender, Neighbour
 from ..scheduling.limits import CONNECTIONS, LARGE_BODIES, RateLimits, SharedRateLimits, TokenBucket
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import HelperScheduler, Scheduler
@@ -62,13 +62,15 @@ class Tenant:
         return self.config.name
 
     def use_page(self, tenants: Mapping[str, TenantConfig], page: int, number: int = 1) -> None:
-        """Lend to others of `tenants` from now on, which are all of the configuration.
+        """Let others of `tenants`, which are all of the configuration, know from now on when there are requests, and lend to
+        them, if it does.
 
         `page` is the descriptor of its activity pages, `number` that of the process.
         """
         own = activity.attach(page, number)
         own.expect([place for place, each in enumerate(tenants.values()) if each.burst and each.name != self.name])
-        self.lane.admission.lender = Lender(self.name, own, tenants[self.name].lend)
+        lend = tenants[self.name].lend
+        self.lane.admission.neighbour = Lender(self.name, own, lend) if lend else Neighbour(own)
 
     def callable(self, name: str, version: str | None = None) -> ServedModel:
         """A model that may be called now, as `Catalog.find`. Raises Unavailable too while its inferences would be refused."""
@@ -237,8 +239,8 @@ def report(tenant: Tenant) -> Report:
     """The current report of a tenant."""
     backlog = tenant.lane.backlog()
     served = [ModelReport(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
-    lane, lender = tenant.lane, tenant.lane.admission.lender
-    lending = (lender.guard.lends, lender.guard.stops) if lender else None
+    lane, neighbour = tenant.lane, tenant.lane.admission.neighbour
+    lending = (neighbour.guard.lends, neighbour.guard.stops) if isinstance(neighbour, Lender) else None
     return Report(served, tenant.index(), lane.statistics(), lane.slots.statistics(), lending=lending)
 
 

@@ -14,6 +14,7 @@ from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.errors import Conflict
 from server.observing.observers import Observers
+from server.scheduling.lender import Lender
 from server.workers.wide import WidePlacement
 from tests.fakes import FakePartition
 from tests.server.device.test_runtime import Site, add_model, serving
@@ -82,8 +83,8 @@ async def test_a_tenant_with_a_burst_gets_a_wide_partition_with_all_its_models(s
 
 async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(site: Site) -> None:
     await go_wide(site)
-    lender = site.tenant("globex").lane.admission.lender
-    assert lender
+    lender = site.tenant("globex").lane.admission.neighbour
+    assert isinstance(lender, Lender)
     kind = site.tenant("globex").lane.admission.admit()
     before = wide(site).stream.ran
     await site.infer("acme")
@@ -373,8 +374,8 @@ async def test_closing_waits_for_a_wide_work(site: Site) -> None:
 
 async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
     await go_wide(site)
-    lender = site.tenant("globex").lane.admission.lender
-    assert lender
+    lender = site.tenant("globex").lane.admission.neighbour
+    assert isinstance(lender, Lender)
     lender.guard.stops = 3
     collector = ServerCollector(
         site.controller,

@@ -14,12 +14,13 @@ from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, NotF
 from server.inference.inference import Inference
 from server.link import activity
 from server.link import ring as links
-from server.link.activity import LenderPage
+from server.link.activity import LENDS, OPEN, LenderPage
 from server.link.messages import Done, Failure, Ticket
 from server.scheduling.admission import ENDED
 from server.scheduling.guard import ENOUGH, Guard
-from server.scheduling.lender import ALONE, MET, Lender
+from server.scheduling.lender import ALONE, MET, Lender, Neighbour
 from server.tenants.catalog import ServedModel
+from server.tenants.service import report
 from tests.lanes import SIGNATURE, PlayedTenant, opened_tenant
 from tests.passing_time import pass_time
 
@@ -239,8 +240,8 @@ def pages() -> Iterator[int]:
 @pytest.fixture
 def lender(bench: Bench, pages: int) -> Lender:
     """What makes the bench's tenant one that lends."""
-    bench.tenant.lane.admission.lender = Lender("acme", activity.attach(pages), 0.001)
-    return bench.tenant.lane.admission.lender
+    bench.tenant.lane.admission.neighbour = made = Lender("acme", activity.attach(pages), 0.001)
+    return made
 
 
 @pytest.fixture
@@ -273,6 +274,22 @@ async def test_a_request_that_is_refused_or_fails_is_open_no_more(bench: Bench, 
     assert lender.activity.open == 1
     await bench.answer(bench.ticket(), Failure("raised", "no"))
     assert lender.activity.open == 0
+
+
+async def test_a_tenant_that_does_not_lend_only_says_when_it_has_requests(bench: Bench, pages: int) -> None:
+    activity.reset(pages)
+    page = LenderPage(pages, 0)
+    bench.tenant.lane.admission.neighbour = neighbour = Neighbour(activity.attach(pages))
+    (words,) = page.processes
+    assert (words[OPEN], words[LENDS]) == (0, 0), "though the process before it ended"
+    bench.submit()
+    assert (words[OPEN], words[LENDS]) == (1, 0)
+    began = time.monotonic_ns()
+    await bench.answer(bench.ticket(), Failure("raised", "no"))
+    assert words[OPEN] == neighbour.activity.open == 0
+    assert began < words[activity.ENDED] < time.monotonic_ns()
+    bench.tenant.lane.admission.close()
+    assert report(bench.tenant).lending is None
 
 
 async def test_answers_of_requests_that_found_no_other_one_are_compared(
