@@ -90,8 +90,8 @@ class TenantPlacements:
     def stretch(self, plan: Wide | None) -> None:
         """Have a wide placement by this plan, or none, and use it from now on. Does not wait."""
         self._plan, self._narrowed = plan, False
-        if (worker := self.worker) and self._has(worker, plan) and self._told is not None:
-            worker.widen()
+        if (worker := self.worker) and self._has(worker, plan) and self._wide and self._told is not None:
+            worker.resume(self._wide)
             self._problem = ""
             return
         self._changed = True
@@ -245,7 +245,7 @@ class TenantPlacements:
             await asyncio.to_thread(worker.revoke)
             self._told = {*self._wide.executors}
             if not self._narrowed:
-                worker.widen()
+                worker.resume(self._wide)
         return False
 
     def _has(self, worker: Worker, plan: Wide | None) -> bool:
@@ -415,9 +415,9 @@ def _ms(nanoseconds: int) -> str:
 
 
 async def _narrow(worker: Worker | None) -> bool:
-    """Keep the worker from its wide partition until nothing is in flight there; returns False if `widen` comes before that."""
+    """Keep the worker from its wide partition until nothing is in flight there; False if `resume` comes before that."""
     if worker and (wide := worker.wide):
-        at_home = wide.narrow()
+        at_home = wide.suspend()
         await asyncio.wait({asyncio.wrap_future(at_home)})  # If this is cancelled, others wait for the same future still.
         if at_home.cancelled():
             return False

@@ -89,6 +89,21 @@ class Wide(ctypes.Structure):
     )
 
 
+class Neighbours(ctypes.Structure):
+    kept: Any
+    """What `words` points to."""
+    _fields_ = (("count", c_uint32), ("words", c_void_p))
+
+
+class Demand(ctypes.Structure):
+    _fields_ = (("home", c_int64), ("narrow", c_int64), ("moved", c_int64))
+
+
+class Fence(ctypes.Structure):
+    kept: Neighbours
+    _fields_ = (("rate", c_int64), ("launches", c_void_p), ("neighbours", Neighbours))
+
+
 class Flight(ctypes.Structure):
     _fields_ = (
         ("entry", POINTER(Entry)),
@@ -141,6 +156,23 @@ def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, in
     for index, (words, own) in enumerate(pages):
         made.lenders[index] = Lender(words, own)
         made.count = index + 1
+    return made
+
+
+def view_neighbours(addresses: Iterable[int]) -> Neighbours:
+    """The words of these HTTP processes, for C. They must outlive it."""
+    each = list(addresses)
+    made = Neighbours(count=len(each))
+    made.kept = (c_void_p * len(each))(*each)
+    made.words = ctypes.addressof(made.kept)
+    return made
+
+
+def view_fence(rate: int, launches: int, addresses: Iterable[int]) -> Fence:
+    """What a worker's launch loop decides by: `addresses` are of the words of its neighbours. They must outlive it."""
+    neighbours = view_neighbours(addresses)
+    made = Fence(rate=rate, launches=launches, neighbours=neighbours)
+    made.kept = neighbours  # The structure has a copy, without what it points to.
     return made
 
 

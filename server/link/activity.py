@@ -73,17 +73,32 @@ class Activity:
         return 1 in [words[number] for number in self._in_use]
 
 
-class LenderPage:
-    """A borrower's end: a lender's first page, read-only, and the borrower's own word in the second. `number` is its own."""
+class ActivityPage:
+    """A neighbour's end: the first page of another tenant, read-only. The descriptor may be closed afterwards."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._read = mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        words = memoryview(self._read).cast("Q")
+        most = mmap.PAGESIZE // (_WORDS * _WORD)  # The other may have written any number.
+        self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(min(words[_COUNT], most))]
+        """The words of each of its HTTP processes; see OPEN."""
+
+    def __repr__(self) -> str:
+        return f"<ActivityPage of {sum(words[OPEN] for words in self.processes)} open requests>"
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the words of each process are, for the launch loop. The page must outlive it."""
+        return [np.frombuffer(words, np.uint64).ctypes.data for words in self.processes]
+
+
+class LenderPage(ActivityPage):
+    """A borrower's end: a lender's first page, and the borrower's own word in the second. `number` is its own."""
 
     def __init__(self, descriptor: int, number: int) -> None:
+        super().__init__(descriptor)
         size = os.fstat(descriptor).st_size
-        self._read = mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._write = mmap.mmap(descriptor, size - mmap.PAGESIZE, flags=mmap.MAP_SHARED, offset=mmap.PAGESIZE)
-        words = memoryview(self._read).cast("Q")
-        most = mmap.PAGESIZE // (_WORDS * _WORD)  # The lender may have written any number.
-        self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(min(words[_COUNT], most))]
-        """The words of each of the lender's HTTP processes; see OPEN."""
         self.own = memoryview(self._write).cast("Q")[number : number + 1]
         """The borrower's word."""
         self.own[0] = 0  # The process before may have ended with a work in flight.
@@ -96,10 +111,10 @@ class LenderPage:
         return all(not words[OPEN] and words[LENDS] for words in self.processes)
 
     @property
-    def addresses(self) -> list[tuple[int, int]]:
-        """Where the words of each process are, and the borrower's, for the launch loop. The page must outlive it."""
-        own = np.frombuffer(self.own, np.uint64).ctypes.data
-        return [(np.frombuffer(words, np.uint64).ctypes.data, own) for words in self.processes]
+    def own_address(self) -> int:
+        """Where the borrower's word is."""
+        found: int = np.frombuffer(self.own, np.uint64).ctypes.data
+        return found
 
 
 def create(tenants: int, processes: int = 1) -> int:

@@ -31,6 +31,8 @@ class DeferredTickets:
         self._groups: dict[Key, list[Ticket]] = {}
         self._prepared: deque[tuple[Key, Future[None]]] = deque()
         self.count = len(self.ready)
+        self.held: Ticket | None = None
+        """The first of `ready` if it waits until what is in flight elsewhere has ended; all behind it wait, too."""
 
     def __repr__(self) -> str:
         return f"<DeferredTickets {self.count} tickets of {len(self._groups)} shapes, {len(self.ready)} of them ready>"
@@ -56,6 +58,12 @@ class DeferredTickets:
         self._change(1)
         prepared.add_done_callback(partial(self._on_prepared, key))
 
+    def hold(self, ticket: Ticket) -> None:
+        """Put a ticket that was taken before all that are ready. For the HTTP side it is still in flight."""
+        self.ready.appendleft(ticket)
+        self.held = ticket
+        self.count += 1
+
     def collect(self) -> list[tuple[Ticket, Exception]]:
         """Make tickets ready whose executor is prepared. Returns the tickets for which that failed, with the errors."""
         lost = []
@@ -72,7 +80,7 @@ class DeferredTickets:
     def take(self) -> Ticket:
         """Remove and return the first ready ticket."""
         ticket = self.ready.popleft()
-        self._change(-1)
+        self._leave([ticket])
         return ticket
 
     def drop(self, is_over: Callable[[Ticket], bool]) -> list[Ticket]:
@@ -83,7 +91,7 @@ class DeferredTickets:
             self.ready = deque([ticket for ticket in self.ready if ticket.serial not in serials])
             for key, group in list(self._groups.items()):
                 self._groups[key] = [ticket for ticket in group if ticket.serial not in serials]
-            self._change(-len(dropped))
+            self._leave(dropped)
         return dropped
 
     def wake(self) -> None:
@@ -106,10 +114,18 @@ class DeferredTickets:
         self._prepared.append((key, prepared))
         self.wake()
 
+    def _leave(self, tickets: list[Ticket]) -> None:
+        gone = len(tickets)
+        if self.held in tickets:
+            self.held = None
+            self.count -= 1
+            gone -= 1
+        self._change(-gone)
+
     def _change(self, by: int) -> None:
         if by:
             self.count += by
-            self._on_change(self.count)
+            self._on_change(self.count - (self.held is not None))
 
 
 def error_of(prepared: "Future[None]") -> Exception | None:

@@ -12,11 +12,9 @@ class Metering:
     """Of one worker, on a partition of its own; the threads that enqueue and wait for works call it, in turn.
 
     `hosted`: a work begins when a thread waits for it; otherwise when it is launched, or when the work before it ends.
-    `wide` is the place of flights that run on the worker's wide partition, if it has one.
     """
 
     def __init__(self, meter: Meter, home: Place, hosted: bool) -> None:
-        self.wide = home
         self._meter = meter
         self._home = home
         self._hosted = hosted
@@ -26,9 +24,9 @@ class Metering:
     def __repr__(self) -> str:
         return f"<Metering of {self._meter!r}>"
 
-    def counter(self, executor: Any, model: ModelKey, wide: bool = False) -> Counter | None:
-        """Where the works of an executor are counted; None if the device adds up what they take."""
-        place = self.wide if wide else self._home
+    def counter(self, executor: Any, model: ModelKey, place: Place | None = None) -> Counter | None:
+        """Where the works of an executor are counted, at home or as this place; None if the device adds up what they take."""
+        place = place or self._home
         found = self._counters.get((model, place))
         if found is None or found[0] is not executor:
             found = self._counters[model, place] = executor, self._find(executor, model, place)

@@ -17,6 +17,7 @@ from ..link.messages import Ticket
 from ..link.ring import Link
 from .deferred import DeferredTickets
 from .gil_priority import GilPriority
+from .placement import SidePlacement
 from .thread_roles import ThreadRoles
 
 
@@ -42,10 +43,10 @@ class InFlight:
     """A ticket whose work was enqueued and has not ended.
 
     `launched` is when it was enqueued, in nanoseconds. `counter` is what its time is added to, None if the device adds it up.
-    `wide` is the executor that runs it if that is on the wide partition, else None.
+    `placement` is where it runs, with `executor`, if that is not at home, else None.
     """
 
-    __slots__ = ("counter", "launched", "room", "ticket", "wide", "work")
+    __slots__ = ("counter", "executor", "launched", "placement", "room", "ticket", "work")
 
     # Not a dataclass, whose constructor stays Python when this is compiled.
     def __init__(self, ticket: Ticket, work: Work, room: Room, launched: int = 0, counter: Counter | None = None) -> None:
@@ -54,7 +55,12 @@ class InFlight:
         self.room = room
         self.launched = launched
         self.counter = counter
-        self.wide: Any = None
+        self.placement: SidePlacement | None = None
+        self.executor: Any = None
+
+    def runs_on(self, placement: SidePlacement, executor: Any) -> None:
+        """It runs there."""
+        self.placement, self.executor = placement, executor
 
 
 class Session:

@@ -55,11 +55,11 @@ class Times:
 
     def learn_home(self, took: int) -> None:
         """A work took this long at home."""
-        self.home = _towards(self.home, took) or 1
+        self.home = towards(self.home, took)
 
     def learn_wide(self, took: int, limit: int, now: int) -> None:
         """A work took this long on the wide partition, where no lender interfered."""
-        self.wide = _towards(self.known(now), took) or 1
+        self.wide = towards(self.known(now), took)
         if self.wide <= limit and self.wide < self.home:
             self.retry_at, self.wait = 0, RETRY
         else:
@@ -99,8 +99,11 @@ def decide(times: Times, now: int, limit: int, home: int, wide: int, in_flight: 
     return WIDE if times.home <= limit or now - rested_since >= SETTLED else NOT_MEASURED
 
 
-def _towards(known: int, took: int) -> int:
-    """The new estimate: an eighth of the way to what was seen, so that one long work is no reason to change anything."""
+def towards(known: int, took: int) -> int:
+    """The new estimate: an eighth of the way to what was seen, so that one long work is no reason to change anything.
+
+    0 is unknown, and never returned.
+    """
     if not known:
-        return took
-    return known + (took - known) // 8 if took > known else known - (known - took) // 8
+        return took or 1
+    return (known + (took - known) // 8 if took > known else known - (known - took) // 8) or 1

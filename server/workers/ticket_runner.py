@@ -26,6 +26,7 @@ from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
 from .loop_runs import LoopRuns
 from .metering import Metering
+from .narrow import NarrowPlacement
 from .session import InFlight, Session
 from .wide import WidePlacement
 
@@ -55,7 +56,7 @@ class TicketRunner:
     A ticket is only overtaken while its executor prepares itself for its shapes, by tickets of other models and shapes.
     `executors`, `cancellations`, `metering` and the callbacks are the worker's; it changes `executors` while it serves.
     `in_flight` has the works in flight by slot, also those that run on the event loop, and may be read by any thread.
-    `wide` may be replaced while nothing is in flight on its wide partition.
+    `wide` and `narrow` may be replaced while nothing is in flight there.
     """
 
     def __init__(
@@ -71,6 +72,9 @@ class TicketRunner:
     ) -> None:
         self.in_flight: dict[int, InFlight] = {}
         self.wide: WidePlacement | None = None
+        self.narrow: NarrowPlacement | None = None
+        self._on_narrow = False
+        """Whether the last work was enqueued on the narrow placement. All that are in flight are there, or none."""
         self.session = session
         self._partition = partition
         self._executors = executors
@@ -194,7 +198,7 @@ class TicketRunner:
         while flights:
             flight = flights.popleft()
             self._finish(flight)
-            alone = flight.wide is not None or (self.wide is not None and self.wide.held)
+            alone = self.wide is not None and (self.wide.held or flight.placement is self.wide)
             if deferred.count or flights or alone:
                 now = time.monotonic_ns()
                 priority.yield_gil(now)
@@ -207,13 +211,13 @@ class TicketRunner:
         """Start all tickets that have arrived. If no other thread listens, also poll, once per LOOK_INTERVAL.
 
         A work on the wide partition is alone in flight: the thread that waits for others starts it after them, and the next
-        after it.
+        after it. So it does with one that goes to another placement than those in flight.
         """
         session = self.session
         priority, roles, tickets, flights = session.priority, session.roles, session.link.tickets, session.flights
         if session.deferred.count:
             self._start_deferred()
-        while not roles.stopped and not (self.wide is not None and self.wide.holds(self.in_flight)):
+        while not roles.stopped and session.deferred.held is None and not self._is_held():
             if look := roles.alone and now > self._next_look and bool(flights):
                 self._next_look = now + LOOK_INTERVAL
             if session.loop and session.is_left_to_loop(look, self._cancellations.abandoned is not None):
@@ -227,6 +231,11 @@ class TicketRunner:
             priority.yield_gil(now)
         priority.end_enqueuing()
 
+    def _is_held(self) -> bool:
+        """Whether the next ticket, whatever it is, waits for a work on the wide partition, or to go there."""
+        wide = self.wide
+        return wide is not None and not (self._on_narrow and self.in_flight) and wide.holds(self.in_flight)
+
     def _start_deferred(self) -> None:
         """Start deferred tickets that are ready, a few at a time, and fail those that need not be run any more."""
         session = self.session
@@ -239,6 +248,8 @@ class TicketRunner:
             if self.wide is not None and self.wide.running:
                 break
             self._start(deferred.take(), again=True)
+            if deferred.held is not None:
+                break
 
     def _start(self, ticket: Ticket, again: bool = False) -> None:
         """Enqueue a ticket, defer it (perhaps `again`), or report it as failed. Raises Malformed."""
@@ -253,28 +264,45 @@ class TicketRunner:
             executor = self._executors[ticket.model]
             if self._prepares(executor) and self._defer(ticket, executor, again):
                 return
-            if (wide := self.wide) is None:
-                flight = session.enqueue(executor, ticket)
-            else:
-                flight = wide.enqueue(session, executor, ticket, self.in_flight)
+            while (flight := self._launch(executor, ticket)) is None:
+                session.deferred.hold(ticket)
+                if self.in_flight:  # The thread that waits looks for it after it has taken the last one out.
+                    if self._cancellations.covers(ticket):
+                        session.deferred.wake()
+                    return
+                session.deferred.take()
         except Exception as error:
             self._fail(ticket.slot, self._failure(error), time.monotonic_ns())
             return
         self.in_flight[ticket.slot] = flight
         counter = flight.counter = self._metering.counter(executor, ticket.model)
-        if flight.wide is not None:
-            flight.counter = self._metering.counter(flight.wide, ticket.model, True)
+        if (placement := flight.placement) is not None:
+            flight.counter = self._metering.counter(flight.executor, ticket.model, placement.place)
         session.flights.append(flight)
         if session.loop and not ticket.after:
             session.loop.learn(ticket, executor, counter, self._twin(ticket))
         if self._cancellations.covers(ticket):  # Cancelled since `_refusal`, when the work could not be found yet.
             flight.work.cancel()
 
+    def _launch(self, executor: Executor, ticket: Ticket) -> InFlight | None:
+        """Enqueue a ticket where it goes: to the narrow placement, the wide one or home. None if works are in flight elsewhere.
+        Raises what the executor raises.
+        """
+        session, narrow, wide = self.session, self.narrow, self.wide
+        goes = narrow is not None and narrow.takes(ticket)
+        if goes != self._on_narrow:
+            if self.in_flight:
+                return None
+            self._on_narrow = goes
+        if narrow is not None and goes:
+            return narrow.enqueue(session, ticket) or self._launch(executor, ticket)  # It was suspended meanwhile.
+        return session.enqueue(executor, ticket) if wide is None else wide.enqueue(session, executor, ticket, self.in_flight)
+
     def _twin(self, ticket: Ticket) -> Twin | None:
         """What runs tickets like this one on the wide partition."""
-        wide = self.wide
-        executor = None if wide is None else wide.executors.get(ticket.model)
-        return None if executor is None else Twin(executor, self._metering.counter(executor, ticket.model, True))
+        if (wide := self.wide) is None or (executor := wide.executors.get(ticket.model)) is None:
+            return None
+        return Twin(executor, self._metering.counter(executor, ticket.model, wide.place))
 
     def _prepares(self, executor: Executor) -> bool:
         """Whether the executor is a `Preparing`; cached by type, because a failed `hasattr` takes half a microsecond."""
@@ -352,7 +380,9 @@ class TicketRunner:
         session = self.session
         flight = self.in_flight.pop(done.slot, None)
         if flight is not None and self.wide is not None:
-            self.wide.end(flight, done)
+            self.wide.finish(flight, done)
+        if flight is not None and self.narrow is not None:
+            self.narrow.finish(flight, done)
         session.reporting.acquire()
         try:
             session.link.completions.put(done)

@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from engines import Executor
@@ -14,7 +12,7 @@ from ..launch_loop.structures import Wide as Shared
 from ..launch_loop.structures import view_lenders
 from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
-from .placement import Placement
+from .placement import SidePlacement, is_ready
 from .session import InFlight, Session
 from .stretching import BUSY, IN_FLIGHT, NOT_MEASURED, STOPPED, WHY_HOME, WIDE, Measured, Times, decide
 
@@ -54,11 +52,11 @@ class WideStatistics:
         return [count + sum([int(each.stayed[why]) for each in self._shared]) for why, count in enumerate(self.stayed)]
 
 
-class WidePlacement(Placement):
-    """The wide placement of one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
+class WidePlacement(SidePlacement):
+    """The wide placement of one worker, whose threads call `enqueue` and `finish`, too.
 
     A model that has no executor here stays at home. `limit` is the nanoseconds that the lenders allow a work, `pages` are
-    theirs, and `lent` has the units of each. While `suspended`, which it is at first, everything stays at home.
+    theirs, and `lent` has the units of each.
     """
 
     def __init__(
@@ -70,26 +68,21 @@ class WidePlacement(Placement):
         statistics: WideStatistics,
         lent: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        super().__init__(partition, {})
+        super().__init__(partition, Place(home.size, lent))
         self.pages = tuple(pages)
         self.words = tuple([words for page in pages for words in page.processes])
         self.limit = limit
         self.statistics = statistics
-        self.suspended = True
-        self.running = False
-        """Whether a work is in flight on the wide partition."""
         self.held = False
         """Whether a ticket waits until the works in flight at home have ended."""
         self.sizes = home.size, partition.size
-        self.place = Place(home.size, lent)
-        self.shared = view_lenders(limit, *self.sizes, [each for page in pages for each in page.addresses])
+        self.shared = view_lenders(limit, *self.sizes, [(each, page.own_address) for page in pages for each in page.addresses])
         """The same for the launch loop."""
         statistics.add(self.shared)
         self.times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
         """What works took at home and wide, as far as the interpreter has seen them."""
         self._ended_before = 0
         self._last: tuple[ModelKey, tuple[Shape, ...]] | None = None
-        self._on_home: Future[None] | None = None
 
     def __repr__(self) -> str:
         state = "suspended" if self.suspended else "a work in flight" if self.running else "ready"
@@ -103,21 +96,23 @@ class WidePlacement(Placement):
         if (why := self._decide(ticket, bool(in_flight))) != WIDE:
             self.statistics.stayed[why] += 1
             return session.enqueue(home, ticket)
-        self.running = True
-        if self.suspended or not self._is_ready(executor, ticket):  # `narrow` may not have seen that a work would go wide.
-            self._leave()
+        begun = self.begin()
+        if begun and not is_ready(executor, ticket.shapes):
+            self.give_up()
+            begun = False
+        if not begun:
             self.statistics.stayed[NOT_MEASURED] += 1
             return session.enqueue(home, ticket)
-        for page in self.pages:
-            page.own[0] = 1
+        self._mark(1)
         self.statistics.launches += 1
         self._ended_before = self._ends()
         try:
             flight = session.enqueue(executor, ticket)
         except BaseException:
-            self._leave()
+            self._mark(0)
+            self.give_up()
             raise
-        flight.wide = executor
+        flight.runs_on(self, executor)
         return flight
 
     def holds(self, in_flight: Mapping[int, InFlight]) -> bool:
@@ -136,41 +131,20 @@ class WidePlacement(Placement):
         self.held = False
         return False
 
-    def end(self, flight: InFlight, done: Done) -> None:
-        """A work has ended, or failed."""
+    def finish(self, flight: InFlight, done: Done) -> None:
+        """A work has ended, or failed, here or elsewhere."""
         key = flight.ticket.model, flight.ticket.shapes
-        if flight.wide is None:
-            if done.failure is None and not flight.ticket.after and flight.ticket.model in self.executors:
+        if flight.placement is not self:
+            teaches = flight.placement is None and done.failure is None and not flight.ticket.after
+            if teaches and flight.ticket.model in self.executors:
                 self.times_of(key).learn_home(done.ended - done.began)
             return
         if rested_since(self.words) < 0 or self._ends() != self._ended_before:
             self.statistics.returns += 1
         elif done.failure is None:
             self.times_of(key).learn_wide(done.ended - flight.launched, self.limit, done.ended)
-        self._leave()
-
-    def narrow(self) -> "Future[None]":
-        """Let nothing go wide any more; the future is done when nothing is in flight there, or cancelled by `widen`."""
-        self.suspended = True
-        on_home = self._on_home
-        if on_home is None or on_home.done():
-            on_home = Future()
-        self._on_home = on_home
-        if not self.running:
-            self._release()
-        return on_home
-
-    def widen(self) -> None:
-        """Let works go wide from now on."""
-        self.suspended = False
-        if on_home := self._on_home:
-            on_home.cancel()
-
-    def close(self) -> None:
-        """Close the executors and the partition; nothing is in flight there. Blocks. Failures are logged."""
-        self.suspended = True
-        super().close()
-        self.executors = {}
+        self._mark(0)
+        self.end()
 
     def too_long(self, others: Sequence[Measured] = ()) -> list[Measured]:
         """Of each model whose works all take longer than the lenders allow, the shortest. `others` are what a launch loop has
@@ -196,11 +170,6 @@ class WidePlacement(Placement):
         home, wide = self.sizes
         return decide(self.times_of(key), time.monotonic_ns(), self.limit, home, wide, False, rested_since(self.words))
 
-    def _is_ready(self, executor: Any, ticket: Ticket) -> bool:
-        """Whether the executor need not prepare itself for the shapes, which it begins to do otherwise."""
-        prepare = getattr(executor, "preparing", None)
-        return prepare is None or prepare(ticket.shapes) is None
-
     def times_of(self, key: tuple[ModelKey, tuple[Shape, ...]]) -> Times:
         """Of these, those of a model and its shapes."""
         found = self.times.get(key)
@@ -217,18 +186,10 @@ class WidePlacement(Placement):
             total += words[ENDED]
         return total
 
-    def _leave(self) -> None:
+    def _mark(self, used: int) -> None:
+        """Say to every lender whether a work uses its granules."""
         for page in self.pages:
-            page.own[0] = 0
-        self.running = False
-        if self.suspended:
-            self._release()
-
-    def _release(self) -> None:
-        on_home, self._on_home = self._on_home, None
-        if on_home is not None:
-            with suppress(Exception):  # Both threads may be here.
-                on_home.set_result(None)
+            page.own[0] = used
 
 
 def rested_since(lenders: Sequence[memoryview]) -> int:

@@ -17,7 +17,8 @@ from ..link.messages import Failure, ModelKey
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations
 from .gil_priority import GilPriorities
 from .metering import Metering
-from .placement import Placement
+from .narrow import NarrowPlacement
+from .placement import Placement, SidePlacement
 from .session import Endpoint, Session
 from .stretching import Measured
 from .ticket_runner import BUNDLE, TicketRunner
@@ -49,6 +50,7 @@ class Worker:
         self.partition = partition = home.partition
         self.executors = home.executors
         self._wide: WidePlacement | None = None
+        self._narrow: NarrowPlacement | None = None
         self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
@@ -81,19 +83,33 @@ class Worker:
     @wide.setter
     def wide(self, wide: WidePlacement | None) -> None:
         self._wide = wide
-        if wide is not None:
-            self.metering.wide = wide.place
         if runner := self.runner:
             runner.wide = wide
             runner.session.link.tickets.wake()  # A ticket may wait for the wide partition that it had before.
 
-    def widen(self) -> None:
-        """Let works go to the wide partition from now on; `revoke` first if a model has come to be ready there."""
-        if wide := self.wide:
-            wide.widen()
-            if (runner := self.runner) and (loop := runner.session.loop):
-                loop.use_wide(wide.shared)
-                loop.wake()
+    @property
+    def narrow(self) -> NarrowPlacement | None:
+        """The narrow placement and what runs there, None if there is none. Set while nothing is in flight there."""
+        return self._narrow
+
+    @narrow.setter
+    def narrow(self, narrow: NarrowPlacement | None) -> None:
+        self._narrow = narrow
+        if runner := self.runner:
+            runner.narrow = narrow
+            runner.session.link.tickets.wake()
+
+    def resume(self, placement: SidePlacement) -> None:
+        """Let works go to the wide or narrow placement from now on; `revoke` first if a model has come to be ready there."""
+        placement.resume()
+        if (runner := self.runner) and (loop := runner.session.loop):
+            self._use_placements(loop)
+            loop.wake()
+
+    def _use_placements(self, loop: LaunchLoop) -> None:
+        """Have the launch loop use those that are not suspended, from its next run on."""
+        wide = self._wide
+        loop.use_wide(wide.shared if wide and not wide.suspended else None)
 
     def too_long(self) -> list[Measured]:
         """As `WidePlacement.too_long`, with what the launch loop has measured. Any thread."""
@@ -103,9 +119,9 @@ class Worker:
         return wide.too_long([Measured(*each) for each in loop.times()] if loop else [])
 
     def revoke(self) -> None:
-        """Have the launch loop forget all that it knows, and stay on the home partition until `widen`. Blocks until it has."""
+        """Have the launch loop forget all that it knows, and use no placement that is suspended. Blocks until it has."""
         if (runner := self.runner) and (loop := runner.session.loop):
-            loop.use_wide(None)
+            self._use_placements(loop)
             loop.revoke()
 
     def warm_up(self) -> None:
@@ -143,8 +159,8 @@ class Worker:
         endpoint.link.completions.set_on_host_cores(hosted)
         loop = self._open_loop(endpoint)
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
-        if loop and self.wide and not self.wide.suspended:
-            loop.use_wide(self.wide.shared)
+        if loop:
+            self._use_placements(loop)
         runner = self.runner = TicketRunner(
             session,
             self.partition,
@@ -155,7 +171,7 @@ class Worker:
             self._on_lost,
             self._on_error,
         )
-        runner.wide = self.wide
+        runner.wide, runner.narrow = self.wide, self.narrow
         runner.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
@@ -276,6 +292,9 @@ class Worker:
         if self.wide:
             self.wide.close()
             self.wide = None
+        if self.narrow:
+            self.narrow.close()
+            self.narrow = None
 
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks. Failures are logged."""

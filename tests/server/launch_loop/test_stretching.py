@@ -87,7 +87,7 @@ def bench() -> Iterator[Looping]:
     with benched(kind=Looping, launchable=True) as bench:
         bench.stretch()
         bench.worker.serve(bench.endpoint)
-        bench.worker.widen()
+        bench.worker.resume(bench.worker.wide)
         bench.learn()
         yield bench
         bench.worker.halt()
@@ -177,13 +177,13 @@ def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
 
 def test_after_narrowing_everything_is_at_home_and_after_widening_the_loop_learns_again(bench: Looping) -> None:
     assert bench.worker.wide
-    assert bench.worker.wide.narrow().result(PATIENCE) is None
+    assert bench.worker.wide.suspend().result(PATIENCE) is None
     bench.worker.revoke()
     _, wide = bench.launched()
     for number in range(5):
         bench.run(number)
     assert bench.launched()[1] == wide
-    bench.worker.widen()
+    bench.worker.resume(bench.worker.wide)
     bench.learn()
     bench.run(3)
     assert bench.launched()[1] > wide

@@ -9,7 +9,7 @@ import pytest
 
 from server.config.tenant import TenantConfig
 from server.link import activity
-from server.link.activity import ENDED, LENDS, OPEN, Activity, LenderPage
+from server.link.activity import ENDED, LENDS, OPEN, Activity, ActivityPage, LenderPage
 
 
 @pytest.fixture
@@ -38,6 +38,22 @@ def test_a_borrower_sees_what_the_lender_writes(descriptor: int) -> None:
     assert not page.rests()
 
 
+def test_a_neighbour_sees_and_cannot_change_what_a_tenant_has_open(descriptor: int) -> None:
+    tenant: Activity = activity.attach(descriptor)
+    page = ActivityPage(descriptor)
+    (words,) = page.processes
+    tenant.begin()
+    assert words[OPEN] == 1
+    assert ctypes.c_uint64.from_address(page.addresses[0]).value == 1
+    tenant.end()
+    assert (words[OPEN], words[ENDED] > 0) == (0, True)
+    tenant.begin()
+    activity.reset(descriptor)  # Its process has ended.
+    assert (words[OPEN], words[ENDED]) == (0, 0)
+    with pytest.raises(TypeError, match="read-only"):
+        words[OPEN] = 0
+
+
 def test_the_lender_sees_those_who_may_borrow_from_it(descriptor: int) -> None:
     lender = activity.attach(descriptor)
     pages = [LenderPage(descriptor, number) for number in (0, 999)]
@@ -59,8 +75,7 @@ def test_borrowers_cannot_write_the_lenders_words(descriptor: int) -> None:
 def test_the_words_are_at_their_addresses(descriptor: int) -> None:
     lender, page = activity.attach(descriptor), LenderPage(descriptor, 7)
     lender.begin()
-    ((first, second),) = page.addresses
-    theirs, own = ctypes.c_uint64.from_address(first), ctypes.c_uint64.from_address(second)
+    theirs, own = (ctypes.c_uint64.from_address(each) for each in (*page.addresses, page.own_address))
     own.value = 1
     assert (theirs.value, page.own[0]) == (1, 1)
 

@@ -15,7 +15,7 @@ from tests.server.workers.test_worker import NEVER, Bench, benched
 
 from .test_loop_runs import LoopBench
 
-HOME, WIDE = Place(4), Place(4, (("globex", 8),))
+HOME, WIDE, NARROW = Place(4), Place(4, (("globex", 8),)), Place(1)
 
 
 class Timed:
@@ -44,8 +44,8 @@ def test_works_on_a_stream_begin_at_their_launch_or_at_the_end_of_the_one_before
 def test_what_a_model_took_is_kept_when_it_is_forgotten_and_its_executor_is_not() -> None:
     meter, executor = Meter(), Timed()
     metering, alive = Metering(meter, HOME, hosted=True), weakref.ref(executor)
-    for wide in (False, True):
-        counter = metering.counter(executor, "m/1#1", wide)
+    for place in (None, HOME):
+        counter = metering.counter(executor, "m/1#1", place)
         assert counter
         counter.add(100)
     assert metering.counter(Timed(), "m/1#2") is counter
@@ -69,12 +69,22 @@ def test_works_on_cores_begin_when_a_thread_runs_them_and_take_no_more_than_it_r
 def test_wide_works_borrow() -> None:
     meter = Meter()
     metering = Metering(meter, HOME, hosted=False)
-    metering.wide = WIDE
-    for wide in (False, True):
-        each = flight(0, metering.counter(Timed(), "m/1#1", wide))
+    for place, ended in ((None, 10), (WIDE, 15)):
+        each = flight(0, metering.counter(Timed(), "m/1#1", place))
         metering.begin(each, 0)
-        metering.end(each, 10 if not wide else 15, -1)
+        metering.end(each, ended, -1)
     assert used(meter) == [(2, 4 * 15, {"globex": 8 * 5})]
+
+
+def test_narrow_works_use_the_units_that_they_run_on_and_no_others() -> None:
+    """The rest of the share rests meanwhile; what runs longer on fewer units is not dearer."""
+    meter = Meter()
+    metering = Metering(meter, HOME, hosted=False)
+    for place, ended in ((None, 10), (NARROW, 50)):
+        each = flight(0, metering.counter(Timed(), "m/1#1", place))
+        metering.begin(each, 0)
+        metering.end(each, ended, -1)
+    assert used(meter) == [(2, 4 * 10 + 1 * 40, {})]
 
 
 def test_executors_whose_device_measures_are_not_measured_here() -> None:

@@ -45,7 +45,7 @@ class Borrower(Bench):
         made = WidePlacement(self.partition, self.wide, pages, limit, WideStatistics())
         made.executors["m/1#1"] = self.engine.bind(self.wide)
         self.worker.wide = made
-        made.widen()
+        made.resume()
         return made
 
     def run(self, number: int, slot: int = 0) -> None:
@@ -213,7 +213,7 @@ def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> N
         gate = bench.script.hold("run")
         bench.put(bench.ticket(0, 0))
         gate.wait_for_arrival()
-        at_home = placement.narrow()
+        at_home = placement.suspend()
         assert not at_home.done()
         gate.open()
         at_home.result(PATIENCE)
@@ -222,8 +222,8 @@ def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> N
         bench.run(1)
         assert bench.wide.stream.ran == before
         bench.slow_down()
-        assert placement.narrow().done()
-        placement.widen()
+        assert placement.suspend().done()
+        placement.resume()
         bench.run(2)
         assert bench.wide.stream.ran == before + 1
 
@@ -238,12 +238,12 @@ def test_a_work_that_was_about_to_go_wide_when_the_partition_is_taken_away_stays
             """Nothing in flight; the partition is taken away while that is looked up."""
 
             def __len__(self) -> int:
-                narrowed.append(placement.narrow())
+                narrowed.append(placement.suspend())
                 return 0
 
         session = Session(bench.endpoint, bench.priorities.join(bench.link.tickets.waiting), 2)
         flight = placement.enqueue(session, bench.engine.executors[0], bench.ticket(0, 5), Meanwhile())
-        assert (flight.wide, placement.running, bench.wide.stream.ran) == (None, False, 0)
+        assert (flight.placement, placement.running, bench.wide.stream.ran) == (None, False, 0)
         assert [each.done() for each in narrowed] == [True]
         flight.work.wait()
 
@@ -275,7 +275,7 @@ def test_a_ticket_that_waits_to_go_wide_is_started_when_the_wide_partition_is_ta
         bench.put(bench.ticket(0, 0, model="home/1#1"), bench.ticket(1, 1))
         gate.wait_for_arrival()
         bench.wait_for_held(placement)
-        placement.narrow().result(PATIENCE)
+        placement.suspend().result(PATIENCE)
         bench.worker.wide = None
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]

@@ -1,0 +1,27 @@
+"""Whether a work of a fenced tenant goes to its narrow placement, so that it draws no more than its tenant's bandwidth. Pure.
+
+It does while another tenant of the device is at work, if works of its model draw more than that at home: the bytes that such a
+work moves, over the time that it takes there, both averages of the model. What is not known goes home. On the narrow placement,
+a part of the home, no work can draw more, whatever its kernels do.
+
+A neighbour is at work while it has a request open, and until it has had none for SETTLED, so that its pauses between requests
+move nothing. The launch loop decides by the same rules (launch_loop/fence.h); a test compares both. Times are nanoseconds.
+"""
+
+from collections.abc import Iterable
+
+from ..link.activity import ENDED, OPEN
+from .stretching import SETTLED
+
+SECOND = 10**9
+
+
+def at_work(processes: Iterable[memoryview], now: int) -> bool:
+    """Whether one of these HTTP processes of neighbours, by its words on its page, has a request open or had one just now."""
+    since = now - SETTLED if now > SETTLED else 0
+    return any(words[OPEN] or words[ENDED] > since for words in processes)
+
+
+def exceeds(moved: int, home: int, rate: int) -> bool:
+    """Whether works that move so many bytes, and take so long at home, draw more than `rate` bytes a second. 0 is unknown."""
+    return home > 0 and moved * SECOND > rate * home

@@ -1,0 +1,129 @@
+"""A fenced tenant's narrow placement: the executors there, and which works go there. See `fence`."""
+
+import time
+from collections.abc import Mapping, Sequence
+from ctypes import addressof, c_uint64
+from typing import Any, NamedTuple
+
+from partitions import Partition
+
+from ..accounts.meter import Place
+from ..launch_loop.structures import Demand as Shared
+from ..launch_loop.structures import view_fence
+from ..link.activity import ActivityPage
+from ..link.messages import Done, ModelKey, Ticket
+from .fence import at_work, exceeds
+from .placement import SidePlacement, is_ready
+from .session import InFlight, Session
+from .stretching import towards
+
+
+class NarrowStatistics:
+    """Of one fenced tenant since its start; the launch loop counts in the same place."""
+
+    def __init__(self) -> None:
+        self.counted = (c_uint64 * 1)()
+
+    def __repr__(self) -> str:
+        return f"<NarrowStatistics {self.launches} launches>"
+
+    @property
+    def launches(self) -> int:
+        """Works that ran narrow."""
+        return self.counted[0]
+
+    @property
+    def address(self) -> int:
+        """Where that is counted, for the launch loop."""
+        return addressof(self.counted)
+
+
+class Demand(NamedTuple):
+    """What works of one model need: nanoseconds at home and narrow, and the bytes that they move; 0 for what is not known."""
+
+    home: int
+    narrow: int
+    moved: int
+
+
+class NarrowPlacement(SidePlacement):
+    """The narrow placement of one worker, whose threads call `takes`, `enqueue` and `finish`, too.
+
+    A model that has no executor here stays at home. `pages` are those of all other tenants of the device, and `rate` is the
+    bytes that the tenant may move in a second while one of them is at work. Its works are counted as of the units they ran on:
+    the rest of the home rests meanwhile.
+    """
+
+    def __init__(self, partition: Partition, pages: Sequence[ActivityPage], rate: int, statistics: NarrowStatistics) -> None:
+        super().__init__(partition, Place(partition.size))
+        self.pages = tuple(pages)
+        self.rate = rate
+        self.statistics = statistics
+        self.shared = view_fence(rate, statistics.address, [each for page in pages for each in page.addresses])
+        """The same for the launch loop."""
+        self._words = tuple([words for page in pages for words in page.processes])
+        self._demands: dict[ModelKey, Shared] = {}
+        self._last_end = 0
+
+    def __repr__(self) -> str:
+        state = "suspended" if self.suspended else "works in flight" if self.running else "ready"
+        return f"<NarrowPlacement on {self.partition!r}, {state}>"
+
+    def set_moved(self, moved: Mapping[ModelKey, int]) -> None:
+        """Set how many bytes a work of each of these models moves, 0 for unknown; others stay as they are."""
+        for model, nbytes in moved.items():
+            self.demand(model).moved = nbytes
+        for model in [model for model in list(self._demands) if model not in self.executors and model not in moved]:
+            self._demands.pop(model, None)
+
+    def applies(self) -> bool:
+        """Whether works of models that draw too much run here now: a neighbour is at work. Any thread."""
+        return not self.suspended and at_work(self._words, time.monotonic_ns())
+
+    def measured(self) -> dict[ModelKey, Demand]:
+        """What is known of the models' works. Any thread."""
+        return {model: Demand(each.home, each.narrow, each.moved) for model, each in list(self._demands.items())}
+
+    def takes(self, ticket: Ticket) -> bool:
+        """Whether the work of a ticket goes here now."""
+        model = ticket.model
+        executor = self.executors.get(model)
+        if executor is None or self.suspended:
+            return False
+        demand = self._demands.get(model)
+        if demand is None or not exceeds(demand.moved, demand.home, self.rate):
+            return False
+        return at_work(self._words, time.monotonic_ns()) and is_ready(executor, ticket.shapes)
+
+    def enqueue(self, session: Session, ticket: Ticket) -> InFlight | None:
+        """Put the work of a ticket that goes here on this placement's stream; None if it is suspended meanwhile. Raises what
+        the executor raises.
+        """
+        executor: Any = self.executors.get(ticket.model)
+        if executor is None or not self.begin():
+            return None
+        try:
+            flight = session.enqueue(executor, ticket)
+        except BaseException:
+            self.give_up()
+            raise
+        self.statistics.counted[0] += 1
+        flight.runs_on(self, executor)
+        return flight
+
+    def finish(self, flight: InFlight, done: Done) -> None:
+        """A work has ended, or failed, here or elsewhere."""
+        took = done.ended - max(flight.launched, self._last_end)
+        self._last_end = done.ended
+        if done.failure is None and flight.ticket.model in self.executors:
+            demand = self.demand(flight.ticket.model)
+            if flight.placement is None:
+                demand.home = towards(demand.home, took)
+            elif flight.placement is self:
+                demand.narrow = towards(demand.narrow, took)
+        if flight.placement is self:
+            self.end()
+
+    def demand(self, model: ModelKey) -> Shared:
+        """What is known of a model's works, for the launch loop, too. Any thread."""
+        return self._demands.get(model) or self._demands.setdefault(model, Shared())

@@ -1,0 +1,423 @@
+"""A worker that is fenced, over fakes: what runs on the narrow placement, and that nothing else is in flight meanwhile."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+
+from partitions import DeviceLost
+from server.link import activity
+from server.link.activity import Activity, ActivityPage
+from server.link.messages import Failure
+from server.workers.narrow import NarrowPlacement, NarrowStatistics
+from server.workers.placement import Placement
+from server.workers.worker import Worker
+from tests.fakes import FakeStream, Gate
+from tests.server.workers.test_wide import Borrower
+from tests.server.workers.test_worker import NEVER, PATIENCE, Bench, benched
+
+RATE = 1000
+HOG, TINY = "m/1#1", "tiny/1#1"
+
+
+class Neighbour:
+    """Another tenant of the device: its activity, and the page as others have it."""
+
+    def __init__(self) -> None:
+        self.descriptor = activity.create(4)
+        self.activity: Activity = activity.attach(self.descriptor)
+        self.page = ActivityPage(self.descriptor)
+
+    def rest(self) -> None:
+        """Have rested for long enough: as if no request had ever ended."""
+        self.activity.end()
+        activity.reset(self.descriptor)
+
+
+class Fenced(Bench):
+    """A bench whose worker has a narrow placement too, and a second model, which moves nothing."""
+
+    def another(self, granule: int) -> Worker:
+        """On two granules."""
+        partition = self.device.carve([granule, granule + 1])
+        home = Placement(partition, {HOG: self.engine.bind(partition)})
+        return Worker(home, self.lost.append, self.priorities, meter=self.meter)
+
+    def fence(self, neighbours: int = 1) -> NarrowPlacement:
+        """Of a home of two granules, one; the first model draws too much."""
+        self.neighbours = [Neighbour() for _ in range(neighbours)]
+        self.narrow = self.device.carve([0])
+        made = NarrowPlacement(self.narrow, [each.page for each in self.neighbours], RATE, NarrowStatistics())
+        self.worker.executors[TINY] = self.engine.bind(self.partition)
+        for model in (HOG, TINY):
+            made.executors[model] = self.engine.bind(self.narrow)
+        self.worker.narrow = made
+        self.worker.resume(made)
+        self.know(made)
+        return made
+
+    def know(self, placement: NarrowPlacement) -> None:
+        """The first model takes a second at home, whatever it takes here, and moves twice what its tenant may in that time."""
+        placement.set_moved({HOG: 2 * RATE, TINY: 1})
+        for model in (HOG, TINY):
+            placement.demand(model).home = 10**9
+
+    def run(self, number: int, slot: int = 0, model: str = HOG) -> None:
+        self.put(self.ticket(slot, number, model=model))
+        assert self.answer(self.next()) == [number]
+
+    def ran(self) -> tuple[int, int]:
+        """Works that ran at home and narrow."""
+        return self.partition.stream.ran, self.narrow.stream.ran
+
+    def wait_for_held(self) -> None:
+        """Block until a ticket waits until what is in flight elsewhere has ended."""
+        assert self.worker.runner
+        deferred, until = self.worker.runner.session.deferred, time.monotonic() + PATIENCE
+        while deferred.held is None:
+            assert time.monotonic() < until, "no ticket waits"
+            time.sleep(0)
+
+    def has_two_threads(self) -> None:
+        """Have the second thread listen; it is parked while works are short."""
+        assert self.worker.runner
+        self.worker.runner.session.roles.expect(True)
+
+    def streams(self) -> tuple[FakeStream, FakeStream]:
+        return self.partition.stream, self.narrow.stream
+
+
+@contextmanager
+def fenced(neighbours: int = 1, hosted: bool = False) -> Iterator[tuple[Fenced, NarrowPlacement]]:
+    with benched(kind=Fenced) as bench:
+        bench.device.on_host_cores = hosted
+        placement = bench.fence(neighbours)
+        bench.worker.serve(bench.endpoint)
+        yield bench, placement
+        bench.worker.halt()
+        assert not placement.running
+
+
+def never_both(bench: Fenced) -> Callable[[], list[tuple[int, int]]]:
+    """From now on each work looks, when it is enqueued, at what is in flight; returns where works were in flight on both."""
+    both: list[tuple[int, int]] = []
+    reach = bench.script.reach
+
+    def look(point: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        if point == "enqueue":
+            home, narrow = (len(stream.works) for stream in bench.streams())
+            if home and narrow:
+                both.append((home, narrow))
+        reach(point, given_up)
+        if all(stream.works for stream in bench.streams()):
+            both.append((1, 1))
+
+    bench.script.reach = look  # type: ignore[method-assign]
+    return lambda: both
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_what_draws_too_much_is_narrow_while_a_neighbour_is_at_work_and_home_when_all_have_rested(hosted: bool) -> None:
+    with fenced(neighbours=2, hosted=hosted) as (bench, placement):
+        bench.run(0)
+        assert (bench.ran(), placement.applies()) == ((1, 0), False)
+        bench.know(placement)
+        bench.neighbours[1].activity.begin()
+        for number in range(5):
+            bench.run(number)
+        assert (bench.ran(), placement.applies()) == ((1, 5), True)
+        bench.run(7, model=TINY)
+        assert bench.ran() == (2, 5)
+        bench.neighbours[1].activity.end()
+        bench.run(8)
+        assert bench.ran() == (2, 6), "its neighbour has only just ended"
+        bench.neighbours[1].activity.begin()
+        bench.neighbours[1].rest()
+        bench.run(9)
+        assert (bench.ran(), placement.applies()) == ((3, 6), False)
+        assert placement.statistics.launches == 6
+
+
+def test_a_model_goes_narrow_once_its_bytes_and_its_time_at_home_are_known() -> None:
+    with fenced() as (bench, placement):
+        bench.neighbours[0].activity.begin()
+        placement.set_moved({HOG: 0})
+        bench.run(0)
+        placement.demand(HOG).home = 0
+        placement.set_moved({HOG: 10**12})
+        bench.run(1)
+        assert bench.ran() == (2, 0)
+        home = placement.measured()[HOG].home
+        assert home > 0, "it was measured"
+        bench.run(2)
+        assert bench.ran() == (2, 1)
+        found = placement.measured()[HOG]
+        assert (found.home, found.moved) == (home, 10**12), "what it takes at home is learnt from works there alone"
+        assert found.narrow > 0
+
+
+def test_works_that_fail_teach_nothing() -> None:
+    with fenced() as (bench, placement):
+        placement.demand(HOG).home = 0
+        bench.script.fail("run")
+        bench.put(bench.ticket(0, 0))
+        assert bench.kind() == "raised"
+        assert placement.measured()[HOG].home == 0
+
+
+def test_models_that_have_left_are_forgotten_and_figures_that_are_not_named_stay() -> None:
+    with fenced() as (_, placement):
+        placement.set_moved({"gone/1#1": 7, TINY: 5})
+        assert {name: each.moved for name, each in placement.measured().items()} == {HOG: 2 * RATE, TINY: 5, "gone/1#1": 7}
+        placement.set_moved({})
+        assert [*placement.measured()] == [HOG, TINY]
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_narrow_works_are_in_flight_together(hosted: bool) -> None:
+    with fenced(hosted=hosted) as (bench, _):
+        bench.neighbours[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
+        gate.wait_for_arrival()
+        bench.script.wait_for("enqueue", 3)
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+        assert bench.ran() == (0, 3)
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_ticket_for_another_placement_waits_for_those_in_flight_and_all_behind_it_too(hosted: bool) -> None:
+    with fenced(hosted=hosted) as (bench, _):
+        both = never_both(bench)
+        bench.neighbours[0].activity.begin()
+        gate = bench.script.hold("run")
+        models = [TINY, HOG, HOG, TINY, HOG, TINY, TINY, HOG]
+        bench.put(bench.ticket(0, 0, model=models[0]))
+        gate.wait_for_arrival()
+        if not hosted:
+            bench.has_two_threads()
+        bench.put(*[bench.ticket(slot, slot, model=models[slot]) for slot in range(1, 8)])
+        if not hosted:
+            bench.wait_for_held()
+            assert bench.enqueued() == 1
+            assert bench.link.completions.deferred() == 0, "it is in flight for the HTTP side"
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(8)] == [[slot] for slot in range(8)]
+        assert bench.ran() == (4, 4)
+        assert both() == []
+
+
+def test_tickets_of_all_kinds_are_answered_in_order_whatever_neighbours_do() -> None:
+    """Many turns, while a neighbour comes and goes: no ticket is lost, and never are works in flight on both."""
+    with fenced() as (bench, placement):
+        both = never_both(bench)
+        for turn in range(60):
+            if turn % 3 == 0:
+                bench.neighbours[0].activity.begin()
+            elif turn % 3 == 2:
+                bench.neighbours[0].rest()
+            bench.know(placement)
+            if turn % 5 == 0:
+                bench.has_two_threads()
+            bench.put(*[bench.ticket(slot, turn, model=(HOG, TINY)[(slot + turn) % (2 + turn % 3) == 0]) for slot in range(8)])
+            assert [bench.answer(bench.next()) for _ in range(8)] == [[turn]] * 8
+        assert both() == []
+        assert min(bench.ran()) > 60
+
+
+@contextmanager
+def held() -> Iterator[tuple[Fenced, Gate]]:
+    """A work in flight at home, in slot 0, until the gate is opened, and a ticket in slot 1 that waits to go narrow."""
+    with fenced() as (bench, _):
+        bench.neighbours[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0, model=TINY))
+        gate.wait_for_arrival()
+        bench.has_two_threads()
+        bench.put(bench.ticket(1, 1, deadline=NEVER))
+        bench.wait_for_held()
+        yield bench, gate
+
+
+def test_a_ticket_that_waits_is_cancelled_at_once() -> None:
+    with held() as (bench, gate):
+        assert not bench.worker.idle
+        bench.worker.cancel(1, 2)
+        assert bench.kind() == "cancelled"
+        gate.open()
+        assert bench.answer(bench.next()) == [0]
+        bench.run(3)
+
+
+def test_abandoning_fails_a_ticket_that_waits_and_a_narrow_work() -> None:
+    with held() as (bench, _):
+        bench.worker.abandon(Failure("stopped", "why"))
+        assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
+    with fenced() as (bench, placement):
+        bench.neighbours[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
+        gate.wait_for_arrival()
+        bench.worker.abandon(Failure("stopped", "why"))
+        assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
+        assert not placement.running
+
+
+def test_the_next_worker_starts_a_ticket_that_waited() -> None:
+    with held() as (bench, gate):
+        halting = bench.worker.stop()
+        gate.open()
+        halting.result(PATIENCE)
+        bench.worker.halt()
+        assert bench.answer(bench.next()) == [0]
+        bench.worker.serve(bench.endpoint)
+        assert bench.answer(bench.next()) == [1]
+        assert bench.ran() == (1, 1)
+
+
+def test_a_ticket_that_waits_goes_home_when_the_neighbour_rests_or_its_process_ends() -> None:
+    with held() as (bench, gate):
+        activity.reset(bench.neighbours[0].descriptor)
+        bench.put(bench.ticket(2, 2, model=TINY))
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+        assert bench.ran() == (3, 0)
+
+
+def test_suspending_waits_for_narrow_works_and_the_tenant_goes_on_at_home() -> None:
+    with fenced() as (bench, placement):
+        both = never_both(bench)
+        bench.neighbours[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
+        gate.wait_for_arrival()
+        bench.script.wait_for("enqueue", 2)
+        bench.has_two_threads()
+        left = placement.suspend()
+        assert not left.done()
+        bench.put(bench.ticket(2, 2))
+        bench.wait_for_held()
+        gate.open()
+        left.result(PATIENCE)
+        assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+        assert (bench.ran(), both(), placement.applies()) == ((1, 2), [], False)
+        bench.worker.narrow = None
+        bench.run(3)
+        bench.worker.narrow = placement
+        bench.worker.resume(placement)
+        bench.know(placement)
+        bench.run(4)
+        assert bench.ran() == (2, 3)
+
+
+def test_a_work_that_was_about_to_go_narrow_when_the_placement_is_taken_away_goes_home() -> None:
+    with fenced() as (bench, placement):
+        bench.neighbours[0].activity.begin()
+        suspended: list[Future[None]] = []
+
+        class Taken(dict[str, object]):
+            """Executors; the placement is suspended when one is looked up to be used."""
+
+            looks = 0
+
+            def get(self, key: str, default: object = None) -> object:
+                self.looks += 1
+                if self.looks == 2:
+                    suspended.append(placement.suspend())
+                return super().get(key, default)
+
+        placement.executors = Taken(placement.executors)  # type: ignore[assignment]
+        bench.run(1)
+        assert bench.ran() == (1, 0)
+        assert [each.done() for each in suspended] == [True]
+
+
+def test_a_work_that_cannot_be_enqueued_narrow_fails_and_the_next_go_on() -> None:
+    with fenced() as (bench, placement):
+        bench.neighbours[0].activity.begin()
+        bench.script.fail("enqueue")
+        bench.put(bench.ticket(0, 0))
+        assert bench.kind() == "raised"
+        assert (placement.running, placement.statistics.launches) == (False, 0)
+        bench.run(1)
+        bench.run(2, model=TINY)
+        assert bench.ran() == (1, 1)
+
+
+def test_a_device_that_is_lost_during_a_narrow_work_is_reported() -> None:
+    with fenced() as (bench, placement):
+        bench.neighbours[0].activity.begin()
+        bench.script.fail("run", error=DeviceLost("gone"))
+        bench.put(bench.ticket(0, 0))
+        assert bench.kind() == "lost"
+        assert bench.lost
+        assert not placement.running
+
+
+def test_a_worker_that_ends_closes_its_narrow_placement() -> None:
+    with fenced() as (bench, placement):
+        bench.worker.retire()
+        assert bench.worker.narrow is None
+        assert (bench.narrow.closed, bench.partition.closed, placement.executors) == (True, False, {})
+
+
+def test_a_model_that_has_a_narrow_work_in_flight_is_not_exchanged() -> None:
+    """It is paged out once nothing of it is in flight anywhere."""
+    with fenced() as (bench, _):
+        bench.neighbours[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0))
+        gate.wait_for_arrival()
+        other, before = bench.engine.bind(bench.partition), bench.worker.executors[HOG]
+        assert bench.worker.exchange(HOG, other) is None
+        gate.open()
+        bench.next()
+        assert bench.worker.exchange(HOG, other) is before
+        before.close()
+
+
+def test_narrow_works_count_for_the_units_that_they_ran_on() -> None:
+    with fenced() as (bench, placement):
+        bench.script.reach = bench.tarry  # type: ignore[method-assign]
+        bench.neighbours[0].activity.begin()
+        began = time.monotonic_ns()
+        bench.run(0)
+        elapsed = time.monotonic_ns() - began
+        (usage,) = [each for each in bench.meter.usages() if each.works]
+        assert placement.partition.size < bench.partition.size
+        assert 0 < usage.used <= placement.partition.size * elapsed
+
+
+class Both(Borrower, Fenced):
+    """A bench whose worker borrows, and is fenced."""
+
+
+def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_all_rest() -> None:
+    with benched(kind=Both) as bench:
+        wide = bench.stretch()
+        placement = bench.fence()
+        bench.worker.serve(bench.endpoint)
+        bench.run_at_home()
+        bench.know(placement)
+        bench.run(1)
+        assert bench.wide.stream.ran == 1
+        bench.neighbours[0].activity.begin()
+        for number in range(3):
+            bench.run(number)
+        assert (bench.wide.stream.ran, bench.narrow.stream.ran) == (1, 3)
+        gate = bench.script.hold("run")
+        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
+        gate.wait_for_arrival()
+        bench.wait_for_enqueued(bench.script.reached["run"] + 2)
+        assert len(bench.narrow.stream.works) == 3, "they follow each other though the last one was wide"
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+        bench.neighbours[0].rest()
+        bench.slow_down()
+        bench.run(4)
+        assert bench.wide.stream.ran == 2
+        bench.worker.halt()
+        assert (wide.running, placement.running) == (False, False)
