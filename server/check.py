@@ -20,8 +20,10 @@ from .check_lines import execution_line, memory_text, model_line, settings_line,
 from .config.file import salvage
 from .config.schema import Config, DeviceConfig, ModelOptions
 from .config.tables import ConfigError, KeyPath, dotted, nearest
-from .config.tenant import TenantConfig
+from .config.tenant import FENCES, TenantConfig
 from .config.text import TextOptions
+from .control.fence import Fence, plan_fences
+from .control.fence import describe as describe_fence
 from .device.budget import Claim, missing, refusal, sized
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
@@ -189,6 +191,7 @@ class _Check:
         config = self._config
         tenants = config.tenants_on(name)
         plan = self._plan(device, tenants) if device else {}
+        fences = self._fences(device, plan) if device else {}
         cores = device.address if device and device.kind == "cpu" else ""
         builds = open_builds(config.models)
         model_loader = open_model_loader(config.on_device(name), device, builds=builds)
@@ -197,6 +200,8 @@ class _Check:
             _print_line(f"tenant {each}: {share_text(plan.get(each), cores)}, {self._access(tenant)}, {memory_text(tenant)}")
             if settings := settings_line(tenant):
                 _print_line(f"  {settings}")
+            if device and each in fences:
+                self._check_fence(each, fences[each], device)
             self._check_front_cores(tenant)
             wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
             self._try(model_loader, device, each, plan.get(each, (0,)), wanted)
@@ -223,6 +228,21 @@ class _Check:
             return PartitionManager(device).plan(counts).after
         except DoesNotFit:  # It is among the problems.
             return {}
+
+    def _fences(self, device: Device, plan: Plan) -> dict[str, Fence]:
+        return plan_fences(self._config.tenants, plan, device.granules, device.unit, device.bandwidth())
+
+    def _check_fence(self, tenant: str, fence: Fence, device: Device) -> None:
+        """Print what holds a tenant back while others of its device are at work, and find what does not."""
+        for line in describe_fence(fence, device.unit, device.granules, device.bandwidth()):
+            _print_line(f"  {line}")
+        keys = [key for key in FENCES if getattr(self._config.tenants[tenant], key) is not None]
+        for note in fence.notes:
+            key = next((key for key in keys if key in note), keys[0])
+            if key == "memory_bandwidth" and fence.memory and not fence.granules:
+                _print_line(f"  {note}")
+            else:
+                self._suspicious(("tenants", tenant, key), note)
 
     def _check_names(self, known: list[str]) -> None:
         for name in self._config.models.options:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from partitions.base import Bandwidth
 
-from .forms import write_rate
+from .forms import RATES, write_rate
 from .tables import dotted
 from .tenant import FENCES, TenantConfig
 
@@ -44,9 +44,15 @@ def too_much(
             terms = " + ".join(_term(tenants[name], key, part) for name, part in known.items())
             of, them = f"of the device's {NAMES[key]}", "them" if len(known) > 1 else "it"
             if there := whole(key, moves):
-                of += f", which is {write_rate(there)}"
+                of += f", which is {in_words(there)}"
             problems.append(f"{terms} = {total:.3g} {of}: lower {them} by {total - 1:.2g}")
     return problems
+
+
+def in_words(count: int) -> str:
+    """Bytes a second with four digits."""
+    unit, factor = next((each for each in RATES.items() if count >= each[1]), ("MB", RATES["MB"]))
+    return f"{count / factor:.4g} {unit}/s"
 
 
 def _part(value: object, units: float, there: int) -> float | None:

@@ -10,6 +10,7 @@ import pytest
 
 from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
+from partitions.base import Bandwidth
 from server.check import check
 from server.check_lines import execution_line
 from server.config.file import load
@@ -295,6 +296,53 @@ def test_a_burst_without_a_lender_and_the_reverse_are_possible_mistakes(
     found = "\n".join(checked.err)
     assert said in found
     assert ("no other tenant" in found) == bool(said)
+
+
+def moving(config: DeviceConfig) -> Device:
+    """A device that says what it moves: one unit half of it."""
+    device = FakeDevice()
+    device.moves = Bandwidth(memory=4 * 10**12, unit=10**12, pcie=60 * 10**9)
+    return device
+
+
+def test_what_holds_a_tenants_bandwidth_is_printed_with_the_means(checked: Checked) -> None:
+    tenant = '[tenants.globex]\ngranules = 3\nmodels = ["rows"]\n{}\n'
+    file = (checked.folder / "greenlane.toml").read_text()
+    checked.check(more=tenant.format('memory_bandwidth = 0.6\npcie = "20GB/s"'), device=moving)
+    (at,) = [place for place, line in enumerate(checked.out) if line.startswith("tenant globex")]
+    assert checked.out[at + 1 : at + 4] == [
+        '  memory_bandwidth = 0.6, pcie = "20GB/s"',
+        "  memory bandwidth while others are at work: 2.4 TB/s of 4 TB/s; models that draw more run on granules [1, 2], whose "
+        "2 units draw 2 TB/s at most",
+        "  PCIe while others are at work: 20 GB/s each way of 60 GB/s; inferences start no sooner than their inputs and "
+        "outputs allow",
+    ]
+    assert not [line for line in checked.err if "memory_bandwidth" in line]
+    (checked.folder / "greenlane.toml").write_text(file)
+    checked.check(more=tenant.format("memory_bandwidth = 0.8"), device=moving)
+    assert (
+        "  it needs no narrower placement: its 3 units draw 3 TB/s at most, and its memory_bandwidth is 3.2 TB/s" in checked.out
+    )
+    assert not [line for line in checked.err if "memory_bandwidth" in line]
+
+
+@pytest.mark.parametrize(
+    ("keys", "device", "problem"),
+    [
+        ("memory_bandwidth = 0.1", moving, "its memory_bandwidth is 400 GB/s, but one granule (1 units) draws 1 TB/s at most"),
+        ("pcie = 0.1", on_cpu, "its pcie holds nothing back: what this device moves is not known"),
+        ('memory_bandwidth = "5TB/s"', moving, "tenants.globex.memory_bandwidth 5TB/s (1.25) = 1.25 of the device's memory"),
+    ],
+)
+def test_a_share_of_bandwidth_that_does_not_hold_is_said(
+    checked: Checked, keys: str, device: Callable[[DeviceConfig], Device], problem: str
+) -> None:
+    count = 1 if device is on_cpu else 3
+    status = checked.check(more=f'[tenants.globex]\ngranules = {count}\nmodels = ["rows"]\n{keys}\n', device=device)
+    found = "\n".join(checked.err)
+    assert problem in found
+    assert (f"greenlane.toml: tenants.globex.{keys.split()[0]}: its" in found) == ("5TB/s" not in keys)
+    assert (status == 2) == ("5TB/s" in keys)
 
 
 @pytest.mark.parametrize(

@@ -71,16 +71,16 @@ def test_what_is_no_share_is_refused_with_what_was_expected(tmp_path: Path, writ
         (
             {"acme": {"memory_bandwidth": 0.6}, "globex": {"memory_bandwidth": "auto"}},
             "tenants.acme.memory_bandwidth 0.6 + tenants.globex.memory_bandwidth auto (0.5) = 1.1 of the device's memory "
-            "bandwidth, which is 3.352TB/s: lower them by 0.1",
+            "bandwidth, which is 3.352 TB/s: lower them by 0.1",
         ),
         (
             {"acme": {"memory_bandwidth": 4 * 10**12}, "globex": {}},
-            "tenants.acme.memory_bandwidth 4TB/s (1.19) = 1.19 of the device's memory bandwidth, which is 3.352TB/s: "
+            "tenants.acme.memory_bandwidth 4TB/s (1.19) = 1.19 of the device's memory bandwidth, which is 3.352 TB/s: "
             "lower it by 0.19",
         ),
         (
             {"acme": {"pcie": 60 * 10**9}, "globex": {"pcie": 0.2}},
-            "tenants.acme.pcie 60GB/s (0.952) + tenants.globex.pcie 0.2 = 1.15 of the device's PCIe, which is 63GB/s: "
+            "tenants.acme.pcie 60GB/s (0.952) + tenants.globex.pcie 0.2 = 1.15 of the device's PCIe, which is 63 GB/s: "
             "lower them by 0.15",
         ),
     ],

@@ -1,0 +1,104 @@
+"""What each tenant with a share of bandwidth is held to while others of its device are at work, and where. Pure arithmetic."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+from partitions.base import Bandwidth
+from partitions.plan import Granules
+
+from ..config.bandwidth import in_words, rate, whole
+from ..config.tenant import TenantConfig
+from ..facts import Fact
+
+
+class Fence(NamedTuple):
+    """What holds one tenant: bytes a second of the device's `memory` and over PCIe, each way; 0 where nothing does.
+
+    While one of the `neighbours` is at work, works that draw more of the memory run on the narrow placement, which has these
+    granules of the tenant's own; () for none, as where its home cannot draw more. `notes` say why something is not made.
+    """
+
+    neighbours: tuple[str, ...]
+    memory: int = 0
+    granules: Granules = ()
+    pcie: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class FencedTenant(Fact):
+    """What holds a tenant back while others of its device are at work."""
+
+    memory_bandwidth: Annotated[int, "The most that it draws of the device's memory then, in bytes a second; 0: all there is."]
+    granules: Annotated[Granules, "Where works run then that would draw more; empty if there is no such placement."]
+    launches: Annotated[int, "Inferences that ran there so far."]
+    pcie: Annotated[int, "Bytes a second over PCIe, each way, by inputs and outputs; 0: all there is."]
+    waits: Annotated[int, "Inferences that started later for that so far."]
+    notes: Annotated[list[str], "What does not hold it, or need not, and why."]
+    problems: Annotated[list[str], "What could not be made."]
+
+
+def plan_fences(
+    tenants: Mapping[str, TenantConfig], homes: Mapping[str, Granules], sizes: Sequence[int], unit: str, moves: Bandwidth | None
+) -> dict[str, Fence]:
+    """The fence of each tenant of a device that asks for one. The device has granules of these sizes in `unit`s, and `homes`
+    are those of each tenant.
+
+    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may; one at least.
+    """
+    plans = {}
+    for name, home in homes.items():
+        if (tenant := tenants[name]).fenced:
+            neighbours = tuple(other for other in homes if other != name)
+            plans[name] = _fence(tenant, neighbours, home, sizes, unit, moves)
+    return plans
+
+
+def _fence(
+    tenant: TenantConfig, neighbours: tuple[str, ...], home: Granules, sizes: Sequence[int], unit: str, moves: Bandwidth | None
+) -> Fence:
+    if not neighbours:
+        return Fence((), notes=("no other tenant is on its device, so nothing holds it",))
+    units = [sizes[granule] for granule in home]
+    memory, pcie = (
+        rate(tenant, key, sum(units) / sum(sizes), whole(key, moves)) if whole(key, moves) else 0
+        for key in ("memory_bandwidth", "pcie")
+    )
+    notes = list(_unknown(tenant, moves))
+    granules: Granules = ()
+    if memory and moves:
+        granules = tuple(home[: max(1, _fitting(units, moves.unit, memory))])
+        drawn, all_drawn = (sum(each) * moves.unit for each in (units[: len(granules)], units))
+        here = f"{in_words(all_drawn)} at most, and its memory_bandwidth is {in_words(memory)}"
+        if all_drawn <= memory:
+            notes.append(f"it needs no narrower placement: its {sum(units)} {unit}s draw {here}")
+            granules = ()
+        elif len(home) == 1:
+            notes.append(f"it has one granule, which cannot be narrowed: its {sum(units)} {unit}s draw {here}")
+            memory, granules = 0, ()
+        elif drawn > memory:
+            what = f"its memory_bandwidth is {in_words(memory)}, but one granule ({units[0]} {unit}s) draws {in_words(drawn)}"
+            notes.append(f"{what} at most: works that draw more run on that, and are held to that")
+    return Fence(neighbours, memory, granules, pcie, tuple(notes))
+
+
+def _fitting(units: Sequence[int], drawn: int, most: int) -> int:
+    """How many of the first granules with so many units draw at most this together, where each unit draws so much."""
+    return next((count for count in range(len(units), 0, -1) if sum(units[:count]) * drawn <= most), 0)
+
+
+def _unknown(tenant: TenantConfig, moves: Bandwidth | None) -> Iterator[str]:
+    for key in ("memory_bandwidth", "pcie"):
+        if getattr(tenant, key) is not None and not whole(key, moves):
+            yield f"its {key} holds nothing back: what this device moves is not known"
+
+
+def describe(fence: Fence, unit: str, sizes: Sequence[int], moves: Bandwidth | None) -> Iterator[str]:
+    """Lines that say what of a fence is enforced, and by which means."""
+    if fence.memory and moves and fence.granules:
+        units = sum(sizes[granule] for granule in fence.granules)
+        where = f"granules {list(fence.granules)}, whose {units} {unit}s draw {in_words(units * moves.unit)} at most"
+        held = f"{in_words(fence.memory)} of {in_words(moves.memory)}"
+        yield f"memory bandwidth while others are at work: {held}; models that draw more run on {where}"
+    if fence.pcie and moves:
+        held = f"{in_words(fence.pcie)} each way of {in_words(moves.pcie)}"
+        yield f"PCIe while others are at work: {held}; inferences start no sooner than their inputs and outputs allow"

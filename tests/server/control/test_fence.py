@@ -1,0 +1,95 @@
+"""Plans of fences: how narrow a placement has to be, and what is said where there is none."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partitions.base import Bandwidth
+from server.config.tenant import TenantConfig
+from server.control.fence import Fence, describe, plan_fences
+
+MOVES = Bandwidth(memory=3_352 * 10**9, unit=125 * 10**9, pcie=63 * 10**9)
+"""One granule of 8 SMs draws 1 TB/s."""
+SIZES = [8] * 16
+
+
+def plan(homes: dict[str, tuple[int, ...]], moves: Bandwidth | None = MOVES, **keys: dict[str, Any]) -> dict[str, Fence]:
+    tenants = {name: TenantConfig(name=name, granules=1, models=("*",), **keys.get(name, {})) for name in homes}
+    return plan_fences(tenants, homes, SIZES, "SM", moves)
+
+
+@pytest.mark.parametrize(
+    ("value", "granules"),
+    [(0.4, (2,)), (0.6, (2, 3)), (2_500 * 10**9, (2, 3)), (3 * 10**12, (2, 3, 4)), (0.99, (2, 3, 4)), ("auto", (2,))],
+)
+def test_a_narrow_placement_has_the_first_granules_that_cannot_draw_more(value: Any, granules: tuple[int, ...]) -> None:
+    homes = {"acme": (2, 3, 4, 5, 6, 7, 8, 9), "globex": (0, 1)}
+    found = plan(homes, acme={"memory_bandwidth": value})
+    assert found["acme"].granules == granules
+    assert (found["acme"].neighbours, found["acme"].pcie, found["acme"].notes) == (("globex",), 0, ())
+    assert found.keys() == {"acme"}
+
+
+def test_a_home_that_cannot_draw_more_needs_none() -> None:
+    fence = plan({"acme": (0, 1), "globex": (2,)}, acme={"memory_bandwidth": "2TB/s", "pcie": 0.5})["acme"]
+    assert (fence.granules, fence.memory, fence.pcie) == ((), 2 * 10**12, 315 * 10**8)
+    assert fence.notes == (
+        "it needs no narrower placement: its 16 SMs draw 2 TB/s at most, and its memory_bandwidth is 2 TB/s",
+    )
+
+
+def test_one_granule_cannot_be_narrowed_and_its_pcie_is_held_all_the_same() -> None:
+    fence = plan({"acme": (3,), "globex": (2,)}, acme={"memory_bandwidth": 0.1, "pcie": "20GB/s"})["acme"]
+    assert (fence.memory, fence.granules, fence.pcie) == (0, (), 20 * 10**9)
+    assert fence.notes == (
+        "it has one granule, which cannot be narrowed: its 8 SMs draw 1 TB/s at most, and its memory_bandwidth is 335.2 GB/s",
+    )
+
+
+def test_less_than_a_granule_draws_is_held_to_what_one_draws() -> None:
+    fence = plan({"acme": (3, 4), "globex": (2,)}, acme={"memory_bandwidth": "auto"})["acme"]
+    assert (fence.granules, fence.memory) == ((3,), 419 * 10**9)
+    assert fence.notes == (
+        "its memory_bandwidth is 419 GB/s, but one granule (8 SMs) draws 1 TB/s at most: works that draw more run on that, "
+        "and are held to that",
+    )
+
+
+@pytest.mark.parametrize("moves", [None, MOVES._replace(pcie=0)])
+def test_what_is_not_known_of_a_device_holds_nothing_back_and_is_said(moves: Bandwidth | None) -> None:
+    fence = plan({"acme": (3, 4), "globex": (2,)}, moves, acme={"memory_bandwidth": "2TB/s", "pcie": "1GB/s"})["acme"]
+    assert (fence.granules, fence.pcie) == ((), 0)
+    assert "its pcie holds nothing back: what this device moves is not known" in fence.notes
+    assert ("its memory_bandwidth holds nothing back: what this device moves is not known" in fence.notes) == (moves is None)
+
+
+def test_a_tenant_alone_on_its_device_is_not_held() -> None:
+    assert plan({"acme": (3, 4)}, acme={"memory_bandwidth": 0.1, "pcie": 0.1}) == {
+        "acme": Fence((), notes=("no other tenant is on its device, so nothing holds it",))
+    }
+
+
+def test_what_is_enforced_is_described_with_the_means() -> None:
+    fence = plan({"acme": (3, 4, 5), "globex": (2,)}, acme={"memory_bandwidth": 0.6, "pcie": 0.5})["acme"]
+    assert list(describe(fence, "SM", SIZES, MOVES)) == [
+        "memory bandwidth while others are at work: 2.011 TB/s of 3.352 TB/s; models that draw more run on granules [3, 4], "
+        "whose 16 SMs draw 2 TB/s at most",
+        "PCIe while others are at work: 31.5 GB/s each way of 63 GB/s; inferences start no sooner than their inputs and "
+        "outputs allow",
+    ]
+    assert not list(describe(fence._replace(granules=(), pcie=0), "SM", SIZES, MOVES))
+
+
+@given(size=st.integers(1, 14), value=st.one_of(st.floats(0.001, 1), st.integers(10**6, 5 * 10**12), st.just("auto")))
+def test_a_narrow_placement_is_a_part_of_home_that_draws_no_more_or_one_granule(size: int, value: Any) -> None:
+    home = tuple(range(1, 1 + size))
+    fence = plan({"acme": home, "globex": (0,)}, acme={"memory_bandwidth": value})["acme"]
+    drawn = len(fence.granules) * 8 * MOVES.unit
+    assert fence.granules == home[: len(fence.granules)] != home
+    if fence.granules:
+        assert drawn <= fence.memory or (len(fence.granules) == 1 and fence.notes)
+        assert drawn + 8 * MOVES.unit > fence.memory, "one more would be within it"
+    else:
+        assert fence.notes
