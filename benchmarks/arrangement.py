@@ -1,7 +1,8 @@
 """The deployments that the experiment compares: which tenants share which granules of the device. Pure."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .deployment import Deployment, Tenant
 from .kinds import KINDS, TRIO, TRIO_OF
@@ -41,22 +42,34 @@ def share_cores(every: Sequence[int], own: Sequence[int], each: int, tenants: in
 
 
 def deployments(
-    device: str, granules: int, victims: Sequence[str], kinds: Sequence[str], cores: Cores
+    device: str, granules: int, victims: Sequence[str], kinds: Sequence[str], cores: Cores, fence: str | None = None
 ) -> dict[str, Deployment]:
     """The servers by their names: SPLIT with a partition for the victims and one for the aggressor, SHARED with one for all.
 
-    For the three aggressors at a time, QUARTERS with four partitions of one size. Raises Impossible.
+    For the three aggressors at a time, QUARTERS with four partitions of one size. With a `fence` SPLIT holds the aggressor to
+    such a part of memory bandwidth and PCIe, and SHARED is the same two partitions without it. Raises Impossible.
     """
     models = tuple(sorted({model for kind in kinds for model in _models(kind)}))
     one, other = halves(device, granules)
-    tenants: dict[str, tuple[Tenant, ...]] = {
-        SPLIT: (Tenant(VICTIM, one, tuple(victims), cores.of(0)), Tenant(AGGRESSOR, other, models, cores.of(1)))
-    }
-    everything = granules if device == "cuda" else one + other
-    tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({*victims, *models})), cores.of(0, 1)),)
+    held = Tenant(VICTIM, one, tuple(victims), cores.of(0)), Tenant(AGGRESSOR, other, models, cores.of(1))
+    tenants: dict[str, tuple[Tenant, ...]] = {SPLIT: held}
+    if fence is not None:
+        settings = tuple(f"{key} = {literal(fence)}" for key in ("memory_bandwidth", "pcie"))
+        tenants = {SPLIT: (held[0], replace(held[1], settings=settings)), SHARED: held}
+    else:
+        everything = granules if device == "cuda" else one + other
+        tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({*victims, *models})), cores.of(0, 1)),)
     if TRIO in kinds:
         tenants[QUARTERS] = _quarters(fourth(device, granules), victims, cores)
     return {name: Deployment(name, device, group, cores.all, cores.carved) for name, group in tenants.items()}
+
+
+def literal(fence: str) -> str:
+    """A part, a rate or "auto" as a TOML file has it."""
+    try:
+        return f"{float(fence):g}"
+    except ValueError:
+        return json.dumps(fence)
 
 
 def _quarters(each: int, victims: Sequence[str], cores: Cores) -> tuple[Tenant, ...]:

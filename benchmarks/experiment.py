@@ -16,17 +16,22 @@ from .asks import as_json, binary, truth, wrong
 from .clients import Clients
 from .kinds import KINDS, TRIO, TRIO_OF
 from .loads import arrivals, share, together
-from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, OWN, UNDER, Combination, Phase
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
+LEARNING = 6.0
+"""Seconds of an aggressor alone where it is fenced, in which the server learns what its works move: NVML is read every two."""
 BETWEEN = 0.8
 """Seconds from the end of a phase to the beginning of the next, as a rule: load processes are started, and begin ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of an experiment: `victims` with their requests a second, `rows` the batch of the compute-heavy aggressor."""
+    """Settings of an experiment: `victims` with their requests a second, `rows` the batch of the compute-heavy aggressor.
+
+    `fence` is what holds the aggressor, in the control not; None where partitions are compared with none.
+    """
 
     victims: dict[str, float]
     kinds: tuple[str, ...]
@@ -38,16 +43,24 @@ class Settings:
     processes: int = 1
     bound: float = BOUND
     control: bool = True
+    fence: str | None = None
+    learning: float = LEARNING
     clients: Clients = field(default_factory=Clients)
 
     def steps(self) -> "list[Step]":
         """All phases in order; every round begins with another aggressor."""
-        return [step for number in range(self.rounds) for victim in self.victims for step in self._round(victim, number)]
+        rounds = [step for number in range(self.rounds) for victim in self.victims for step in self._round(victim, number)]
+        own = [Step("", kind, aggressor, 0) for aggressor in self.kinds for kind in (OWN, CONTROL_OWN)]
+        return [*(own if self.fence else ()), *rounds]
 
     @property
     def duration(self) -> float:
         """About how many seconds it takes, on servers that are ready."""
-        return len(self.steps()) * (self.seconds + BETWEEN)
+        return sum(self.lasts(step) + BETWEEN for step in self.steps())
+
+    def lasts(self, step: "Step") -> float:
+        """The seconds of a phase."""
+        return max(self.learning, self.seconds) if step.kind == OWN else self.seconds
 
     def _round(self, victim: str, number: int) -> "Iterator[Step]":
         at, kinds = number % len(self.kinds), (ALONE, UNDER, CONTROL) if self.control else (ALONE, UNDER)
@@ -92,18 +105,19 @@ class Experiment:
 
     def _phase(self, step: Step, began: float) -> Phase:
         port = self._ports[_server(step)]
-        jobs: list[OpenLoop | ClosedLoop] = [*self._victims(port, step)]
-        jobs += self._aggressors(port, step) if step.kind in (UNDER, CONTROL) else []
+        jobs: list[OpenLoop | ClosedLoop] = [*self._victims(port, step)] if step.victim else []
+        jobs += self._aggressors(port, step) if step.kind in (UNDER, CONTROL, OWN, CONTROL_OWN) else []
         start, results = run(jobs)
         samples, tallies, late, sizes, bodies = together(results)
         phase = Phase(step.kind, step.round, start - began, samples, _busy(tallies), late, sizes)
-        self._bodies.append((step.victim, phase, bodies))
+        if step.victim:
+            self._bodies.append((step.victim, phase, bodies))
         return phase
 
     def _victims(self, port: int, step: Step) -> list[OpenLoop]:
         settings = self._settings
         form = binary if settings.form == "binary" else as_json
-        ask = form(step.victim, EVERYONE if _server(step) == SHARED else VICTIM)
+        ask = form(step.victim, EVERYONE if self._in_one(step) else VICTIM)
         due = arrivals(settings.arrivals, settings.victims[step.victim], settings.seconds, seed=step.round)
         count = 1 if settings.clients.victim else max(1, settings.processes // 2)
         shared = {"port": port, "ask": ask, "connections": 8 // count, "most": 64 // count}
@@ -116,10 +130,14 @@ class Experiment:
         found: list[ClosedLoop] = []
         for name in names:
             alone = f"{AGGRESSOR}-{name}" if step.aggressor == TRIO else AGGRESSOR
-            tenant = EVERYONE if _server(step) == SHARED else alone
+            tenant = EVERYONE if self._in_one(step) else alone
             cores = settings.clients.others or None
-            found += KINDS[name].jobs(port, tenant, settings.seconds, settings.rows, settings.processes, cores)
+            found += KINDS[name].jobs(port, tenant, settings.lasts(step), settings.rows, settings.processes, cores)
         return found
+
+    def _in_one(self, step: Step) -> bool:
+        """Whether victim and aggressor are one tenant."""
+        return _server(step) == SHARED and not self._settings.fence
 
     def _check(self) -> None:
         """Compare the answers that were kept with the model's, now that nothing is measured any more."""
@@ -128,12 +146,12 @@ class Experiment:
             phase.wrong += wrong(bodies, self._settings.form, wanted[victim])
 
     def _combination(self, victim: str, kind: str) -> Combination:
-        phases = tuple(phase for step, phase in self._done if step.victim == victim and step.aggressor in (kind, ""))
+        phases = tuple(phase for step, phase in self._done if step.victim in (victim, "") and step.aggressor in (kind, ""))
         return Combination(victim, kind, phases, self._settings.bound)
 
 
 def _server(step: Step) -> str:
-    if step.kind in (CONTROL, CONTROL_ALONE):
+    if step.kind in (CONTROL, CONTROL_ALONE, CONTROL_OWN):
         return SHARED
     return QUARTERS if step.aggressor == TRIO else SPLIT
 

@@ -8,7 +8,7 @@ from typing import Any
 from greenlane.load.figures import Figures, figures
 from greenlane.load.rules import ENOUGH
 
-from .verdicts import KINDS, Combination, Phase, Verdict
+from .verdicts import CONTROL, CONTROL_OWN, KINDS, OWN, UNDER, Combination, Phase, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,19 @@ def table(findings: Findings) -> str:
         f"throughput of {one.name}: {one.partitions:,.0f} a second on partitions, {one.plain:,.0f} without: {one.ratio:.2f}"
         for one in findings.throughput
     ]
-    return "\n".join([HEADING, *map(line, verdicts), *why, *few(verdicts), *total])
+    return "\n".join([HEADING, *map(line, verdicts), *why, *few(verdicts), *fenced(findings), *total])
+
+
+def fenced(findings: Findings) -> list[str]:
+    """What was left to each aggressor that was fenced: of its own rate while others rest, and beside the victim."""
+    found = []
+    for one in findings.combinations:
+        alone, free, beside, unheld = (one.own(kind) for kind in (OWN, CONTROL_OWN, UNDER, CONTROL))
+        if not math.isnan(alone):
+            rest = f"alone {alone:,.1f}/s, {times(alone / free)} of that without the fence"
+            held = f"beside {one.victim} {times(beside / free)}, without the fence {times(unheld / free)}"
+            found.append(f"{one.aggressor}'s own rate: {rest}; {held}; its fence is {findings.settings.get('fence', '-')}")
+    return found
 
 
 def document(findings: Findings) -> dict[str, Any]:
@@ -130,7 +142,7 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
 
 
 def _combination(combination: Combination) -> dict[str, Any]:
-    rounds = {kind: [_phase(phase) for phase in combination.of(kind)] for kind in KINDS}
+    rounds = {kind: [_phase(phase) for phase in combination.of(kind)] for kind in (*KINDS, OWN, CONTROL_OWN)}
     about = {"victim": combination.victim, "aggressor": combination.aggressor, "bound": combination.bound}
     return {**about, "p99_growth": asdict(combination.growth), "rounds": rounds}
 

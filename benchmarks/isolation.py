@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.inside and options.memory:
         parser.error("--memory is for the experiment over HTTP; --inside has bandwidth in its trio")
+    if options.fence and not options.memory:
+        parser.error("--fence holds aggressors that move bytes; it takes --memory, and perhaps --only some of those")
+    if options.fence and (others := [name for name in options.only or () if name not in UNFENCED]):
+        parser.error(f"--fence does not hold {others[0]}, as partitions do; leave it out of --only")
     try:
         with awake(os.sched_getaffinity(0) if options.awake else ()):
             findings = _inside(options) if options.inside else over_http(options, Progress().report)
@@ -134,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=checked(_kinds), metavar="NAMES", help=usual)
     memory = f"also try what no partition fences, {', '.join(UNFENCED)}, and let leaks there count"
     parser.add_argument("--memory", action="store_true", help=memory)
+    fence = "hold the aggressor to such a part of memory bandwidth and PCIe, a rate such as 1.2TB/s, or auto; in the control "
+    fence += "it is not held; also prints what is left of its own rate"
+    parser.add_argument("--fence", metavar="RATE", help=fence)
     models = ["mlp", "resnet", "identity"]
     parser.add_argument("--victim", choices=models, nargs="+", help="one after another; default: mlp, and resnet on a GPU")
     parser.add_argument("--form", choices=["binary", "json"], default="binary", help="the victim's tensors; default: binary")

@@ -22,22 +22,28 @@ def notes(settings: Settings, servers: Mapping[str, Deployment], found: Sequence
         "the rounds' ratios. Ratios carry over to another machine, milliseconds do not."
     )
     yield from (_samples(victim, round(rate * settings.seconds)) for victim, rate in settings.victims.items())
-    yield (
-        f"Control: a second server with one tenant, {EVERYONE}, on all that both had: one partition, one queue, for victim and "
-        f"aggressor. Where the victim's p99 grows less than {INTERFERENCE:g} times there, the combination is not exercised."
-    )
+    yield _control(settings.fence)
     split = {tenant.name: tenant.granules for tenant in servers[SPLIT].tenants}
     if servers[SPLIT].device == "cpu":
         cores = f"{_count(split[VICTIM])} for the {VICTIM}, {_count(split[AGGRESSOR])} for the {AGGRESSOR}"
         yield f"Partitions: {cores}. A tenant's HTTP process runs on its partition's cores, unless configured otherwise."
     yield _placed(settings.clients)
     yield _late(found)
-    if unfenced := [name for name in settings.kinds if name in UNFENCED]:
+    if (unfenced := [name for name in settings.kinds if name in UNFENCED]) and not settings.fence:
         yield f"No partition fences memory, caches and PCIe, so {', '.join(unfenced)} may leak by as much as they do here."
-    if QUARTERS not in servers:
+    if QUARTERS not in servers and not settings.fence:
         yield "Four tenants at a time need four granules, so that they were left out."
     yield f"Where the median of the victim's p99 alone is over {STEADY:g} times its least, the machine was too noisy to judge."
     yield "The client checks the status and size of every answer, and the numbers of every 64th against ONNX Runtime."
+
+
+def _control(fence: str | None) -> str:
+    all_one = f"one tenant, {EVERYONE}, on all that both had: one partition, one queue, for victim and aggressor"
+    what = f"the same two tenants, of which the {AGGRESSOR} is not fenced" if fence else all_one
+    return (
+        f"Control: a second server with {what}. Where the victim's p99 grows less than {INTERFERENCE:g} times there, the "
+        "combination is not exercised."
+    )
 
 
 def _samples(victim: str, count: int) -> str:

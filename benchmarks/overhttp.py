@@ -15,7 +15,7 @@ from .clients import apart, place
 from .deployment import Deployment, Server, granules, launched
 from .experiment import Experiment, Settings
 from .findings import Findings
-from .kinds import FENCED, KINDS, TRIO, TRIO_OF
+from .kinds import FENCED, KINDS, TRIO, TRIO_OF, UNFENCED
 from .notes import notes
 
 RATES = {("resnet", "cpu"): 40.0}
@@ -49,12 +49,14 @@ def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
     victims = options.victim or ["resnet" if options.device == "cuda" else "mlp"]
     every = sorted(os.sched_getaffinity(0))
     kinds = tuple(options.only or (KINDS if options.memory else FENCED))
-    four = TRIO in kinds or not options.only
+    four = (TRIO in kinds or not options.only) and not options.fence
     own = apart(every, options.client_cores)
     cores = share_cores(every, own, options.front_cores, 4 if four and options.front_cores else 2)
     count = granules(options.device, cores.carved)
-    kinds += (TRIO,) if not options.only and count >= 4 else ()
-    servers = deployments(options.device, count, victims, kinds, cores)
+    if options.fence:
+        kinds = tuple(name for name in kinds if name in UNFENCED)
+    kinds += (TRIO,) if not options.only and count >= 4 and not options.fence else ()
+    servers = deployments(options.device, count, victims, kinds, cores, options.fence)
     settings = Settings(
         victims={victim: options.rate or RATES.get((victim, options.device), RATE) for victim in victims},
         kinds=kinds,
@@ -65,6 +67,7 @@ def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
         rows=subjects.ROWS if options.device == "cuda" else 8,
         processes=options.processes or max(1, min(4, len(own or every) // 4)),
         bound=options.bound,
+        fence=options.fence,
         clients=place(options.device, cores.carved, count, own, options.client_cores),
     )
     return settings, servers
@@ -85,9 +88,11 @@ def running(servers: dict[str, Deployment], plans: bool) -> Iterator[list[Server
 
 def _asked(options: argparse.Namespace, settings: Settings, servers: dict[str, Deployment]) -> dict[str, str]:
     shares = [f"{name}: " + ", ".join(f"{t.name} {t.granules}" for t in one.tenants) for name, one in servers.items()]
+    fence = {"fence": f"{options.fence} of memory bandwidth and PCIe for the aggressor; none in the control"}
     rates = " and ".join(f"{rate:g}" for rate in settings.victims.values())
     return {
         "device": options.device,
+        **(fence if options.fence else {}),
         "granules of each server's tenants": "; ".join(shares),
         "victim": f"{', '.join(settings.victims)}; {settings.form}",
         "cores of each HTTP process": str(options.front_cores or "the server's default"),

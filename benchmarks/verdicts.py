@@ -11,6 +11,8 @@ from greenlane.load.intervals import Interval, growth
 
 ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", "control, under load"
 KINDS = (ALONE, UNDER, CONTROL_ALONE, CONTROL)
+OWN, CONTROL_OWN = "aggressor alone", "control, aggressor alone"
+"""Phases without a victim, which are measured where the aggressor is fenced, as the fence is to cost it nothing then."""
 INTERFERENCE = 1.2
 """The least that the victim's p99 has to grow on one partition for a combination to prove anything."""
 STEADY = 3.0
@@ -53,6 +55,11 @@ class Combination:
     def verdict(self) -> "Verdict":
         """Everything that the table shows. Raises ValueError unless there are as many phases alone as under load."""
         return judge(self.victim, self.aggressor, {kind: self.rounds(kind) for kind in KINDS}, self.wrong, self.bound)
+
+    def own(self, kind: str) -> float:
+        """Answers a second that the aggressor got in phases of one kind; NaN without any."""
+        rates = [sum(row["rate"] for row in phase.busy) for phase in self.of(kind)]
+        return median(rates) if rates else math.nan
 
     @property
     def growth(self) -> Interval:
@@ -124,7 +131,7 @@ def decide(held: float, control: float, failed: int, wrong: int, bound: float, s
     if not held <= bound:
         return "leaks", f"p99 grew {held:.2f} times in the victim's own partition; at most {bound:.2f} is allowed"
     if math.isnan(control):
-        return "no control", f"p99 grew {held:.2f} times, and nothing says what it would have done without partitions"
+        return "no control", f"p99 grew {held:.2f} times, and nothing says what it would have done otherwise"
     if control < INTERFERENCE:
-        return "not exercised", f"without partitions p99 grew only {control:.2f} times: there was nothing to hold against"
-    return "isolated", f"p99 grew {held:.2f} times in the victim's own partition, and {control:.2f} times without partitions"
+        return "not exercised", f"in the control p99 grew only {control:.2f} times: there was nothing to hold against"
+    return "isolated", f"p99 grew {held:.2f} times in the victim's own partition, and {control:.2f} times in the control"

@@ -25,12 +25,12 @@ from benchmarks.arrangement import (
 from benchmarks.asks import as_json, binary, invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
-from benchmarks.findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
+from benchmarks.findings import Findings, Throughput, busiest, document, fenced, few, milliseconds, table, times
 from benchmarks.isolation import main, status
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import cumulative, draw
-from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase
+from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, KINDS, OWN, UNDER, Combination, Phase
 from greenlane.load.figures import Samples
 from greenlane.load.machine import describe
 from greenlane.load.rules import ENOUGH
@@ -137,6 +137,60 @@ def test_every_loaded_phase_follows_a_baseline_and_rounds_rotate_aggressors() ->
     assert alone[:4] == [("mlp", "small"), ("mlp", "json"), ("resnet", "small"), ("resnet", "json")]
     assert alone[4:] == [("mlp", "json"), ("mlp", "small"), ("resnet", "json"), ("resnet", "small")]
     assert [step.kind for step in plan].count(CONTROL_ALONE) == 4
+
+
+def test_where_the_aggressor_is_fenced_its_own_rate_is_measured_first_for_as_long_as_the_server_learns() -> None:
+    settings = Settings(victims={"mlp": 400}, kinds=("memory-read",), rounds=1, fence="0.4", learning=6.0)
+
+    assert [(step.victim, step.kind, settings.lasts(step)) for step in settings.steps()] == [
+        ("", OWN, 6.0),
+        ("", CONTROL_OWN, 1.0),
+        ("mlp", CONTROL_ALONE, 1.0),
+        ("mlp", ALONE, 1.0),
+        ("mlp", UNDER, 1.0),
+        ("mlp", CONTROL, 1.0),
+    ]
+
+
+def test_the_table_says_what_the_fence_leaves_to_the_aggressor() -> None:
+    found = findings(name="memory-read")
+    rates = {OWN: 990.0, CONTROL_OWN: 1000.0, UNDER: 450.0, CONTROL: 900.0}
+    own = [Phase(kind, 0, 0.0, Samples(), [{"name": "memory-read", "rate": rate}]) for kind, rate in rates.items()]
+    loaded = [replace(phase(each.kind, 0, 0.0), busy=each.busy) for each in own[2:]]
+    whole = (*(phase(kind, 0, 0.0) for kind in (ALONE, CONTROL_ALONE)), *own[:2], *loaded)
+    found = replace(found, combinations=(Combination("mlp", "memory-read", whole, 1.3),), settings={"fence": "0.4 for it"})
+
+    (line,) = fenced(found)
+
+    assert line == (
+        "memory-read's own rate: alone 990.0/s, 0.99 of that without the fence; beside mlp 0.45, without the fence 0.90; "
+        "its fence is 0.4 for it"
+    )
+    assert line in table(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--fence", "0.4"], "it takes --memory"),
+        (["--fence", "0.4", "--memory", "--only", "memory-read,small"], "does not hold small"),
+    ],
+)
+def test_a_fence_is_for_what_partitions_do_not_hold(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+
+    assert why in capsys.readouterr().err
+
+
+def test_the_fenced_aggressor_is_compared_with_the_same_one_without_a_fence() -> None:
+    found = deployments("cuda", 16, ["resnet"], ["memory-read"], Cores((), ()), "0.4")
+
+    assert [each.granules for each in found[SPLIT].tenants] == [each.granules for each in found[SHARED].tenants] == [8, 7]
+    assert "memory_bandwidth = 0.4\npcie = 0.4" in found[SPLIT].config(Path())
+    assert "memory_bandwidth" not in found[SHARED].config(Path())
+    held = deployments("cuda", 16, ["resnet"], ["memory-read"], Cores((), ()), "1.2TB/s")[SPLIT]
+    assert 'memory_bandwidth = "1.2TB/s"' in held.config(Path())
 
 
 def test_without_a_control_there_are_fewer_phases_and_the_run_is_shorter() -> None:
