@@ -94,12 +94,17 @@ class Experiment:
         self._bodies: list[tuple[str, Phase, list[bytes]]] = []
 
     def run(self) -> list[Combination]:
-        """Every phase of every round. Blocks. Raises LoadProcessFailed."""
+        """Every phase of every round, or of those that were over before SIGINT came. Blocks. Raises LoadProcessFailed."""
         plan, began = self._settings.steps(), perf_counter()
-        for number, step in enumerate(plan):
-            self._report(number, len(plan), str(step))
-            self._done.append((step, self._phase(step, began)))
-            sleep(SETTLE)
+        try:
+            for number, step in enumerate(plan):
+                self._report(number, len(plan), str(step))
+                self._done.append((step, self._phase(step, began)))
+                sleep(SETTLE)
+        except KeyboardInterrupt:
+            self._done = [(each, phase) for each, phase in self._done if each.round < step.round]
+            if not step.round:
+                raise
         self._check()
         return [self._combination(victim, kind) for victim in self._settings.victims for kind in self._settings.kinds]
 

@@ -88,11 +88,10 @@ def running(servers: dict[str, Deployment], plans: bool) -> Iterator[list[Server
 
 def _asked(options: argparse.Namespace, settings: Settings, servers: dict[str, Deployment]) -> dict[str, str]:
     shares = [f"{name}: " + ", ".join(f"{t.name} {t.granules}" for t in one.tenants) for name, one in servers.items()]
-    fence = {"fence": f"{options.fence} of memory bandwidth and PCIe for the aggressor; none in the control"}
     rates = " and ".join(f"{rate:g}" for rate in settings.victims.values())
     return {
         "device": options.device,
-        **(fence if options.fence else {}),
+        **({"fence": options.fence} if options.fence else {}),
         "granules of each server's tenants": "; ".join(shares),
         "victim": f"{', '.join(settings.victims)}; {settings.form}",
         "cores of each HTTP process": str(options.front_cores or "the server's default"),

@@ -10,17 +10,20 @@
 #   soak     python -m benchmarks.soak for 8 minutes                        soak.log, soak.json
 #   prove    python -m tests.gpu.proving: greenlane prove of two tenants    prove.log, prove.json
 #   change   python -m benchmarks.change                                    change.log, change.json
+#   fence    python -m benchmarks.isolation --memory --fence FENCE (0.25): hogs with and without a fence      fence.log, fence.json
+#   fence-prove  python -m tests.gpu.proving --memory twice, without a fence and with one   fence-prove.log, fence-prove*.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
-# for each tenant, which soak and prove have then as well. Their files have names as felt-mps.log.
+# for each tenant, which soak, prove and fence-prove have then as well. Their files have names as felt-mps.log.
+# The parts fence and fence-prove take 280 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
 # change leaves out what it has no time for, so it is best run by itself as well. SOAK_OPTIONS, PROVE_OPTIONS (such as
-# "--tenants 15 --only t00 --seconds 120"), CHANGE_OPTIONS, LENDING_OPTIONS and ISOLATION_OPTIONS are more options for these.
+# "--tenants 15 --only t00 --seconds 120"), FENCE_OPTIONS, CHANGE_OPTIONS, LENDING_OPTIONS and ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
 [ $# -gt 0 ] || set -- tests alone felt memcheck two mps change
@@ -110,6 +113,14 @@ for part in "$@"; do
     prove)
       # shellcheck disable=SC2086  # Options.
       run "prove$mps" "$(limit "${LIMIT_prove:-300}")" "$python" -m tests.gpu.proving --json "$out/prove$mps.json" ${PROVE_OPTIONS:-} ;;
+    fence)
+      # shellcheck disable=SC2086  # Options.
+      run fence "$(limit "${LIMIT_fence:-280}")" "$python" -u -m benchmarks.isolation --device cuda --memory \
+        --fence "${FENCE:-0.25}" --victim resnet --rate 400 --seconds 1.5 --rounds 2 --json "$out/fence.json" ${FENCE_OPTIONS:-} ;;
+    fence-prove)
+      # shellcheck disable=SC2086  # Options.
+      run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.25}" \
+        --memory --seconds 40 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.
@@ -125,7 +136,7 @@ for part in "$@"; do
       run isolation "$(limit "${LIMIT_isolation:-580}")" "$python" -u -m benchmarks.isolation --device cuda --json "$out/isolation.json" \
         ${ISOLATION_OPTIONS:-} ;;
     *)
-      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, soak, prove, change, starting, lending, isolation" >&2
+      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, soak, prove, fence, fence-prove, change, starting, lending, isolation" >&2
       exit 2 ;;
   esac
 done
