@@ -323,8 +323,6 @@ class _Check:
             for tenant in map(self._config.tenants.__getitem__, held):
                 if process_counts.is_refused(tenant):
                     self._wrong(("tenants", tenant.name, "http_processes"), process_counts.refusal(tenant))
-            of_cores = {device for name in held for device in self._config.devices_of(name)}
-            self._found.wrong.update(dict.fromkeys(self._config.spread_problems(of_cores)))
             lines = conflicts(chosen, held)
             self._found.suspicious.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
         on_gpus = {name: chosen[name] for name, cores in self._cores.items() if cores is None}

@@ -110,9 +110,8 @@ def _advised(
         granules, len(device.info.granules), device.info.granules[0], device.info.unit, tenant.min_granules or 1
     )
     found = None
-    if tenant.spread or before is None or after is None or held.get(name) != granules:
+    if before is None or after is None or held.get(name) != granules:
         why = "its share changed meanwhile" if before and after else "its process does not answer"
-        why = "it is on several devices, each with a part of its load" if tenant.spread else why
         said = advising.Advice("unknown", None, "none", f"{name}: {why}, so nothing was measured")
     else:
         found = need(before, after)

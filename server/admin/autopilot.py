@@ -51,7 +51,7 @@ def _state(controller: Controller, pilot: Pilot) -> schemas.Autopilot:
     tenants = {}
     for name, tenant in controller.tenants.items():
         held, need = controller.partition(name), pilot.needs.get(name)
-        piloted = not tenant.spread and (tenant.target_p99 is not None or tenant.min_granules is not None)
+        piloted = tenant.target_p99 is not None or tenant.min_granules is not None
         tenants[name] = schemas.Piloted(
             len(held.granules) if held else 0,
             pilot.own(name),

@@ -90,8 +90,6 @@ def _fixed(old: Config, new: Config) -> Callable[[str], str]:
 
     def why(name: str) -> str:
         tenant = new.tenants[name] if name in new.tenants else old.tenants[name]
-        if tenant.spread:
-            return "it is on several devices"
         if name in new.tenants and tenant.grpc_port is not None:
             return "it has a grpc_port"
         if name in new.tenants and tenant.port is not None and (had := going.get(tenant.port)):

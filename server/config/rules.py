@@ -42,8 +42,6 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
             for burst, rate in (("burst_requests", "requests_per_second"), ("burst_bytes", "bytes_per_second")):
                 if burst in table and rate not in table:
                     yield (*path, burst), f"given, but nothing is limited without {rate}; set that, or leave it out"
-            if isinstance(table.get("device"), list | tuple) and len(table["device"]) > 1:
-                yield from _spread(path, table)
             if table.get("paging") is True and "device_memory" not in table:
                 yield (*path, "paging"), "true, but nothing is paged out without a device_memory; set that, or leave it out"
         case "devices", name if not _NAME.fullmatch(name):
@@ -83,17 +81,6 @@ def _burst(path: KeyPath, tenant: Mapping[str, Any]) -> Iterator[Problem]:
     burst, (key, share) = tenant.get("burst"), next((key, tenant[key]) for key in SHARES if key in tenant)
     if type(burst) is int and type(share) is int and 1 <= burst < share:
         yield (*path, "burst"), below_share(burst, key, share)
-
-
-_ON_ONE_DEVICE = "burst", "lend", "ladder", "min_granules", "paging"
-"""Keys that a tenant on several devices cannot have."""
-
-
-def _spread(path: KeyPath, tenant: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that a tenant on several devices has, and cannot."""
-    for key in _ON_ONE_DEVICE:
-        if tenant.get(key):
-            yield (*path, key), "the tenant is on several devices, where this is not possible; name one device, or leave it out"
 
 
 def _keys(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Problem]:
@@ -183,11 +170,10 @@ def _devices_of_tenants(document: Mapping[str, Any], tenants: Mapping[str, Any])
     for name in tenants:
         tenant, path = _table(tenants, name), ("tenants", name, "device")
         device = tenant.get("device", known[0])
-        for each in device if isinstance(device, list | tuple) else [device]:
-            if isinstance(each, str) and each and each not in known:
-                yield path, f"{shown(each)} is not a configured device; {nearest(each, known)}"
-            elif isinstance(each, str):
-                held[each or known[0]] += 1
+        if isinstance(device, str) and device and device not in known:
+            yield path, f"{shown(device)} is not a configured device; {nearest(device, known)}"
+        elif isinstance(device, str):
+            held[device or known[0]] += 1
         if "device" not in tenant and len(known) > 1:
             yield path, f"missing; there are several devices, so name one of {', '.join(map(repr, known))}"
     for name in known:

@@ -7,7 +7,7 @@ deploy/greenlane.toml and a JSON Schema of the descriptions; `examples` are for 
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -247,25 +247,13 @@ class Config(Section, frozen=True):
         """The same with this device alone, for the process that has it."""
         return self.with_devices({name: self.named_devices[name]})
 
-    def devices_of(self, tenant: str) -> Sequence[str]:
-        """The devices on which this tenant starts. One that names none is on the only one."""
-        given = self.tenants[tenant].device
-        if given is None:
-            return [next(iter(self.named_devices))]
-        return [given] if isinstance(given, str) else given
+    def device_of(self, tenant: str) -> str:
+        """The device on which this tenant starts. One that names none is on the only one."""
+        return self.tenants[tenant].device or next(iter(self.named_devices))
 
     def tenants_on(self, device: str) -> list[str]:
         """The tenants that start on this device, in the file's order."""
-        return [name for name in self.tenants if device in self.devices_of(name)]
-
-    def spread_problems(self, on_cores: Collection[str]) -> list[str]:
-        """The problems of tenants on several devices where these devices are cores of this host."""
-        problems: list[str] = []
-        for name, tenant in self.tenants.items():
-            if tenant.spread and (cores := [device for device in self.devices_of(name) if device in on_cores]):
-                text = f"{cores[0]} is cores of this host, where a tenant's models are in its own process; name one device"
-                problems.append(f"{self.source}: {dotted(('tenants', name, 'device'))}: {text}, or GPUs only")
-        return problems
+        return [name for name in self.tenants if self.device_of(name) == device]
 
     def version_weights(self, tenant: str) -> dict[str, dict[str, float]]:
         """The weights of versions that hold for a tenant, by model: its own, or those of [models.NAME]."""

@@ -8,7 +8,7 @@ from .tables import ConfigError, Section, dotted
 from .values import (
     BandwidthShare,
     Cores,
-    DeviceNames,
+    DeviceName,
     Digests,
     Duration,
     HttpProcesses,
@@ -37,12 +37,10 @@ class TenantConfig(Section, frozen=True):
     """A tenant: its share of the device (one of `granules`, `cores` and `sms`), limits and rights."""
 
     name: str = Field(exclude=True)
-    device: DeviceNames | None = Field(
+    device: DeviceName | None = Field(
         default=None,
         examples=["0"],
-        description="Which device the tenant is on, by its name in `[devices.NAME]`; required where there are "
-        'several. With a list, as in `["0", "1"]`, it is on all of these GPUs, with its share on each, and cannot '
-        "have `burst`, `lend`, `ladder`, `min_granules` or `paging`.",
+        description="Which device the tenant is on, by its name in `[devices.NAME]`; required where there are several.",
     )
     granules: int | None = Field(
         default=None, ge=1, examples=[6], description="Share of the device in the granules of GET /admin/device."
@@ -212,11 +210,6 @@ class TenantConfig(Section, frozen=True):
         examples=[800],
         description="Requests a second, all models together, at which `greenlane curve --all` measures `target_p99`.",
     )
-
-    @property
-    def spread(self) -> bool:
-        """Whether the tenant is on several devices."""
-        return isinstance(self.device, tuple)
 
     def may_call(self, model: str) -> bool:
         """Whether this tenant sees the model of this name."""

@@ -125,15 +125,6 @@ def _location(value: object, info: ValidationInfo) -> object:
     return Path(info.context, value)
 
 
-def _devices(names: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """A list of one is that one. Raises ValueError for a name that is there twice."""
-    if isinstance(names, str):
-        return names
-    if len(set(names)) < len(names):
-        raise ValueError("a name is there twice")
-    return names[0] if len(names) == 1 else names
-
-
 def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
     if any(first >= second for first, second in pairwise(sizes)):
         raise ValueError
@@ -315,13 +306,11 @@ Cores = Annotated[
 ]
 _DIGIT64 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
 _NAME = Annotated[str, Field(min_length=1)]
-DeviceNames = Annotated[
-    _NAME | Annotated[tuple[_NAME, ...], Field(strict=False, min_length=1)],
-    AfterValidator(_devices),
+DeviceName = Annotated[
+    _NAME,
     Form(
-        "device's name or list of such",
-        "the name of one device as a text, such as '1', or of each that the tenant is on, each once, as in ['0', '1']",
-        _text_or_list,
+        "device's name",
+        "the name of one device as a text, such as '1'; to be on several, have a tenant on each",
     ),
 ]
 _PRINTED = "the 64 hexadecimal digits that `printf %s KEY | sha256sum` prints"

@@ -42,7 +42,7 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
     found, problems = TenantPlan(), list[str]()
     gone, coming, changed = removals(old, new), arrivals(old, new), resized(old, new)
     for device in devices:
-        there = [name for name in coming if device.name in new.devices_of(name)]
+        there = [name for name in coming if new.device_of(name) == device.name]
         leaving = [name for name in gone if name in device.runtimes]
         other = [name for name in changed if name in device.runtimes]
         found.go |= dict.fromkeys(leaving, device)

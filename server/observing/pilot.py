@@ -168,7 +168,7 @@ class Pilot:
     def goal(self, name: str, device: ControlledDevice) -> Goal | None:
         """What the tenant is to keep; None if the configuration says nothing, so that nothing is taken from or given to it."""
         tenant = self._controller.tenants[name]
-        if tenant.spread or (tenant.target_p99 is None and tenant.min_granules is None):
+        if tenant.target_p99 is None and tenant.min_granules is None:
             return None
         unit, sizes = device.info.unit, device.info.granules
         most = None if tenant.burst is None else tenant.most(unit, sizes)

@@ -1,6 +1,5 @@
 """The parts of a server whose tenants and devices have processes of their own, made and connected. Nothing here starts them."""
 
-import asyncio
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +22,8 @@ from . import tenant_process
 from .device_side import device_process
 from .device_side.device_process import DeviceArguments
 from .device_side.runtime_server import Opener
-from .remote.device_frontend import DeviceFrontend
 from .remote.remote_frontend import RemoteFrontend, open_remote
 from .remote.remote_runtime import RemoteRuntime
-from .remote.spread_frontend import DeviceSides, SpreadFrontend, open_spread
 from .supervision import process_counts
 from .supervision.device_homes import DeviceHomes
 from .supervision.mps_group import MpsGroup, memory_limit
@@ -41,8 +38,8 @@ class Composition:
     """The supervisor's process: what it has, in the order in which one part needs another.
 
     `groups` are the processes under MPS, by device. `cores` is the number of the host's cores that the server may use; the
-    other arguments are as those of `serve`. A tenant has a frontend here for its HTTP process, and for each of its devices a
-    runtime for its device side, whichever process has that. All methods belong to the event loop's thread. Raises ConfigError.
+    other arguments are as those of `serve`. A tenant has a frontend here for its HTTP process, and a runtime for its device
+    side, whichever process has that. All methods belong to the event loop's thread. Raises ConfigError.
     """
 
     def __init__(
@@ -110,11 +107,10 @@ class Composition:
         in_tenants: dict[str, HostedRuntime] = {}
         for device in config.named_devices:
             on_state = partial(self.controller.on_state, device=device)
-            on_loading = partial(self.controller.on_loading, device=device)
-            theirs = {name: _part(self._frontends[name], device) for name in config.tenants_on(device)}
+            theirs = {name: self._frontends[name] for name in config.tenants_on(device)}
             if device in hosted:
                 sides = {
-                    name: RemoteRuntime(f"the process of {name}", {name: part}, on_state, on_loading)
+                    name: RemoteRuntime(f"the process of {name}", {name: part}, on_state, self.controller.on_loading)
                     for name, part in theirs.items()
                 }
                 in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
@@ -135,7 +131,7 @@ class Composition:
         return await self._homes.find(device, self.controller.tenants[tenant])
 
     def _device_process(
-        self, device: str, frontends: Mapping[str, DeviceFrontend], tenant: TenantConfig | None = None
+        self, device: str, frontends: Mapping[str, RemoteFrontend], tenant: TenantConfig | None = None
     ) -> SupervisedDevice:
         """A process of a device that is to be started: for these tenants, or for one alone."""
         label = f"the process of device {device}" if len(self.controller.config.named_devices) > 1 else "the device process"
@@ -143,24 +139,18 @@ class Composition:
             f"{label} for {tenant.name}" if tenant else label,
             frontends,
             partial(self.controller.on_state, device=device),
-            partial(self.controller.on_loading, device=device),
+            self.controller.on_loading,
         )
         arguments = partial(_device_arguments, device, tenant, self._opener)
         name = f"{device}, {tenant.name}" if tenant else device
         return SupervisedDevice(name, runtime, device_process.main, arguments, self._groups.get(device))
 
     def _connect(self, in_tenants: Mapping[str, HostedRuntime]) -> None:
-        """Give every frontend its device side, or sides."""
+        """Give every frontend its device side."""
         self._runtimes |= {name: hosted.runtime for name, hosted in in_tenants.items()}
         self._runtimes |= {name: device.runtime for device in self.devices for name in device.runtime.frontends}
         for name, frontend in self._frontends.items():
-            frontend.open(DeviceSides(self._device_sides(name)) if frontend.spread else self._runtimes[name])
-
-    def _device_sides(self, tenant: str) -> list[RemoteRuntime]:
-        """The runtimes of a tenant: one, or that of each of its devices."""
-        if self._frontends[tenant].spread:
-            return [each.runtime for each in self.devices if tenant in each.runtime.frontends]
-        return [self._runtimes[tenant]]
+            frontend.open(self._runtimes[name])
 
     def _application(self) -> Any:
         """What answers in this process: the admin API and the status page, with an audit."""
@@ -188,20 +178,16 @@ class Composition:
         await self.supervisor.reconfigure(config)
 
     async def _replace_link(self, tenant: str, free: Callable[[], None]) -> None:
-        """A tenant's HTTP process has a new link: have its device sides use it, then free the old one."""
+        """A tenant's HTTP process has a new link: have its device side use it, then free the old one."""
         async with self._transfers.locks[tenant]:
-            await asyncio.gather(*(each.handover.replace_link(tenant) for each in self._device_sides(tenant)))
+            await self._runtimes[tenant].handover.replace_link(tenant)
         free()
 
 
 def _open_frontends(config: Config, hosted: Iterable[str]) -> dict[str, RemoteFrontend]:
     """A frontend for each tenant; `hosted` are the devices of which a tenant's own process has the tenant's device side."""
     on_cores = {tenant for device in hosted for tenant in config.tenants_on(device)}
-    found: dict[str, RemoteFrontend] = {}
-    for name, tenant in config.tenants.items():
-        devices = config.devices_of(name)
-        found[name] = open_spread(tenant, devices) if len(devices) > 1 else open_remote(tenant, name not in on_cores)
-    return found
+    return {name: open_remote(tenant, name not in on_cores) for name, tenant in config.tenants.items()}
 
 
 def _hosted(opener: Opener, side: RemoteRuntime, device: str) -> HostedRuntime:
@@ -217,8 +203,3 @@ def _device_arguments(device: str, tenant: TenantConfig | None, opener: Opener, 
     own = own.with_devices({device: own.device.model_copy(update={"index": 0})})  # It is the only GPU that the process sees.
     arguments = DeviceArguments(tenant.name, own, opener, *ends)
     return replace(arguments, environment={**arguments.environment, **memory_limit(tenant.device_memory)})
-
-
-def _part(frontend: RemoteFrontend, device: str) -> DeviceFrontend:
-    """A tenant's frontend as this device is to see it."""
-    return frontend.members[device] if isinstance(frontend, SpreadFrontend) else frontend

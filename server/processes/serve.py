@@ -13,7 +13,6 @@ from typing import Any
 
 from ..admin.lifecycle import ServerEnd
 from ..config.schema import Config, DeviceConfig
-from ..config.tables import ConfigError
 from ..control.controller import Controller
 from ..control.reload import ReadConfig, Reloader, without_file
 from ..control.together import all_or_none
@@ -60,8 +59,6 @@ async def serve(
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
     async with Watchdog(config.server), AsyncExitStack() as left:
         await asyncio.to_thread(spawn.prepare)
-        if problems := config.spread_problems(hosted):
-            raise ConfigError(problems)
         allowed = frozenset(cores(0))
         groups = await _open_groups(config, opener, hosted, signalled)
         left.push_async_callback(_close, groups.values())

@@ -21,8 +21,7 @@ from server.config.tenant import TenantConfig
 
 from . import repository
 from .harness import Served, configuration, cores, serving
-from .processes import configure, running, running_device, running_devices, tenant
-from .test_several_devices import devices
+from .processes import configure, running, running_device, tenant
 from .wire import client, until
 
 SUM = "sum (float[n, m] x) => (float[n, m] y) { y = Add(x, x) }"
@@ -247,16 +246,11 @@ def test_functions_run_in_the_tenants_own_processes_over_http_and_grpc(tmp_path:
             assert (answer.as_numpy("y").tolist(), answer.as_numpy("pid").tolist()) == ([[4, 4]], [[server.pid("acme")]])
 
 
-FORMS = {"cores": running, "device": running_device, "devices": running_devices}
-TENANTS = {
-    "cores": tenant(),
-    "device": tenant(http_processes=2),
-    "devices": devices() + tenant(device=["0", "1"]),
-}
+FORMS = {"cores": running, "device": running_device}
+TENANTS = {"cores": tenant(), "device": tenant(http_processes=2)}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
 def test_a_module_that_cannot_be_run_leaves_what_is_served_in_every_form(tmp_path: Path, form: str) -> None:
     root = tmp_path / "models"
     repository.write(root, "ten", "ten (float[n, 2] x) => (float[n, 2] y) { y = Add(x, x) }", config="max_batch_size: 8")

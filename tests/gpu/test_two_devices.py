@@ -216,48 +216,6 @@ def test_an_engine_on_the_second_gpu_takes_its_own_memory_and_refuses_the_first_
     assert all("is device 0's, but the engine is bound to device 1" in text for text in foreign.values())
 
 
-# Before the server of all other tests is started: it would have processes of the same names.
-def test_a_tenant_on_both_gpus_is_answered_by_both_and_survives_one(
-    models: Path, tmp_path: Path, found: dict[str, Any]
-) -> None:
-    tenants = '[tenants.acme]\ndevice = ["0", "1"]\ngranules = 4\nmodels = ["*"]'
-    with serving(models, tmp_path, devices(), tenants) as served:
-        with closing(Client(served.port)) as client:
-            check(client, "acme", 10)
-            check(client, "acme", 11)
-        before = _works(served)
-        with ExitStack() as stack:
-            asking = [stack.enter_context(Asking(served.port, "acme")) for _ in range(8)]
-            began, counted = time.monotonic(), sum(len(each.took) for each in asking)
-            asking[0].more(500)
-            found["answers a second of a tenant on both GPUs, 8 connections"] = round(
-                (sum(len(each.took) for each in asking) - counted) / (time.monotonic() - began)
-            )
-            after = _works(served)
-            found["works of a tenant on both GPUs, by device"] = {name: after[name] - before[name] for name in after}
-            assert min(after[name] - before[name] for name in after) > 100
-            os.kill(served.process_of("acme"), signal.SIGKILL)
-            for each in asking:
-                each.more(500)
-            found["requests of 8 connections that failed with one of two device processes"] = [
-                len(each.wrong) for each in asking
-            ]
-            assert all(len(each.wrong) <= 1 for each in asking), "what ran there, and nothing else"
-            deadline, killed = time.monotonic() + PATIENCE, _works(served)
-            while any(_works(served)[name] <= works for name, works in killed.items()):  # Under MPS it may be on either.
-                assert time.monotonic() < deadline, served.log
-                time.sleep(0.2)
-        with closing(Client(served.port)) as client:
-            check(client, "acme", 12)
-            check(client, "acme", 13)
-
-
-def _works(served: Served) -> dict[str, int]:
-    """The works of acme so far, by device."""
-    rows = [each for each in served.admin("GET", "usage")["tenants"] if each["tenant"] == "acme"]
-    return {each["device"]: sum(model["works"] for model in each["models"]) for each in rows}
-
-
 def test_each_tenant_gets_right_answers_from_its_own_gpu(server: Served, found: dict[str, Any]) -> None:
     devices = server.admin("GET", "device")["devices"]
     found["devices"] = [each["description"] for each in devices]

@@ -1,5 +1,4 @@
 """HTTP processes and device processes as the supervisor sees them: it sends messages, and repeats to a replacement what is due.
 
-A tenant's HTTP side is a `remote_frontend`, or a `spread_frontend` if it is on several devices; a device side is a
-`remote_runtime`.
+A tenant's HTTP side is a `remote_frontend`, a device side a `remote_runtime`.
 """

@@ -12,7 +12,7 @@ from server.errors import Conflict, Unavailable
 
 from .test_several_devices import FakeRuntime, controller_of, two_devices
 
-BOTH = {"acme": ["a", "b"], "globex": ["b"]}
+ALL = {"acme": ["a", "b"], "globex": ["b"], "initech": ["b"]}
 
 
 class ListedRuntime(FakeRuntime):
@@ -42,14 +42,15 @@ class ListedModels:
 
 
 class Site:
-    """acme is on both devices, globex on the second."""
+    """acme is on the first device, globex and initech on the second."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
         self.runtimes = {name: ListedRuntime(self.steps, name) for name in "01"}
         config = two_devices(
             TenantConfig(name="globex", device="1", granules=1, models=("a",)),
-            TenantConfig(name="acme", device=("0", "1"), granules=1, models=("a",)),
+            TenantConfig(name="initech", device="1", granules=1, models=("a",)),
+            TenantConfig(name="acme", device="0", granules=1, models=("a",)),
         )
         self.controller = controller_of(config, self.runtimes)
 
@@ -64,10 +65,11 @@ class Site:
 
 async def test_every_device_prepares_its_tenants_before_one_uses_them() -> None:
     site = Site()
-    await site.use(BOTH)
-    assert site.steps == ["prepare acme 0", "prepare globex+acme 1", "everywhere", "use acme 0", "use globex+acme 1"]
+    await site.use(ALL)
+    assert site.steps == ["prepare acme 0", "prepare globex+initech 1", "everywhere", "use acme 0", "use globex+initech 1"]
     assert {name: each.models for name, each in site.controller.config.tenants.items()} == {
         "globex": ("b",),
+        "initech": ("b",),
         "acme": ("a", "b"),
     }
 
@@ -84,16 +86,16 @@ async def test_devices_whose_tenants_keep_their_lists_are_not_asked() -> None:
 async def test_what_one_device_cannot_load_is_used_by_none() -> None:
     site = Site()
     site.runtimes["0"].problems = ["tenants.acme.models: failed to load 'b': no memory"]
-    site.runtimes["1"].fails["prepare globex+acme"] = Unavailable("the process of device 1 has ended")
+    site.runtimes["1"].fails["prepare globex+initech"] = Unavailable("the process of device 1 has ended")
     before = site.controller.config
     with pytest.raises(Conflict) as refused:
-        await site.use(BOTH)
+        await site.use(ALL)
     assert str(refused.value).splitlines()[1:] == [
-        "device 0: tenants.acme.models: failed to load 'b': no memory",
-        "device 1: tenants.globex.models: the process of device 1 has ended",
-        "device 1: tenants.acme.models: the process of device 1 has ended",
+        "tenants.acme.models: failed to load 'b': no memory",
+        "tenants.globex.models: the process of device 1 has ended",
+        "tenants.initech.models: the process of device 1 has ended",
     ]
-    assert site.steps == ["prepare acme 0", "prepare globex+acme 1", "discard 0", "discard 1"]
+    assert site.steps == ["prepare acme 0", "prepare globex+initech 1", "discard 0", "discard 1"]
     assert site.controller.config is before
 
 
