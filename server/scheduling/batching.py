@@ -54,10 +54,10 @@ class Choice(NamedTuple):
 NOTHING = Choice()
 
 
-def choose(waiting: Sequence[Queued], running: int, enough: int, now: float, streams: int = 1) -> Choice:
+def choose(waiting: Sequence[Queued], running: int, enough: int, now: float) -> Choice:
     """Choose from a queue that is not empty while one more work may start and `running` others are in flight.
 
-    While `enough` are in flight, a batch that could grow is not launched. One of `streams` is idle while fewer are in flight.
+    While `enough` are in flight, a batch that could grow is not launched.
     """
     head = waiting[0][3]
     if head is None:
@@ -70,7 +70,7 @@ def choose(waiting: Sequence[Queued], running: int, enough: int, now: float, str
     if running >= enough:
         return NOTHING
     due = min([each[3].due for each in members if each[3]])
-    at_once = now >= due or (len(members) == 1 and running < streams)
+    at_once = now >= due or (len(members) == 1 and not running)
     return _launch(members, head.batching) if at_once else Choice(due=due)
 
 

@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
 from typing import Any
@@ -180,12 +180,6 @@ class Lane:
         """
         self.slots.check(link.arena)
         return await self._relinking.change(link, limit)
-
-    def fail_works(self, slots: Collection[int], reason: str) -> None:
-        """Fail the requests whose works are in flight in these slots, with Unavailable; their slots are free when these end."""
-        for pending in list(self._pending.values()):
-            if (pending.batch.slot if pending.batch else pending.slot).index in slots:
-                pending.complete(Unavailable(reason))
 
     def submit(
         self,

@@ -57,8 +57,6 @@ class Scheduler:
         self._arrivals = 0
         self._longest = horizon + 1
         self._current_limit = in_flight_limit
-        self._devices = 1
-        self._of_each = in_flight_limit, horizon
 
     def __repr__(self) -> str:
         return f"<Scheduler {self._queued}/{self.limit} waiting, {self._running}/{self.in_flight_limit} in flight>"
@@ -125,7 +123,7 @@ class Scheduler:
         if self.held or not self._waiting or running >= self._current_limit:
             return NOTHING
         alone = self.on_host_cores or self._current_limit > self.in_flight_limit
-        return choose(self._waiting, running, self._devices if alone else self.in_flight_limit, now, self._devices)
+        return choose(self._waiting, running, 1 if alone else self.in_flight_limit, now)
 
     def launch(self, members: Sequence[Queued], slot: int) -> None:
         """Launch these, which `choose` returned, as one ticket in this slot: in flight from now on."""
@@ -150,16 +148,6 @@ class Scheduler:
         if took is not None:  # The longest recent duration: rises at once, decays slowly.
             self._longest = max(1, took, self._longest - (self._longest >> 3))
             self._current_limit = max(self.in_flight_limit, self.horizon // self._longest)
-
-    def set_devices(self, count: int) -> None:
-        """So many devices get tickets from now on, each up to the limits of one; with none these stay as for one.
-
-        Which of them gets a ticket is decided when it is put (`server.link.spread`).
-        """
-        in_flight_limit, horizon = self._of_each
-        self._devices = max(1, count)
-        self.in_flight_limit, self.horizon = in_flight_limit * self._devices, horizon * self._devices
-        self._current_limit = max(self.in_flight_limit, self.horizon // self._longest)
 
     def end_all(self) -> frozenset[int]:
         """All works in flight have ended without a result, as the device side has; returns their slots."""

@@ -1,9 +1,9 @@
 """A frontend: a tenant's HTTP side as another part of the server sees it. It sends tickets, and is sent models and states.
 
-What is asked of it depends on who asks: a runtime (`Frontend`, whose `HttpSide` it calls), the controller (`ManagedFrontend`),
-or the supervisor for one device (`processes.remote.device_frontend`). What it is depends on where the HTTP side is: in this
-process (`local_frontend.LocalFrontend`), or in another one, which the supervisor reaches by a `RemoteFrontend`
-(`processes.remote`), whose `HttpSide` a device process calls over its channel. Who asks does not know which.
+What is asked of it depends on who asks: a runtime (`Frontend`, whose `HttpSide` it calls), or the controller
+(`ManagedFrontend`). What it is depends on where the HTTP side is: in this process (`local_frontend.LocalFrontend`), or in
+another one, which the supervisor reaches by a `RemoteFrontend` (`processes.remote`), whose `HttpSide` a device process calls
+over its channel. Who asks does not know which.
 """
 
 import math
@@ -77,10 +77,9 @@ class HttpSide:
 
     async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
         """These versions of a model, all that it is to have, are about to be published. "", or why not: the functions of one
-        cannot be run, or another device cannot serve it.
+        cannot be run.
 
-        Waits until the functions run, and for the other devices of a tenant on several. After "" `publish` follows, or
-        `withdraw`.
+        Waits until the functions run. After "" `publish` follows, or `withdraw`.
         """
         return ""
 

@@ -15,7 +15,6 @@ from ..link import activity
 from ..link.messages import ModelKey
 from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Link
-from ..link.spread import Spread
 from ..protocol.request import Limits
 from ..scheduling.lane import Lane
 from ..scheduling.lender import Lender, Neighbour
@@ -191,13 +190,8 @@ class Service:
         raise Misdirected(text)
 
 
-def open_tenant(
-    config: TenantConfig, link: Link, control: Canceller, occupancy: Occupancy | None = None, spread: Spread | None = None
-) -> Tenant:
-    """A tenant without models yet. `occupancy` is set if it has several HTTP processes, and says which this is.
-
-    `spread` is set if it is on several devices, and `link` is its.
-    """
+def open_tenant(config: TenantConfig, link: Link, control: Canceller, occupancy: Occupancy | None = None) -> Tenant:
+    """A tenant without models yet. `occupancy` is set if it has several HTTP processes, and says which this is."""
     queue, memory = (dotted(("tenants", config.name, key)) for key in ("queue", "memory"))
     blocks = SharedBlocks(config.memory, memory, occupancy) if occupancy else None
     helper = occupancy is not None and occupancy.number != LEAD
@@ -206,9 +200,6 @@ def open_tenant(
         scheduler = HelperScheduler(slots(config), config.queue, queue, occupancy)
     else:
         scheduler = Scheduler(config.queue, config.in_flight, HORIZON, queue)
-        if spread:
-            scheduler.set_devices(len(spread.members))
-            spread.on_serving = scheduler.set_devices
     lane = Lane(config.name, scheduler, link, control, blocks, helper)
     uploads = Uploads(config.memory, lambda text: lane.admission.reject(f"{text} ({memory})"), occupancy=occupancy)
     unread = UnreadAnswers(config.memory, config.name, lane.admission.count_unread)

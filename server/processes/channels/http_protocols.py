@@ -4,7 +4,6 @@ HTTP processes parse bytes of untrusted clients: each is served what it may call
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from msgspec import Meta
@@ -20,8 +19,6 @@ from .message_fields import ReportFields, tuples_of, values_of
 
 _MOST_HEADERS = 1 << 14
 """More than fit into the longest head that is served."""
-Keys = Mapping[str, Mapping[str, str]]
-"""The keys that each version has on a tenant's devices, by its key and by device; none for a tenant on one device."""
 
 
 class Live(NamedTuple):
@@ -45,8 +42,7 @@ class Wanted(NamedTuple):
     """What an HTTP process is to be, whole: it follows the last one that it was sent.
 
     `cores` are those of the host on which it runs, None to stay where it is. `listed`: every model that there is was announced.
-    With a reason in `refused` or `suspended` it takes no requests of its tenant, for good or for now; `devices` has the reasons
-    for which some of a tenant's several devices get none.
+    With a reason in `refused` or `suspended` it takes no requests of its tenant, for good or for now.
     """
 
     state: State = "starting"
@@ -55,7 +51,6 @@ class Wanted(NamedTuple):
     listed: bool = False
     refused: str = ""
     suspended: str = ""
-    devices: Mapping[str, str] = MappingProxyType({})
 
 
 class Logging(Protocol):
@@ -69,7 +64,7 @@ class ToTenant(Protocol):
     """The tenant of an HTTP process, if it has one."""
 
     def announce(self, name: str) -> None: ...
-    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry], keys: Keys) -> bool:
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
         """Serve these versions of a model from now on. Returns True when no request for older ones is left."""
 
     async def agree(self, name: str, served: Sequence[ModelVersion]) -> str: ...
@@ -77,18 +72,15 @@ class ToTenant(Protocol):
     async def last_uses(self) -> Mapping[str, int]: ...
     async def page_out(self, model: str) -> bool: ...
     def page_in(self, model: str) -> None: ...
-    def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
+    def fail_in_flight(self, reason: str, queued: bool) -> None:
         """The device side has ended: fail what was launched, with `queued` also what waits. See `Lane.fail_in_flight`.
 
-        With `queued` every model is loading until it is published again. With a `device`, the tenant has others too: fail what
-        was launched there.
+        With `queued` every model is loading until it is published again.
         """
 
-    async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
+    async def relink(self, link: SentLink, limit: float) -> bool:
         """Use this link to the same tensor memory, see `Lane.relink`. True when it is used, and False if what is in flight does
         not end within `limit` seconds.
-
-        With a `device` it is one of several links, and nothing is in flight on the one that it replaces.
         """
 
     async def add_helper(self, number: Count, link: SentLink) -> None:

@@ -22,8 +22,6 @@ class ProcessArguments:
 
     A tenant with several HTTP processes has an `occupancy`, the descriptor of the page that they share. Those with a `number`
     other than LEAD are helpers: their link is to the lead, as is the socket `to_lead` for cancellations.
-
-    A tenant on several devices has the links in `spread`, by device, in place of `link`.
     """
 
     name: str
@@ -37,5 +35,4 @@ class ProcessArguments:
     number: int = LEAD
     occupancy: Any = None
     to_lead: socket.socket | None = None
-    spread: Mapping[str, Descriptors] = field(default_factory=dict)
     arriving: bool = False

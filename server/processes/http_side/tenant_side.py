@@ -16,10 +16,9 @@ from ...tenants.local_frontend import LocalTenant
 from ...tenants.relay import Cancellations, Relay
 from ...tenants.service import Tenant, open_tenant, report
 from ..channels.descriptors import DescriptorReceiver, SentLink
-from ..channels.http_protocols import Keys, Wanted
+from ..channels.http_protocols import Wanted
 from ..channels.message_fields import ReportFields
 from ..children.process_arguments import ProcessArguments
-from .spread_links import SpreadLinks
 
 
 class TenantSide(LocalTenant):
@@ -34,14 +33,13 @@ class TenantSide(LocalTenant):
         self._spawn = spawn
         self._descriptors = DescriptorReceiver(arguments.descriptors)
         self._link = arguments.link
-        self._spread: SpreadLinks | None = None
         self._relays: dict[int, Relay] = {}
 
     def __repr__(self) -> str:
         return f"<TenantSide of {self._arguments.name}>"
 
     def open(self, canceller: Canceller, hosted: Tenant | None) -> Tenant | None:
-        """Open the tenant, if there is one, on its link or on its links to several devices; `hosted` is open in this process.
+        """Open the tenant, if there is one, on its link; `hosted` is open in this process.
 
         `canceller` is asked to cancel tickets, in a helper the lead.
         """
@@ -50,11 +48,7 @@ class TenantSide(LocalTenant):
             self.occupancy = Occupancy(arguments.occupancy, arguments.number)
         if arguments.to_lead:
             canceller = Cancellations(arguments.to_lead)
-        if arguments.spread:
-            config, self._spread = arguments.config.tenants[arguments.name], SpreadLinks(arguments.spread)
-            spread = self._spread.spread
-            tenant = self._spread.tenant = open_tenant(config, spread.link, canceller, self.occupancy, spread)
-        elif arguments.link:
+        if arguments.link:
             config = arguments.config.tenants[arguments.name]
             tenant = open_tenant(config, links.attach(arguments.link), canceller, self.occupancy)
         if tenant is None:
@@ -71,13 +65,10 @@ class TenantSide(LocalTenant):
         for each in self._relays.values():
             await each.ended.wait()
 
-    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry], keys: Keys) -> bool:
-        if self._spread:
-            await self._spread.publish(name, served, problems, keys)
-        else:
-            if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
-                served = [replace(each, batching=None, queues=None) for each in served]
-            await publishing.publish(self.tenant, name, served, problems)
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
+        if self._arguments.number != LEAD:  # The lead batches, and has the models' own queues.
+            served = [replace(each, batching=None, queues=None) for each in served]
+        await publishing.publish(self.tenant, name, served, problems)
         return True
 
     async def agree(self, name: str, served: Sequence[ModelVersion]) -> str:
@@ -91,25 +82,16 @@ class TenantSide(LocalTenant):
             self.refuse(wanted.refused)
         if wanted.suspended != before.suspended:
             self.tenant.suspend(wanted.suspended)
-        for device in {**before.devices, **wanted.devices}:
-            if self._spread and (reason := wanted.devices.get(device, "")) != before.devices.get(device, ""):
-                self._spread.suspend(device, reason)
 
-    def fail_in_flight(self, reason: str, queued: bool, device: str = "") -> None:
-        if self._spread and device:
-            self._spread.fail_in_flight(device, reason)
-            return
+    def fail_in_flight(self, reason: str, queued: bool) -> None:
         if self._arguments.number == LEAD:  # It ends those of helpers as well.
             self.tenant.fail_in_flight(reason, queued)
         if queued:
             self.tenant.catalog.lose()
 
-    async def relink(self, link: SentLink, limit: float, device: str = "") -> bool:
+    async def relink(self, link: SentLink, limit: float) -> bool:
         unused = self._descriptors.take_link(link)
         try:
-            if self._spread:
-                unused = self._spread.relink(device, unused)
-                return True
             lane = self.tenant.lane
             relinked = await lane.relink(links.attach(unused, lane.slots.memory), limit)
             if relinked and self._link:

@@ -6,7 +6,7 @@ from functools import partial
 from ...link.messages import ModelKey
 from ...tenants.catalog import IndexEntry, ModelVersion
 from ...tenants.frontend import HttpSide
-from .device_frontend import DeviceFrontend, Publication
+from .remote_frontend import Publication, RemoteFrontend
 
 
 class Coming(HttpSide):
@@ -36,7 +36,7 @@ class Coming(HttpSide):
 class Leaving(HttpSide):
     """In place of a tenant that this process still serves, but no replacement of it: it moves to another device, or ends."""
 
-    def __init__(self, frontend: DeviceFrontend) -> None:
+    def __init__(self, frontend: RemoteFrontend) -> None:
         self.frontend = frontend
 
     def page_in(self, model: ModelKey) -> None:
@@ -55,8 +55,8 @@ class DeviceTenants:
     `allows` says whether a tenant may call a model now.
     """
 
-    def __init__(self, frontends: Mapping[str, DeviceFrontend], allows: Callable[[str, str], bool] = lambda *_: True) -> None:
-        self.frontends: dict[str, DeviceFrontend] = dict(frontends)
+    def __init__(self, frontends: Mapping[str, RemoteFrontend], allows: Callable[[str, str], bool] = lambda *_: True) -> None:
+        self.frontends: dict[str, RemoteFrontend] = dict(frontends)
         self.away = False
         """Whether the process has ended, and no other one has loaded the same models yet."""
         self._allows = allows
@@ -105,7 +105,7 @@ class DeviceTenants:
         """The process makes this tenant ready, and calls this HTTP side until `join` or `release`."""
         self._coming[tenant] = http_side
 
-    def join(self, tenant: str, frontend: DeviceFrontend) -> None:
+    def join(self, tenant: str, frontend: RemoteFrontend) -> None:
         """The process has this tenant now, and every replacement of it."""
         if isinstance(coming := self._coming.pop(tenant, None), Coming):
             frontend.change_device(coming.paged, coming.suspended)
@@ -116,7 +116,7 @@ class DeviceTenants:
         """The process serves this tenant on, but no replacement of it does."""
         self._leaving[tenant] = Leaving(self.frontends.pop(tenant))
 
-    def left(self, tenant: str) -> DeviceFrontend:
+    def left(self, tenant: str) -> RemoteFrontend:
         """The frontend of a tenant that was to leave, and is to `join` again."""
         return self._leaving.pop(tenant).frontend
 

@@ -14,9 +14,9 @@ from ..channels.calls import proxy
 from ..channels.device_protocols import ToDeviceProcess
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
-from .device_frontend import DeviceFrontend
 from .device_tenants import DeviceTenants
 from .kept_state import Changes, KeptState
+from .remote_frontend import RemoteFrontend
 
 log = logging.getLogger("greenlane.processes")
 
@@ -71,7 +71,7 @@ class TenantHandover:
     def join(
         self,
         tenant: str,
-        frontend: DeviceFrontend,
+        frontend: RemoteFrontend,
         granules: Granules,
         changes: Changes,
         models: list[str] | None = None,

@@ -12,8 +12,8 @@ from ...control.stretch import Wide
 from ...tenants.catalog import UNLOADED
 from ..channels.device_protocols import Change
 from .crashes import LoadCrashes
-from .device_frontend import DeviceFrontend
 from .known_names import KnownNames
+from .remote_frontend import RemoteFrontend
 
 log = logging.getLogger("greenlane.processes")
 
@@ -114,7 +114,7 @@ class KeptState:
         for tenant, name in [key for key in self._changes if not self.lists.allows(*key)]:
             del self._changes[tenant, name]
 
-    def start(self, frontends: Mapping[str, DeviceFrontend]) -> tuple[dict[str, Granules], Lists, AtStart]:
+    def start(self, frontends: Mapping[str, RemoteFrontend]) -> tuple[dict[str, Granules], Lists, AtStart]:
         """What a replacement is started with: the models that were used last come first, and last what may end it again."""
         first = {name: _ranked(frontend.last_uses_known()) for name, frontend in frontends.items()}
         ranks = {name: found for name, found in first.items() if found}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from mmap import PAGESIZE
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...config.tenant import TenantConfig
 from ...errors import Conflict, Unavailable
@@ -17,20 +17,27 @@ from ...link import ring as links
 from ...link.messages import ModelKey
 from ...link.ring import Descriptors
 from ...tenants.catalog import IndexEntry, ModelVersion
-from ...tenants.frontend import DeviceSide, Report, State, not_ended
+from ...tenants.frontend import DeviceSide, HttpSide, Report, State, not_ended
 from ...tenants.service import slots
 from ..channels.calls import proxy, serve
 from ..channels.descriptors import DescriptorSender
-from ..channels.http_protocols import FromHelper, FromLead, Keys, ToHttpProcess, ToTenant, Wanted
+from ..channels.http_protocols import FromHelper, FromLead, ToHttpProcess, ToTenant, Wanted
 from ..channels.message_fields import ReportFields
 from ..channels.rpc import Channel, Handlers, Malformed
-from .device_frontend import DeviceFrontend, Publication
 from .http_processes import HttpProcesses
 
 log = logging.getLogger("greenlane.processes")
 
 
-class RemoteFrontend(DeviceFrontend):
+class Publication(NamedTuple):
+    """The versions of a model that are served, and problems of others."""
+
+    name: str
+    served: list[ModelVersion]
+    problems: list[IndexEntry]
+
+
+class RemoteFrontend(HttpSide):
     """Belongs to the event loop. `connect` gives it the process at its link's other end, `renew` or `relink` a new link.
 
     If the tenant has several HTTP processes that one is the lead; `add_helper` gives it each of the others.
@@ -38,6 +45,8 @@ class RemoteFrontend(DeviceFrontend):
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors) -> None:
         self.descriptors = descriptors
+        self.allows: Callable[[str], bool] | None = None
+        """Set while a device process that replaces another loads its models: which of them the tenant may call now."""
         self._config = config
         self._device: DeviceSide | None = None
         self._processes = HttpProcesses()
@@ -46,6 +55,7 @@ class RemoteFrontend(DeviceFrontend):
         self._lost = set[str]()
         """The models whose device side has ended: each is loading until it is published again."""
         self._paged = set[ModelKey]()
+        self._ended = self._suspended = ""
         self._wanted = Wanted()
         self._catching_up = set[Channel]()
         """Those to processes that do not have all models yet: each is starting until it has."""
@@ -113,16 +123,6 @@ class RemoteFrontend(DeviceFrontend):
         """What this process is to be."""
         return self._wanted._replace(state="starting", listed=False) if channel in self._catching_up else self._wanted
 
-    @property
-    def parts(self) -> Collection[DeviceFrontend]:
-        """What has a link each: this, or its part for each device if the tenant is on several."""
-        return [self]
-
-    @property
-    def spread(self) -> Mapping[str, Descriptors]:
-        """The links to a tenant's devices, if it is on several."""
-        return {}
-
     def renew(self) -> Callable[[], None]:
         """Make a new link to the same memory. Returns what frees the old link, to be called once the worker has left it.
 
@@ -130,20 +130,37 @@ class RemoteFrontend(DeviceFrontend):
         otherwise both would write to the same blocks.
         """
         self._processes.forget()
-        old = [part.use(links.renew(part.descriptors)) for part in self.parts]
+        return self._use(links.renew(self.descriptors)).close
 
-        def free() -> None:
-            for each in old:
-                each.close()
+    def _use(self, new: Descriptors) -> Descriptors:
+        """Change links; returns the old one."""
+        old, self.descriptors = self.descriptors, new
+        return old
 
-        return free
+    @property
+    def refusing(self) -> str:
+        """Why no requests are taken now: the device side has ended, or has suspended the tenant; "" if they are taken."""
+        return self._ended or self._suspended
+
+    def suspend(self, reason: str) -> None:
+        self._suspended = reason
+        if not self._ended:
+            self._want(suspended=reason)
+
+    def serve(self) -> None:
+        """Another process has the device side now: each model is served from the moment at which it is published."""
+        self._ended = ""
+        self._want(suspended=self._suspended)
 
     def fail_in_flight(self, reason: str, queued: bool = True) -> None:
-        super().fail_in_flight(reason, queued)
+        """As `ManagedFrontend.fail_in_flight`; with `queued` until `serve`, and no model is served any more that is not
+        published again.
+        """
         for process in self._processes.all:
             process.fail_in_flight(reason, queued)
         if queued:
-            self._refuse(reason)
+            self._ended, self._suspended = reason, ""
+            self._want(suspended=reason)
             self._lost.update(each.name for each in self._models.values() if each.served)
             self._paged.clear()
 
@@ -152,17 +169,16 @@ class RemoteFrontend(DeviceFrontend):
 
         If the process ends meanwhile, the new link is as one by `renew`, and so is what is returned.
         """
-        return await asyncio.shield(self.relink_part(self, limit))
+        return await asyncio.shield(self._relink(limit))
 
-    async def relink_part(self, part: DeviceFrontend, limit: float, device: str = "") -> Callable[[], None]:
-        """As `relink`, the link of this one of `parts`."""
+    async def _relink(self, limit: float) -> Callable[[], None]:
         await self._wait_for_process(limit)
-        channel, unused = self._processes.lead, links.renew(part.descriptors)
+        channel, unused = self._processes.lead, links.renew(self.descriptors)
         try:
-            if not await self._send_link(unused, limit, device):
+            if not await self._send_link(unused, limit):
                 raise Conflict(not_ended(self._config.name, limit))
             if channel is self._processes.lead:  # Else `renew` was called, and its link is the one in use.
-                unused = part.use(unused)
+                unused = self._use(unused)
             return unused.close
         except BaseException:
             unused.close()
@@ -177,28 +193,34 @@ class RemoteFrontend(DeviceFrontend):
             why = f"its HTTP process is being started, for more than {limit:g} s; its link was not replaced"
             raise Conflict(f"tenant {self._config.name}: {why}. Try again when it runs") from None
 
-    async def _send_link(self, new: Descriptors, limit: float, device: str = "") -> bool:
+    async def _send_link(self, new: Descriptors, limit: float) -> bool:
         """Whether the process uses this link now, or has ended. Raises Failed if it cannot."""
         channel, sender = self._processes.lead, self._processes.sender
         assert channel
         assert sender
         try:
-            return await proxy(ToTenant, channel).relink(sender.send_link(new), limit, device)
+            return await proxy(ToTenant, channel).relink(sender.send_link(new), limit)
         except Unavailable:
             await channel.closed.wait()  # One that takes no descriptors hangs, and is killed soon.
             return True
 
     def change_device(self, paged: Collection[ModelKey], suspended: str) -> None:
-        super().change_device(paged, suspended)
+        """Another device has the tenant from now on, has suspended it for this reason, if there is one, and has these versions
+        paged out of those that are published next.
+        """
+        self.suspend(suspended)
         self._paged.update(paged)
 
     def lost(self) -> Collection[str]:
+        """The models that were served when the device side ended, and have not been published since."""
         return self._lost
 
     def served(self) -> list[ModelVersion]:
+        """The models that were published last."""
         return [version for each in self._models.values() for version in each.served]
 
     def last_uses_known(self) -> Mapping[str, int]:
+        """When each model was last used, as far as the supervisor knows without asking, on any clock; 0 for never."""
         return self._processes.last_uses()
 
     async def problems(self) -> list[IndexEntry]:
@@ -238,7 +260,10 @@ class RemoteFrontend(DeviceFrontend):
             process.withdraw(name)
 
     async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
-        if self._ignores(name, served, problems):
+        """As `HttpSide.publish`. The process is sent a list of models that was changed once all of these are loaded: until then
+        what the tenant may not call is left out.
+        """
+        if (served or problems) and self.allows and not self.allows(name):
             return True
         before, now = self._models.pop(name, None), Publication(name, served, problems)
         if before:
@@ -253,11 +278,7 @@ class RemoteFrontend(DeviceFrontend):
         return bool(answers and answers[0])
 
     def _publish(self, process: ToHttpProcess, publication: Publication) -> Awaitable[bool]:
-        return process.publish(*publication, self._keys(publication.name))
-
-    def _keys(self, name: str) -> Keys:
-        """The keys of a model's versions on the tenant's devices, if it is on several."""
-        return {}
+        return process.publish(*publication)
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         latest: dict[str, int] = {}
@@ -303,9 +324,6 @@ class RemoteFrontend(DeviceFrontend):
     def refuse(self, reason: str) -> None:
         self._want(refused=reason)
 
-    def _refuse(self, reason: str) -> None:
-        self._want(suspended=reason)
-
     def distrust(self, reason: str) -> None:
         """Close the channel: the supervisor replaces the process then, and gives its replacement a new link."""
         log.error("malformed message in the link of tenant %s; replacing its HTTP process: %s", self._config.name, reason)
@@ -316,9 +334,8 @@ class RemoteFrontend(DeviceFrontend):
         await self._processes.each(lambda process: process.drained())
 
     def close(self) -> None:
-        """Free the links, and the tenant's memory once no process uses it."""
-        for part in self.parts:
-            part.descriptors.close()
+        """Free the link, and the tenant's memory once no process uses it."""
+        self.descriptors.close()
 
     def _want_cores(self) -> None:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""

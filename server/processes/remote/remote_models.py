@@ -16,7 +16,6 @@ from ..channels.calls import proxy
 from ..channels.device_protocols import Change
 from .device_calls import DeviceCalls
 from .device_reports import DeviceReports
-from .device_tenants import DeviceTenants
 from .kept_state import KeptState
 
 log = logging.getLogger("greenlane.processes")
@@ -25,10 +24,9 @@ log = logging.getLogger("greenlane.processes")
 class RemoteModels:
     """Belongs to the supervisor's event loop. What was changed on request is kept for a process that replaces this one."""
 
-    def __init__(self, calls: DeviceCalls, tenants: DeviceTenants, kept: KeptState, reports: DeviceReports) -> None:
+    def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
         self._calls = calls
         self._process = proxy(Models, calls)
-        self._tenants = tenants
         self._kept = kept
         self._reports = reports
 
@@ -36,9 +34,8 @@ class RemoteModels:
         return f"<RemoteModels of {self._calls.label}>"
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        with self._tenants.frontends[tenant].loading(name):
-            await self._process.load(tenant, name, override)
-            self._kept.on_changed(Change(tenant, name, True, override))
+        await self._process.load(tenant, name, override)
+        self._kept.on_changed(Change(tenant, name, True, override))
 
     async def unload(self, tenant: str, name: str) -> None:
         await self._process.unload(tenant, name)
@@ -46,11 +43,7 @@ class RemoteModels:
 
     async def refresh(self, tenant: str, name: str) -> str:
         """A process that replaces this one loads the files as they are then."""
-        with suppress(_Refused), self._tenants.frontends[tenant].loading(name):
-            reason = await self._process.refresh(tenant, name)
-            if reason:
-                raise _Refused(reason)
-        return reason
+        return await self._process.refresh(tenant, name)
 
     async def prepare(
         self, lists: Mapping[str, Sequence[str]], options: Mapping[str, ModelOptions] = MappingProxyType({})
@@ -79,7 +72,3 @@ class RemoteModels:
 
     async def memory(self) -> list[TenantMemory]:
         return await self._reports.memory()
-
-
-class _Refused(Exception):
-    """A model cannot be served as the repository has it."""

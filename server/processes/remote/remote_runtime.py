@@ -27,11 +27,11 @@ from ..channels.descriptors import DescriptorSender
 from ..channels.device_protocols import FromRuntime, ToDeviceProcess, ToRuntime
 from ..channels.rpc import Channel, Handlers
 from .device_calls import DeviceCalls
-from .device_frontend import DeviceFrontend
 from .device_reports import DeviceReports
 from .device_tenants import DeviceTenants
 from .handover import TenantHandover
 from .kept_state import KeptState
+from .remote_frontend import RemoteFrontend
 from .remote_models import RemoteModels
 from .remote_moves import RemoteMoves, RemotePlacements
 
@@ -50,7 +50,7 @@ class RemoteRuntime:
     def __init__(
         self,
         label: str,
-        frontends: Mapping[str, DeviceFrontend],
+        frontends: Mapping[str, RemoteFrontend],
         on_state: Callable[[Iterable[str], State], None],
         on_loading: Callable[[Loading], None] = lambda _: None,
     ) -> None:
@@ -61,7 +61,7 @@ class RemoteRuntime:
         self._reports = DeviceReports(self._calls, self.tenants.frontends, self.kept.names)
         self.moves = RemoteMoves(self._calls, self.kept)
         self.placements = RemotePlacements(self._calls, self.kept, self._reports)
-        self.models = RemoteModels(self._calls, self.tenants, self.kept, self._reports)
+        self.models = RemoteModels(self._calls, self.kept, self._reports)
         self.handover = TenantHandover(self._calls, self.tenants, self.kept)
         self.end: Callable[[str], None] = lambda _: None
         """Called with the reason for which the process asks to be ended."""
@@ -81,7 +81,7 @@ class RemoteRuntime:
         return self.tenants.away
 
     @property
-    def frontends(self) -> dict[str, DeviceFrontend]:
+    def frontends(self) -> dict[str, RemoteFrontend]:
         """Those of its tenants, without tenants that are leaving."""
         return self.tenants.frontends
 

@@ -13,7 +13,7 @@ from partitions import PartitionError
 from ...control.together import all_or_none
 from ...errors import RequestError
 from ..children import spawn
-from ..remote.device_frontend import DeviceFrontend
+from ..remote.remote_frontend import RemoteFrontend
 from .mps_group import MpsGroup
 from .restarts import EXIT_TIMEOUT, Restarts, WatchTasks
 from .supervised import Current, SupervisedDevice, connect, kill_if_outdated
@@ -31,7 +31,7 @@ class SupervisedDevices:
         self,
         devices: Sequence[SupervisedDevice],
         pages: Mapping[str, int],
-        relink: Callable[[str, DeviceFrontend], Awaitable[None]],
+        relink: Callable[[str, RemoteFrontend], Awaitable[None]],
         current: Current,
         restarts: Restarts,
     ) -> None:

@@ -24,7 +24,6 @@ from ..children.heartbeat import Heartbeat
 from ..children.process_arguments import ProcessArguments
 from ..http_side import http_process
 from ..http_side.proxy import answer
-from ..remote.device_frontend import DeviceFrontend
 from ..remote.remote_frontend import RemoteFrontend
 from . import listen
 from .affinity import Affinity
@@ -188,7 +187,7 @@ class SupervisedHttp:
             del self._processes[one.name]
             self._restarts.counts.pop(one.label, None)
 
-    async def relink(self, name: str, frontend: DeviceFrontend) -> None:
+    async def relink(self, name: str, frontend: RemoteFrontend) -> None:
         """Give a tenant's process a new link to its memory; one that cannot take it is killed: the next one starts with one."""
         try:
             (await frontend.relink())()
@@ -314,20 +313,18 @@ class SupervisedHttp:
         has_all_pages = each.hosted and each.frontend  # Its device side looks at them.
         pages = {name: page for name, page in self._pages.items() if has_all_pages or name == each.tenant}
         occupancy = self._processes[each.tenant].occupancy
-        spread = {name: spawn.inherited(of) for name, of in each.frontend.spread.items()} if each.frontend else {}
         return ProcessArguments(
             name=each.tenant,
             config=config,
             handoff=each.handoff.theirs,
             channel=for_messages,
             descriptors=for_descriptors,
-            link=None if spread else link,
+            link=link,
             listeners=each.listeners,
             pages=spawn.inherited_all(pages),
             number=each.number,
             occupancy=None if occupancy is None else spawn.Inherited(occupancy),
             to_lead=to_lead,
-            spread=spread,
             arriving=arriving,
         )
 

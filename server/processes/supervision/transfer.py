@@ -13,9 +13,8 @@ from ...errors import Conflict, Unavailable
 from ...link import ring as links
 from ...link.messages import load_of
 from ...tenants.catalog import ModelVersion
-from ..remote.device_frontend import Publication
 from ..remote.device_tenants import Coming
-from ..remote.remote_frontend import RemoteFrontend
+from ..remote.remote_frontend import Publication, RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
 
 log = logging.getLogger("greenlane.processes")

@@ -509,29 +509,3 @@ async def test_an_answer_between_two_parts_goes_on_over_another_link_and_its_tic
     assert await lane.relink(link)
     lane.proceed(slot)
     assert [(ticket.serial, ticket.after) for ticket in other.tickets] == [(2, 1)]
-
-
-async def test_works_that_fail_early_are_freed_when_they_end(link: Link, hand: Hand) -> None:
-    with opened(link, hand, Scheduler(8, 2)) as lane:
-        first, second, waiting = (ask(lane) for _ in range(3))
-        lane.fail_works([first[0].index], LOST)
-        assert reason(first[1]) == LOST
-        assert not second[1].done()
-        lane.release(first[0])
-        assert hand.cancelled == [(first[0].index, 1)]
-        assert lane.statistics().abandoned == 1, "it still runs"
-        for _ in range(3):
-            await hand.end()
-        assert (await second[1]).slot == second[0].index
-        assert (await waiting[1]).slot == waiting[0].index
-        assert lane.statistics().abandoned == 0
-
-
-async def test_the_works_of_a_batch_fail_together(link: Link, hand: Hand) -> None:
-    with opened(link, hand, Scheduler(8, 1)) as lane:
-        alone, *members = (give(lane) for _ in range(3))
-        await hand.end(None, rows_out(1))
-        await settle()
-        [batch] = [ticket for ticket in hand.tickets if ticket.slot != alone[0].index]
-        lane.fail_works([batch.slot], LOST)
-        assert [reason(answer) for _, answer in members] == [LOST, LOST]

@@ -14,7 +14,7 @@ from server.http.strict import MAX_HEADER_BYTES
 from server.processes.channels import message_fields
 from server.processes.channels.http_protocols import ForwardedRequest
 from server.processes.channels.message_fields import ReportFields, decode_hook, encode_hook
-from server.processes.remote.device_frontend import Publication
+from server.processes.remote.remote_frontend import Publication
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics

@@ -104,7 +104,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     assert process.heard[:-1] == [
         ("follow", wanted._replace(state="starting", listed=False)),
         ("announce", "slow"),
-        ("publish", "broken", [], [PROBLEM], {}),
+        ("publish", "broken", [], [PROBLEM]),
         ("follow", wanted),
     ]
     process.heard.clear()
@@ -112,7 +112,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     await frontend.publish("slow", [], [PROBLEM])
     await frontend.drained()
     followed = ("follow", wanted._replace(state="draining"))
-    assert process.heard == [followed, ("publish", "slow", [], [PROBLEM], {}), ("drained",)]
+    assert process.heard == [followed, ("publish", "slow", [], [PROBLEM]), ("drained",)]
     channel.close()
     process.close()
 
@@ -230,7 +230,7 @@ async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: 
     links.attach(before).arena.memory.view[:4] = b"mine"
     process.answers["relink"] = True
     free = await frontend.relink(5)
-    ((link, limit, _),) = process.of("relink")
+    ((link, limit),) = process.of("relink")
     assert (link.slots, link.nbytes, limit) == (before.slots, before.nbytes, 5)
     assert frontend.descriptors != before
     (received,) = process.links
@@ -349,8 +349,8 @@ async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: Re
     frontend.fail_in_flight("gone")
     await frontend.drained()
     assert process.heard == [
-        ("fail_in_flight", "gone", False, ""),
-        ("fail_in_flight", "gone", True, ""),
+        ("fail_in_flight", "gone", False),
+        ("fail_in_flight", "gone", True),
         ("follow", Wanted(suspended="gone")),
         ("drained",),
     ]
