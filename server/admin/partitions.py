@@ -49,9 +49,8 @@ async def probe(controller: ControllerDep) -> Response:
     for device, placements, _ in probed:  # Units of different devices have the same numbers.
         for name in placements.keys() & found["partitions"].keys():
             partition, placement = found["partitions"][name], placements[name]
-            for share in (partition, *partition.get("devices", ())):
-                if share["device"] == device:
-                    share["located"] = sorted(placement) if isinstance(placement, frozenset) else None
+            if partition["device"] == device:
+                partition["located"] = sorted(placement) if isinstance(placement, frozenset) else None
     shared = [overlap for _, _, overlaps in probed for overlap in overlaps]
     found["overlaps"] = [schemas.Overlap([a, b], sorted(units)) for a, b, units in shared]
     return json_response(found)
@@ -64,7 +63,7 @@ async def probe(controller: ControllerDep) -> Response:
     openapi_extra=request_body(schemas.Counts, {"acme": 4}, required=True),
 )
 async def repartition(service: ServiceDep, controller: ControllerDep, request: Request) -> Response:
-    """Give tenants other numbers of granules while all are served; tenants may be on several devices.
+    """Give tenants other numbers of granules while all are served; they may be of several devices.
 
     All change or none: 409, and nothing has changed, for what does not fit, or where a tenant that moves does not halt within
     `server.max_pause`.
@@ -187,19 +186,16 @@ async def _partitions(controller: Controller) -> Object:
     devices = [
         schemas.DeviceGranules(each.name, each.info.unit, len(each.info.granules), each.free) for each in controller.devices
     ]
-    shares: dict[str, list[Object]] = {}
-    for device in controller.devices:
-        for name, p in device.held.items():
-            share = {"granules": list(p.granules), "size": p.size, "device": device.name}
-            shares.setdefault(name, []).append(share)
     held = {
         name: {
-            **on[0],
-            **({"devices": on} if len(on) > 1 else {}),
+            "granules": list(p.granules),
+            "size": p.size,
+            "device": device.name,
             **({"wide": wide[name]} if name in wide else {}),
             **({"ladder": ladders[name]} if name in ladders else {}),
         }
-        for name, on in shares.items()
+        for device in controller.devices
+        for name, p in device.held.items()
     }
     only = {key: getattr(devices[0], key) for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
     return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.tenants if name in held}}

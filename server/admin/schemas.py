@@ -52,22 +52,12 @@ class Device(Schema):
     devices: list[NamedDevice]
 
 
-class DeviceShare(Schema):
-    """The share of one device of a tenant that is on several."""
-
-    granules: Granules
-    size: int = Field(description="In units.")
-    device: str = Field(description="The device's name.")
-    located: list[int] | None = Field(default=None, description="Where the probe's work ran, in its answer.")
-
-
 class Partition(Schema):
-    """A tenant's share of its device. Of a tenant on several devices, that of the first, and `devices` has all."""
+    """A tenant's share of its device."""
 
     granules: Granules
     size: int = Field(description="In units.")
     device: str = Field(description="The device's name.")
-    devices: list[DeviceShare] | None = Field(default=None, description="Absent for a tenant on one device.")
     wide: WidePartition | None = Field(default=None, description="Absent without a `burst`, and where no tenant lends.")
     ladder: list[ReadyShare] = Field(default_factory=list, description="What is ready now. Absent where nothing is.")
 

@@ -18,7 +18,7 @@ from ..config.tenant import TenantConfig
 from ..errors import Conflict, NotFound, Unavailable
 from ..facts import milliseconds
 from ..tenants.frontend import Lifecycle, ManagedFrontend, Report, State
-from .controlled_device import ControlledDevice, Observer, executions_on, memory_of_all, memory_on
+from .controlled_device import ControlledDevice, Observer, executions_on, memory_on
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, Models, halt_all
 from .draining import drain, refuse_and_drain
@@ -87,8 +87,8 @@ class Controller:
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = dict(frontends)
         self._lifecycle = Lifecycle(publish)
-        self._states: dict[tuple[str, str], State] = {}
-        """Of the device side of each tenant, by device and tenant."""
+        self._states: dict[str, State] = {}
+        """Of the device side of each tenant."""
         self.reconfiguring = False
         """Whether another configuration is being made ready to be used, or tenants go."""
         self.moves = MoveLog()
@@ -148,7 +148,7 @@ class Controller:
         """
         device = ControlledDevice(name, dict(runtimes), process, adopts)
         self.devices.append(device)
-        self._states |= dict.fromkeys(((name, tenant) for tenant in runtimes), "starting")
+        self._states |= dict.fromkeys(runtimes, "starting")
         return device
 
     async def start(self) -> None:
@@ -183,7 +183,7 @@ class Controller:
     def on_state(self, tenants: Iterable[str], state: State, device: str = "0") -> None:
         """The device side of these tenants has this state now."""
         if state in _ALIVE and self.state in _ALIVE:
-            known = [(device, tenant) for tenant in tenants if (device, tenant) in self._states]  # Not those that come or go.
+            known = [tenant for tenant in tenants if self.runtime(device, tenant)]  # Not those that come or go.
             self._states |= dict.fromkeys(known, state)
             states = set(self._states.values())
             found = self._of_all(states)
@@ -199,10 +199,10 @@ class Controller:
         incomplete = [state == "incomplete" for state in states]
         return "incomplete" if (any if self.config.server.strict_readiness else all)(incomplete) and incomplete else "serving"
 
-    def on_loading(self, loading: Loading, device: str = "0") -> None:
+    def on_loading(self, loading: Loading) -> None:
         """The device side of a tenant loads this now."""
         if self.state == "starting":
-            self._progress.on_loading(loading, device, self.tenants)
+            self._progress.on_loading(loading, self.tenants)
             self.on_progress(self._progress.public(self.tenants))
 
     @property
@@ -236,8 +236,7 @@ class Controller:
                 await self.move(moves, record)
                 self.repartitions += 1
         log.info("repartitioned: %s; %s", "; ".join(shares(device.info, device.held) for device, _ in moves), record)
-        together = [move for _, move in sorted(moves, key=lambda each: len(each[1].movers))]  # Who moves on one has moved.
-        return Move(_joined(move.before for move in together), _joined(move.after for move in together))
+        return Move(_joined(move.before for _, move in moves), _joined(move.after for _, move in moves))
 
     def _keep(self, counts: Mapping[str, int], by: By) -> Move:
         """Leave these tenants the shares that they have. An operator's wish pauses the autopilot all the same."""
@@ -312,7 +311,6 @@ class Controller:
             with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
                 new = await transfer(tenant, source.runtimes[tenant], to, after)
             source.remove(tenant)
-            self._states[to, tenant] = self._states.pop((source.name, tenant), "serving")
             target.runtimes[tenant] = new
             target.hold({tenant: after})
             self._divided(source)
@@ -360,14 +358,14 @@ class Controller:
         self.on_reconfigured()
         for name, device in plan.go.items():
             device.remove(name)
-            self._states.pop((device.name, name), None)
+            self._states.pop(name, None)
             self._changing.pop(name)
         for name, (device, granules) in plan.come.items():
             arrival = arrivals[name]
             device.runtimes[name] = arrival.runtime
             device.hold({name: granules})
             device.host_cores |= arrival.host_cores
-            self._states[device.name, name] = "serving"
+            self._states[name] = "serving"
             self._changing[name] = asyncio.Lock()
         frontends = {**self._frontends, **{name: each.frontend for name, each in arrivals.items()}}
         self._frontends = {name: frontends[name] for name in config.tenants}
@@ -389,24 +387,22 @@ class Controller:
         await self._change(tenant, lambda models: models.unload(tenant, name))
 
     async def refresh(self, tenant: str, name: str) -> str:
-        """As `Models.refresh`, on all devices of the tenant. Raises NotFound for a tenant that has gone."""
-        reasons = await self._change(tenant, lambda models: models.refresh(tenant, name))
-        return "; ".join(dict.fromkeys(filter(None, reasons)))
+        """As `Models.refresh`. Raises NotFound for a tenant that has gone."""
+        return await self._change(tenant, lambda models: models.refresh(tenant, name))
 
-    async def _change(self, tenant: str, change: Callable[[Models], Awaitable[T]]) -> list[T]:
-        """Have all devices of a tenant change its models, after earlier changes.
+    async def _change(self, tenant: str, change: Callable[[Models], Awaitable[T]]) -> T:
+        """Have a tenant's device side change its models, after earlier changes.
 
-        Once begun it is completed even if the caller is cancelled, since the device sides go on too: until then nothing else
+        Once begun it is completed even if the caller is cancelled, since the device side goes on too: until then nothing else
         may change the models, nor the device.
         """
         lock = self.models_change(tenant)
         await lock.acquire()
-        return await completed(self._on_all(tenant, change, lock))
+        return await completed(self._change_and_release(tenant, change, lock))
 
-    async def _on_all(self, tenant: str, change: Callable[[Models], Awaitable[T]], lock: asyncio.Lock) -> list[T]:
-        """Releases the lock at the end."""
+    async def _change_and_release(self, tenant: str, change: Callable[[Models], Awaitable[T]], lock: asyncio.Lock) -> T:
         try:
-            return await together(change(runtime.models) for runtime in self._runtimes(tenant))
+            return await change(self._runtime_of(tenant).models)
         finally:
             lock.release()
 
@@ -421,8 +417,8 @@ class Controller:
         return await executions_on(self.devices)
 
     async def memory(self) -> list[TenantMemory]:
-        """What each tenant's models take of their devices' memory now, in the order of the configuration."""
-        by_tenant = await memory_of_all(self.devices)
+        """What each tenant's models take of their device's memory now, in the order of the configuration."""
+        by_tenant = _joined((await self.memory_on()).values())
         return [by_tenant[name] for name in self.tenants if name in by_tenant]
 
     async def memory_on(self) -> dict[str, dict[str, TenantMemory]]:
@@ -439,7 +435,7 @@ class Controller:
             return await self._probe(device, device.distinct())
 
     async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
-        """Move bytes by this tenant's partitions for so long, on all of its devices at once; see `Partition.strain`.
+        """Move bytes by this tenant's partition for so long; see `Partition.strain`.
 
         Granules stay where they are meanwhile. Raises NotFound, Conflict once the server drains, as its end waits for each, and
         as `DeviceRuntime.strain` does.
@@ -447,11 +443,7 @@ class Controller:
         async with self._repartitioning:
             if self._lifecycle.state in ("draining", "closed"):
                 raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")
-            runtimes = [device.runtimes[tenant] for device in self.devices if tenant in device.runtimes]
-            if not runtimes:
-                raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")
-            done = await together(runtime.strain(tenant, kind, seconds) for runtime in runtimes)
-        return Strained(sum(each.nbytes for each in done), max(each.seconds for each in done))
+            return await self._runtime_of(tenant).strain(tenant, kind, seconds)
 
     async def _probe(
         self, device: ControlledDevice, runtimes: Iterable[DeviceRuntime]
@@ -507,7 +499,7 @@ class Controller:
                 raise Misplaced(f"device {device.name}: " + "; ".join(map(explained, shared)))
 
     def partition(self, tenant: str) -> PartitionInfo | None:
-        """The tenant's partition, on the first of several devices; None before the start."""
+        """The tenant's partition; None before the start."""
         return next((device.held.get(tenant) for device in self.devices if tenant in device.runtimes), None)
 
     def runtime(self, device: str, tenant: str) -> DeviceRuntime | None:
@@ -520,7 +512,7 @@ class Controller:
             return "restarting"
         if self.state not in _ALIVE:
             return self.state
-        return self._of_all({self._states[device.name, name] for name in device.runtimes})
+        return self._of_all({self._states[name] for name in device.runtimes})
 
     async def drain(self, grace: float) -> None:
         """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered. There is no
@@ -575,18 +567,16 @@ class Controller:
         await refuse_and_drain(self._frontends.values(), reason)
         self.device_gone.set()
 
-    def _runtimes(self, tenant: str) -> list[DeviceRuntime]:
-        """Those of all devices that the tenant is on. Raises NotFound, and Unavailable while one of several does not serve."""
-        on = [device for device in self.devices if tenant in device.runtimes]
-        if not on:
-            raise NotFound(f"tenant {tenant!r} has no device")
-        if len(on) > 1 and (away := [device.name for device in on if device.runtimes[tenant].away]):
-            raise Unavailable(f"device {away[0]} is being started again; change the models of tenant {tenant} when it serves")
-        return [device.runtimes[tenant] for device in on]
+    def _runtime_of(self, tenant: str) -> DeviceRuntime:
+        """Raises NotFound for a tenant that is on no device."""
+        found = next((device.runtimes[tenant] for device in self.devices if tenant in device.runtimes), None)
+        if found is None:
+            raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")
+        return found
 
 
-def _joined(parts: "Iterable[Mapping[str, Granules]]") -> dict[str, Granules]:
-    return {name: granules for part in parts for name, granules in part.items()}
+def _joined(parts: "Iterable[Mapping[str, T]]") -> dict[str, T]:
+    return {name: each for part in parts for name, each in part.items()}
 
 
 def _served(report: Report) -> str:

@@ -48,15 +48,6 @@ class Execution(NamedTuple):
     description: Mapping[str, Any]
 
 
-def on_both(one: Execution, other: Execution) -> Execution:
-    """The same version on two devices: what they count together, and how it runs on the first."""
-    counts, more = one.description.get("counts"), other.description.get("counts")
-    if not isinstance(counts, dict) or not isinstance(more, dict):
-        return one
-    together = {name: counts.get(name, 0) + more.get(name, 0) for name in {**counts, **more}}
-    return one._replace(description={**one.description, "counts": together})
-
-
 class Paused(Fact):
     """What a move cost one of the tenants that moved."""
 
@@ -94,25 +85,6 @@ class TenantMemory(Fact, rename={"tenant": "name", "limit": "device_memory"}):
     page_in_seconds: Annotated[float, "The time that took in all."]
     page_out_seconds: Annotated[float, "The time that took in all."]
     models: list[ModelMemory]
-
-    def plus(self, other: "TenantMemory") -> "TenantMemory":
-        """What the tenant has on this device and another one together."""
-        models = {(each.name, each.version): each for each in self.models}
-        for each in other.models:
-            here = models.get((each.name, each.version))
-            kinds = {*(here.memory if here else ()), *each.memory}
-            memory = {kind: (here.memory.get(kind, 0) if here else 0) + each.memory.get(kind, 0) for kind in kinds}
-            models[each.name, each.version] = ModelMemory(each.name, each.version, each.paged, memory)
-        return TenantMemory(
-            self.tenant,
-            None if self.limit is None or other.limit is None else self.limit + other.limit,
-            sum(model.nbytes for model in models.values()),
-            self.page_ins + other.page_ins,
-            self.page_outs + other.page_outs,
-            self.page_in_seconds + other.page_in_seconds,
-            self.page_out_seconds + other.page_out_seconds,
-            list(models.values()),
-        )
 
 
 class ReadyShare(Fact):

@@ -54,8 +54,6 @@ class ModelChange:
                 others = any(each is runtime and name not in gone for name, each in device.runtimes.items())
                 if own or (options and (others or runtime is device.process)):
                     self._parts.append((device.name, runtime, own))
-        on = [name for device, _, own in self._parts for name in own]
-        self._spread = {name for name in on if on.count(name) > 1}
 
     def __repr__(self) -> str:
         return f"<ModelChange of {', '.join(dict.fromkeys(name for _, _, own in self._parts for name in own)) or 'no tenant'}>"
@@ -77,10 +75,9 @@ class ModelChange:
 
     async def _prepare(self, device: str, runtime: DeviceRuntime, own: Lists) -> list[str]:
         try:
-            found = await runtime.models.prepare(own, self._options)
+            return await runtime.models.prepare(own, self._options)
         except RequestError as error:  # Such as one whose process has ended.
-            found = [f"tenants.{name}.models: {error}" for name in own] or [f"device {device}: {error}"]
-        return [f"device {device}: {each}" if self._spread.intersection(own) else each for each in found]
+            return [f"tenants.{name}.models: {error}" for name in own] or [f"device {device}: {error}"]
 
     async def use(self) -> None:
         """Serve what was added, and take the rest away; returns when no request for that is left."""

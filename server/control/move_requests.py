@@ -40,11 +40,7 @@ def plan_transfer(
     `state_of` returns the state of a device; `possible` is whether this server can move tenants at all. Raises BadRequest,
     DoesNotFit with the arithmetic, Conflict for a device that is not open, Unavailable while one of the devices does not serve.
     """
-    source, *more = [device for device in devices if tenant in device.runtimes]
-    if more:
-        names = " and ".join(device.name for device in (source, *more))
-        why = "it is on several devices and cannot move while it is served; change its `device` and restart the server"
-        raise BadRequest(f"tenant {tenant}: on devices {names}: {why}")
+    source = next(device for device in devices if tenant in device.runtimes)
     target = next((device for device in devices if device.name == to), None)
     if target is None:
         raise BadRequest(f"device: {show(to)} is not a device; there are {', '.join(device.name for device in devices)}")

@@ -18,22 +18,22 @@ class StartProgress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: dict[tuple[str, str], Loading] = {}
-        """By tenant and device."""
-        self._began: dict[tuple[str, str], float] = {}
+        self._last: dict[str, Loading] = {}
+        """By tenant."""
+        self._began: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<StartProgress {self.line(())}>"
 
-    def on_loading(self, loading: Loading, device: str, tenants: Collection[str]) -> None:
+    def on_loading(self, loading: Loading, tenants: Collection[str]) -> None:
         """A tenant's device side has begun or ended to load a model, or does something else with it; logs a model that got
         ready. `tenants` are all of the server's.
         """
-        where, now = (loading.tenant, device), self._clock()
-        before = self._last.get(where)
-        self._last[where] = loading
+        tenant, now = loading.tenant, self._clock()
+        before = self._last.get(tenant)
+        self._last[tenant] = loading
         if before is None or before.model != loading.model:
-            began, self._began[where] = self._began.get(where, now), now
+            began, self._began[tenant] = self._began.get(tenant, now), now
             if before and before.model and loading.ready > before.ready:
                 text = "model %s of %s is ready after %.1f s; %s"
                 log.info(text, before.model, before.tenant, now - began, self.line(tenants), extra={"caller": before.tenant})
@@ -50,12 +50,14 @@ class StartProgress:
         return self._text([f"{what} {count}" for what, count in doing.items()], tenants)
 
     def _text(self, doing: list[str], tenants: Collection[str]) -> str:
-        of = {tenant: [each for (name, _), each in self._last.items() if name == tenant] for tenant, _ in self._last}
-        ready = sum(min(each.ready for each in there) for there in of.values())  # On each of several devices.
-        failed = sum(max(each.failed for each in there) for there in of.values())
-        known = sum(max(each.known for each in there) for there in of.values())
+        last = self._last.values()
+        ready, failed, known = (
+            sum(each.ready for each in last),
+            sum(each.failed for each in last),
+            sum(each.known for each in last),
+        )
         text = f"{ready} of {known} model{'s' * (known != 1)} {'is' if 1 in (ready, known) else 'are'} ready"
         text += f", {failed} cannot be served" if failed else ""
-        unknown = len([tenant for tenant in tenants if tenant not in of])
+        unknown = len([tenant for tenant in tenants if tenant not in self._last])
         text += f", without the models of {unknown} tenant{'s' * (unknown != 1)}, not known yet" if unknown else ""
         return "; ".join(filter(None, [text, ", ".join(doing)]))

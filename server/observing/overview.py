@@ -168,7 +168,7 @@ class Overview:
     def _follow_shapes(self) -> None:
         """Forget what was measured of a tenant that has other granules or other models than before."""
         for name, each in self._last.items():
-            granules = tuple(device.held[name] for device in self._controller.devices if name in device.held)
+            granules = next((device.held[name] for device in self._controller.devices if name in device.held), None)
             shape = granules, frozenset(each.models)
             if self._shapes.get(name, shape) != shape:
                 self._history.forget(name)
@@ -223,9 +223,9 @@ class Overview:
         return totals.less(begin).devices if begin else {}
 
     def _neighbours(self, name: str) -> set[str]:
-        """The other tenants on its devices."""
-        devices = [device for device in self._controller.devices if name in device.held]
-        return {other for device in devices for other in device.held} - {name}
+        """The other tenants on its device."""
+        held = next((device.held for device in self._controller.devices if name in device.held), {})
+        return held.keys() - {name}
 
     def _baseline(self, name: str) -> Baseline:
         return self._baselines.setdefault(name, Baseline())

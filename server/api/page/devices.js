@@ -168,8 +168,7 @@ function updateForm(form, device, status) {
     setAttribute(label, "class", `tag ${colorOf(status, share.tenant)}`);
     row.dataset.has = share.granules.length;
     row.dataset.tenant = share.tenant;
-    const devices = status.devices.filter((each) => each.shares.some(({ tenant }) => tenant === share.tenant));
-    setText(row.querySelector(".had"), `has ${share.granules.length}${devices.length > 1 ? " on each device" : ""}`);
+    setText(row.querySelector(".had"), `has ${share.granules.length}`);
     if (!form.dataset.edited) writeRow(row, share.granules.length);
   });
   judge(form);

@@ -28,10 +28,10 @@ def clock() -> Clock:
 def progress(clock: Clock) -> StartProgress:
     """Acme has 3 models and loads mob, globex 5 and loads enc."""
     progress = StartProgress(clock)
-    progress.on_loading(Loading("acme", "", known=3), "0", TENANTS)
-    progress.on_loading(Loading("globex", "", known=5), "0", TENANTS)
-    progress.on_loading(Loading("acme", "mob", KERNELS, 1, 0, 3), "0", TENANTS)
-    progress.on_loading(Loading("globex", "enc", READING, 2, 0, 5), "0", TENANTS)
+    progress.on_loading(Loading("acme", "", known=3), TENANTS)
+    progress.on_loading(Loading("globex", "", known=5), TENANTS)
+    progress.on_loading(Loading("acme", "mob", KERNELS, 1, 0, 3), TENANTS)
+    progress.on_loading(Loading("globex", "enc", READING, 2, 0, 5), TENANTS)
     return progress
 
 
@@ -47,32 +47,25 @@ def test_a_model_that_gets_ready_is_logged_with_the_seconds_that_it_took(
 ) -> None:
     caplog.set_level(logging.INFO, "greenlane.control")
     clock.now = 40.0
-    progress.on_loading(Loading("acme", "mob", "loading", 1, 0, 3), "0", TENANTS)
+    progress.on_loading(Loading("acme", "mob", "loading", 1, 0, 3), TENANTS)
     clock.now = 42.0
-    progress.on_loading(Loading("acme", "", "", 2, 0, 3), "0", TENANTS)
+    progress.on_loading(Loading("acme", "", "", 2, 0, 3), TENANTS)
     text = f"model mob of acme is ready after 42.0 s; 4 of 8 models are ready; {READING} enc (globex)"
     assert caplog.messages == [text]
-    progress.on_loading(Loading("globex", "", "", 2, 1, 5), "0", TENANTS)
+    progress.on_loading(Loading("globex", "", "", 2, 1, 5), TENANTS)
     assert caplog.messages == [text], "enc has failed"
     assert progress.line(TENANTS) == "4 of 8 models are ready, 1 cannot be served"
 
 
-def test_a_model_of_a_tenant_on_two_devices_counts_once_and_when_both_have_it() -> None:
-    progress = StartProgress()
-    progress.on_loading(Loading("acme", "", "", 1, 0, 1), "0", ["acme"])
-    progress.on_loading(Loading("acme", "m", READING, 0, 0, 1), "1", ["acme"])
-    assert progress.line(["acme"]) == f"0 of 1 model is ready; {READING} m (acme)"
-
-
 def test_tenants_whose_models_are_not_known_yet_are_said() -> None:
     progress = StartProgress()
-    progress.on_loading(Loading("acme", "", known=2), "0", TENANTS)
+    progress.on_loading(Loading("acme", "", known=2), TENANTS)
     assert progress.line(TENANTS) == "0 of 2 models are ready, without the models of 1 tenant, not known yet"
 
 
 def test_of_many_models_that_are_being_loaded_a_few_are_named() -> None:
     progress, tenants = StartProgress(), [f"t{number}" for number in range(15)]
     for tenant in tenants:
-        progress.on_loading(Loading(tenant, "m", READING, 0, 0, 1), "0", tenants)
+        progress.on_loading(Loading(tenant, "m", READING, 0, 0, 1), tenants)
     assert progress.line(tenants).endswith(f"{READING} m (t3), 11 more")
     assert progress.public(tenants) == f"0 of 15 models are ready; {READING} 15"
