@@ -36,7 +36,7 @@ PARTS: Mapping[str, Part] = {
     "alone": Part("what measures time or memory", SERVER),
     "felt": Part("latency beside changes and neighbours, confinement", SERVER),
     "memcheck": Part("compute-sanitizer", ("engines", "partitions", "tests/gpu")),
-    "two": Part("two GPUs: moves, a killed process, a tenant on both", SERVER),
+    "two": Part("two GPUs: moves, a killed process", SERVER),
     "mps": Part("processes under MPS: faults, kills, a server with one for each tenant", SERVER),
     "soak": Part("everything at once for minutes", (*SERVER[:4], "benchmarks")),
     "prove": Part("greenlane prove, of two tenants or more", SERVER),
