@@ -329,6 +329,14 @@ class Timed(Executor, Protocol):
         """What it has measured since it was bound; None if it does not. The same object each time."""
 
 
+class Streamed(Executor, Protocol):
+    """An executor of a model whose weights may stay on the host. Others need not have the property."""
+
+    @property
+    def streamed(self) -> int:
+        """Bytes of weights that each work moves to the device. Any thread; calls no library."""
+
+
 class Launchable(Executor, Protocol):
     """An executor whose inferences can be launched without the interpreter. Others need not have the method."""
 

@@ -47,6 +47,10 @@ class ChainedPlan(LoadedPlan):
         return tuple(part.structure for part in self.plans)
 
     @property
+    def streamed(self) -> int:
+        return sum(part.streamed for part in self.plans)
+
+    @property
     def executor_memory(self) -> dict[str, int]:
         return added(part.executor_memory for part in self.plans)
 

@@ -380,6 +380,11 @@ class TensorRTExecutor:
         return {} if self._finalizer.closed else {**self.instance.memory, **graph_memory(self._graphs())}
 
     @property
+    def streamed(self) -> int:
+        """As `Streamed.streamed`."""
+        return self._loaded.streamed
+
+    @property
     def shared_memory(self) -> Mapping[Hashable, Mapping[str, int]]:
         return {} if self._finalizer.closed else kernel_memory(self.instance)
 

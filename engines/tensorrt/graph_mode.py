@@ -34,8 +34,8 @@ class EngineTraits:
 
     dynamic: bool = False
     """The engine has inputs with dynamic dimensions."""
-    streaming: bool = False
-    """Some of the engine's weights are streamed from the host."""
+    streamed: int = 0
+    """Bytes of the engine's weights that stay on the host: each inference streams them from there."""
     native: bool = False
     """The library has graphs of its own."""
 
@@ -52,7 +52,7 @@ def decide(settings: RuntimeSettings, traits: EngineTraits) -> GraphMode:
     if settings.graphs == "off":
         asked = settings.cuda_graph_strategy == "whole_graph_capture"
         return GraphMode(capture=False, native=asked and traits.native)
-    if settings.copies == "engine" and traits.native and not traits.streaming:
+    if settings.copies == "engine" and traits.native and not traits.streamed:
         return GraphMode(capture=False, native=True, note=_strategy_ignored(settings))
     why = obstacle(settings, traits)
     if why and (refused := refusal(settings, why)):
@@ -65,7 +65,7 @@ def obstacle(settings: RuntimeSettings, traits: EngineTraits) -> str:
 
     `IExecutionContext.is_stream_capturable` is not asked: TensorRT-RTX 1.6 answers no for streams whose capture succeeds.
     """
-    if traits.streaming:
+    if traits.streamed:
         return "its weights are streamed"
     if traits.dynamic and settings.dynamic_shapes_kernel_specialization_strategy == "lazy":
         return "its inputs are dynamic and its kernels 'lazy', and a graph would keep those of the first run"
@@ -79,7 +79,7 @@ def refusal(settings: RuntimeSettings, why: str) -> str:
 
 def fall_back(traits: EngineTraits, why: str) -> GraphMode:
     """The mode to continue in when nothing can be captured, for the reason `why`."""
-    native = traits.native and not traits.streaming
+    native = traits.native and not traits.streamed
     instead = "TensorRT's own graphs are used, without the copies" if native else "each inference costs more"
     return GraphMode(capture=False, native=native, note=f"cannot be captured as a graph ({why}), so {instead}")
 

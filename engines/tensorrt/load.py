@@ -93,12 +93,12 @@ def _load(
     with device.driver_memory.changing(in_turn=True):
         plan = api.deserialize(file.plan, str(path))
     _check_tensors(path, plan)
-    streaming = _stream_weights(path, plan, api, settings, file)
+    streamed = _stream_weights(path, plan, api, settings, file)
     caches = _shared_caches(api, device, builds) if kernels and "cache_path" in api.features else None
     description = _described(file.artifact) if file.artifact else _described_by(plan, api)
     weights = _weights(plan, file)
     return TensorRTEngine(
-        _loaded(path, given, device, api, plan, description, settings, digest, builds, streaming, weights, caches)
+        _loaded(path, given, device, api, plan, description, settings, digest, builds, streamed, weights, caches)
     )
 
 
@@ -213,7 +213,7 @@ def _loaded(
     settings: RuntimeSettings,
     digest: str,
     builds: Builds,
-    streaming: bool = False,
+    streamed: int = 0,
     weights: int = 0,
     caches: tuple[KernelCaches, Any] | None = None,
 ) -> LoadedPlan:
@@ -224,7 +224,7 @@ def _loaded(
         raise ModelRefused(f"{path}: profile {chosen} is asked for, but it has {len(profiles)}, numbered from 0")
     usable = profiles if chosen is None else profiles[chosen : chosen + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
-    traits = EngineTraits(dynamic, streaming, native="cuda_graph_strategy" in api.features)
+    traits = EngineTraits(dynamic, streamed, native="cuda_graph_strategy" in api.features)
     limited, key = _limited(signature, usable), CacheKey(digest, f"{api.library} {api.version}", device.uuid)
     onnx = given if given.suffix == ".onnx" else given.with_suffix(".onnx") if source else None
     verifier = (
@@ -275,18 +275,18 @@ def _check_tensors(path: Path, plan: Any) -> None:
             raise ModelRefused(f"{path}: output {name!r} is written over input {alias!r}, which is not served")
 
 
-def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSettings, file: PlanFile) -> bool:
-    """Set how many bytes of weights stay on the GPU, before there is a context. True if the rest is streamed."""
+def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSettings, file: PlanFile) -> int:
+    """Set how many bytes of weights stay on the GPU, before there is a context. Returns how many are streamed."""
     streamable = plan.streamable_weights_size if "weight_streaming_budget" in api.features else 0
     if not streamable:
         if (budget := settings.weight_streaming_budget) is not None:
             why = "it was not built to stream weights, or has none that could be (`greenlane build --flag weight_streaming`)"
             raise ModelRefused(f"{path}: a weight_streaming_budget of {budget} bytes has no effect: {why}; leave it out")
-        return False
+        return 0
     baked = file.artifact.options.get("weight_streaming_budget") if file.artifact else None
     asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
     plan.weight_streaming_budget_v2 = streaming_budget(asked, baked, streamable, automatic)
-    return bool(plan.weight_streaming_budget_v2 < streamable)
+    return max(0, int(streamable) - int(plan.weight_streaming_budget_v2))
 
 
 def _weights(plan: Any, file: PlanFile) -> int:

@@ -106,6 +106,11 @@ class LoadedPlan:
         return self._key
 
     @property
+    def streamed(self) -> int:
+        """Bytes of weights that each inference streams from the host."""
+        return self.traits.streamed
+
+    @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """The inputs, then the outputs."""
         return (*self.signature.inputs, *self.signature.outputs)

@@ -47,9 +47,9 @@ MATRIX: dict[str, tuple[dict[str, Any], dict[str, bool], bool, bool, str]] = {
         {"dynamic_shapes_kernel_specialization_strategy": "lazy"}, {"native": True}, True, False, "",
     ),
     "F63: other kernels and dynamic inputs": ({}, {"dynamic": True}, True, False, ""),
-    "streamed weights": ({}, {"streaming": True, "native": True}, False, False, "(its weights are streamed), so each"),
+    "streamed weights": ({}, {"streamed": 70, "native": True}, False, False, "(its weights are streamed), so each"),
     "streamed weights, copies around": (
-        {"copies": "engine"}, {"streaming": True, "native": True}, False, False, "(its weights are streamed), so each",
+        {"copies": "engine"}, {"streamed": 70, "native": True}, False, False, "(its weights are streamed), so each",
     ),
 }  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_the_graph_mode_depends_on_settings_engine_and_library(
     assert bool(notice) == bool(way.note)
 
 
-@pytest.mark.parametrize("traits", [EngineTraits(streaming=True), EngineTraits(dynamic=True, native=True)])
+@pytest.mark.parametrize("traits", [EngineTraits(streamed=70), EngineTraits(dynamic=True, native=True)])
 def test_graphs_that_are_required_and_cannot_be_are_refused_with_the_reason(traits: EngineTraits) -> None:
     """F60."""
     settings = RuntimeSettings(graphs="required", dynamic_shapes_kernel_specialization_strategy="lazy")

@@ -38,7 +38,10 @@ def test_weights_are_the_plan_s_size_where_the_library_does_not_say(full: Bench)
 def test_of_streamed_weights_those_that_stay_on_the_gpu_count(bench: Bench) -> None:
     path = bench.plan(streamable=100)
     whole = bench.load(path, weight_streaming_budget=100).memory["weights"]
-    assert bench.load(path, weight_streaming_budget=30).memory["weights"] == whole - 70
+    streaming = bench.load(path, weight_streaming_budget=30)
+    assert streaming.memory["weights"] == whole - 70
+    assert streaming.bind(bench.partition).streamed == 70
+    assert bench.load(path, weight_streaming_budget=100).bind(bench.partition).streamed == 0
 
 
 def test_an_instance_that_is_kept_for_the_next_executor_counts_at_the_engine(bench: Bench) -> None:
