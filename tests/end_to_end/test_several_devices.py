@@ -179,6 +179,26 @@ def test_a_tenant_that_has_moved_is_served_again_by_replaced_processes(server: R
         assert infer(http, "identity", SMALL).status_code == 200
 
 
+def test_a_tenant_takes_along_the_list_of_models_that_a_reload_gave_it(standard: Path, tmp_path: Path) -> None:
+    path = configure(tmp_path / "greenlane.toml", standard, devices() + TENANTS)
+    with running_devices(path) as server, client(server, "acme") as http, Load(server, "acme") as load:
+        path.write_text(path.read_text().replace('["identity", "spin", "rows"]', '["identity", "half"]'))
+        assert http.post("/admin/reload").status_code == 200
+        assert move(http, "acme", "1").status_code == 200
+        assert ready(http) == {"half", "identity"}
+        load.more()
+        assert load.wrong == []
+        server.kill(PROCESSES["1"])
+        until(lambda: as_before(http))
+        assert ready(http) == {"half", "identity"}
+        assert move(http, "acme", "0").status_code == 200
+        assert ready(http) == {"half", "identity"}
+
+
+def ready(http: httpx.Client) -> set[str]:
+    return {each["name"] for each in http.post("/v2/repository/index", json={"ready": True}).json()}
+
+
 @pytest.mark.parametrize(
     ("tenant", "body", "status", "text"),
     [
