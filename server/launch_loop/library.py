@@ -15,12 +15,12 @@ from typing import Any
 
 from partitions.c_library import compile_here, find_library
 
-from .structures import Entry, Loop, Wide
+from .structures import Entry, Fence, Loop, Wide
 
 log = logging.getLogger("greenlane.worker")
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "loop.c", HERE / "link.h", HERE / "stretching.h")
+SOURCES = tuple(HERE / name for name in ("loop.c", "link.h", "stretching.h", "neighbours.h", "fence.h"))
 SWITCH = "GREENLANE_LAUNCH_LOOP"
 """Set to 0, workers launch everything themselves: to compare, and to rule the loop out when looking for a fault."""
 
@@ -37,7 +37,12 @@ def open_library() -> Any:
     return None
 
 
-_SIZES = (("launch_loop_size", Loop), ("launch_loop_entry_size", Entry), ("launch_loop_wide_size", Wide))
+_SIZES = (
+    ("launch_loop_size", Loop),
+    ("launch_loop_entry_size", Entry),
+    ("launch_loop_wide_size", Wide),
+    ("launch_loop_fence_size", Fence),
+)
 
 
 def load(path: Path) -> Any:
@@ -53,6 +58,8 @@ def load(path: Path) -> Any:
     found.launch_loop_hash.argtypes = (c_char_p, c_uint32)
     found.launch_loop_rested_since.restype = c_int64
     found.launch_loop_decide.argtypes = (c_void_p, *[c_int64] * 4, c_int, c_int64)
+    found.launch_loop_goes_narrow.argtypes = (c_void_p, c_void_p, c_int64)
+    found.launch_loop_learn_time.argtypes = (c_void_p, c_int64)
     found.launch_loop_learn_home.argtypes = (c_void_p, c_int64)
     found.launch_loop_learn_wide.argtypes = (c_void_p, *[c_int64] * 3)
     found.launch_loop_rested_since.argtypes = (c_void_p,)

@@ -11,6 +11,7 @@
  */
 #include "link.h"
 #include "stretching.h"
+#include "fence.h"
 
 #define MOST_TENSORS 32
 #define MOST_AHEAD 16 /* as many as a ring of copy tables has, so that no table is written while it may still be read */
@@ -24,6 +25,8 @@
 #define SHORTEST_SLEEP 5000
 #define LATE 20000
 #define LONGEST_SLEEP 1000000
+
+enum { HOME, WIDE, NARROW }; /* a placement of the worker */
 
 enum { WOKEN = 1, UNKNOWN, FAILED }; /* why the loop returned */
 
@@ -44,9 +47,10 @@ struct Entry {
     uint64_t needed;  /* bytes of a slot that the outputs end at */
     int64_t expected; /* nanoseconds that a work takes, as of late */
     volatile uint64_t *used; /* nanoseconds and works so far, for the account; NULL if the device counts them */
-    Entry *wide;      /* the same on the wide partition; NULL without one */
-    Times *times;     /* of both */
-    int32_t is_wide;
+    Entry *wide, *narrow; /* the same on the wide and the narrow placement; NULL without one */
+    Times *times;         /* of home and wide */
+    Demand *demand;       /* of the model; NULL if it has no executor on the narrow placement */
+    int32_t placement;
 };
 
 typedef struct {
@@ -60,7 +64,8 @@ typedef struct {
 typedef struct {
     Link link;
     Entry *entries;
-    Wide *wide; /* NULL while everything stays on the home partition */
+    Wide *wide;   /* NULL while nothing goes to the wide partition */
+    Fence *fence; /* NULL while nothing goes to the narrow placement */
     uint32_t entry_count;
     int64_t bundle; /* for how many nanoseconds completions may be collected while works follow each other without a sleep */
     const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
@@ -81,7 +86,7 @@ typedef struct {
     uint64_t rung;
     int64_t rung_at, last_end, last_took;
     int32_t unknown;
-    int32_t held; /* the next ticket waits until nothing is in flight, to go wide then */
+    int32_t held; /* the next ticket waits until nothing is in flight, to go to another placement then */
 } Loop;
 
 static int waiting(const Loop *l) { return __atomic_load_n(l->link.total_put, __ATOMIC_ACQUIRE) != (uint32_t)l->read; }
@@ -96,7 +101,7 @@ static Flight *oldest(Loop *l) { return &l->flights[l->finished % MOST_AHEAD]; }
 
 /* Whether the next ticket may be started now. A work on the wide partition is alone in flight. */
 static int may_start(Loop *l) {
-    return goes_on(l) && in_flight(l) < MOST_AHEAD && !(in_flight(l) && (l->held || oldest(l)->entry->is_wide));
+    return goes_on(l) && in_flight(l) < MOST_AHEAD && !(in_flight(l) && (l->held || oldest(l)->entry->placement == WIDE));
 }
 
 static int64_t began(Loop *l) { return oldest(l)->began > l->last_end ? oldest(l)->began : l->last_end; }
@@ -139,15 +144,23 @@ static Entry *find(Loop *l, const unsigned char *body, uint32_t length) {
     return NULL;
 }
 
-/* The partition that a work goes to. NULL if it goes wide once those in flight at home have ended: the HTTP side hands over the
- * next ticket before the last work has ended, so otherwise nothing would ever go wide under load. */
+/* The placement that a work goes to: narrow, if the tenant's fence asks for that, or else wide, or home. With `held` the ticket
+ * waits until those in flight elsewhere have ended: the HTTP side hands over the next one before that, so otherwise nothing would
+ * ever go elsewhere under load. NULL, and `unknown`, if it goes where it has no graph yet: then it is for Python. */
 static Entry *choose(Loop *l, Entry *entry, int64_t now) {
-    Wide *b = l->wide;
-    if (!b || !entry->wide) return entry;
-    int why = decide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b));
-    if (why == WENT_WIDE) return in_flight(l) ? NULL : entry->wide;
-    b->stayed[why]++;
-    return entry;
+    Entry *to = entry;
+    int why = DECISIONS;
+    if (l->fence && entry->demand && goes_narrow(l->fence, entry->demand, now)) {
+        to = entry->narrow;
+        l->unknown = !to;
+    } else if (l->wide && entry->wide) {
+        Wide *b = l->wide;
+        why = decide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b));
+        if (why == WENT_WIDE) to = entry->wide;
+    }
+    l->held = to && in_flight(l) && oldest(l)->entry->placement != to->placement;
+    if (!l->held && why != WENT_WIDE && why != DECISIONS) l->wide->stayed[why]++;
+    return to;
 }
 
 static void begin_wide(Wide *b) {
@@ -156,11 +169,12 @@ static void begin_wide(Wide *b) {
     b->ended_before = ends(b);
 }
 
-/* A work has ended on the one partition or the other: learn what it took, unless another tenant has interfered. */
+/* A work has ended on one of the placements: learn what it took, unless a lender has interfered. */
 static void learn(Loop *l, const Entry *entry, int64_t now) {
     Wide *b = l->wide;
-    if (!entry->is_wide) {
-        if (b && entry->wide) learn_home(entry->times, l->last_took);
+    if (entry->placement != WIDE) {
+        if (entry->demand) learn_time(entry->placement == NARROW ? &entry->demand->narrow : &entry->demand->home, l->last_took);
+        if (b && entry->wide && entry->placement == HOME) learn_home(entry->times, l->last_took);
         return;
     }
     mark(b, 0);
@@ -180,7 +194,7 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
         row[2] = entry->nbytes[i];
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (entry->is_wide) begin_wide(l->wide);
+    if (entry->placement == WIDE) begin_wide(l->wide);
     l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now_ns(), slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {
         l->refused = 1;
@@ -189,6 +203,7 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     ++*entry->counted;
     ++*entry->launched;
     l->launched++;
+    if (entry->placement == NARROW) ++*l->fence->launches;
     publish_oldest(l);
     if ((l->error = entry->record(entry->events[at], entry->stream))) l->lost = 1;
 }
@@ -211,10 +226,7 @@ static void start(Loop *l) {
         return;
     }
     int cancelled = l->cancelled_serials[slot] == head.serial, expired = (double)now * 1e-9 > head.deadline;
-    if (!cancelled && !expired && !(entry = choose(l, entry, now))) {
-        l->held = 1;
-        return;
-    }
+    if (!cancelled && !expired && (!(entry = choose(l, entry, now)) || l->held)) return;
     l->read++;
     if (cancelled)
         complete(l, slot, l->cancelled, l->cancelled_length, now, now);
@@ -319,10 +331,13 @@ int launch_loop_run(Loop *l) {
 int launch_loop_decide(const Times *t, int64_t now, int64_t limit, int64_t home, int64_t wide, int in_flight, int64_t since) {
     return decide(t, now, limit, home, wide, in_flight, since);
 }
+int launch_loop_goes_narrow(const Fence *f, const Demand *d, int64_t now) { return goes_narrow(f, d, now); }
+void launch_loop_learn_time(int64_t *known, int64_t took) { learn_time(known, took); }
 void launch_loop_learn_home(Times *t, int64_t took) { learn_home(t, took); }
 void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) { learn_wide(t, took, limit, now); }
 int64_t launch_loop_rested_since(const Wide *b) { return rested_since(b); }
 
 uint64_t launch_loop_wide_size(void) { return sizeof(Wide); }
+uint64_t launch_loop_fence_size(void) { return sizeof(Fence); }
 uint64_t launch_loop_size(void) { return sizeof(Loop); }
 uint64_t launch_loop_entry_size(void) { return sizeof(Entry); }

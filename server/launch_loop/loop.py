@@ -23,14 +23,29 @@ from ..link.encoding import encode_outcome
 from ..link.messages import NOWHERE, Extent, Failure, ModelKey, Shape, Ticket
 from ..link.ring import Link
 from .library import open_library
-from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Entry, Loop, Times, Wide, view_link
+from .structures import (
+    FAILED,
+    HOME,
+    MOST_AHEAD,
+    MOST_TENSORS,
+    NARROW,
+    UNKNOWN,
+    WIDE,
+    Demand,
+    Entry,
+    Fence,
+    Loop,
+    Times,
+    Wide,
+    view_link,
+)
 
 MOST_ENTRIES = 128
 """Models and shapes that a loop knows; beyond that it forgets all, and learns again what comes."""
 MOST_DECLINED = 256
 """Models and shapes remembered as not launchable."""
 _PATIENCE = 16
-"""Works that the worker runs itself until the executor on the wide partition has what launching takes, too."""
+"""Works that the worker runs itself until the executors on its other placements have what launching takes, too."""
 _FIRST_WAIT = 1_000_000_000
 """RETRY in stretching.h."""
 
@@ -54,10 +69,13 @@ class Known(NamedTuple):
 
 
 class Twin(NamedTuple):
-    """The executor of the same model on the worker's wide partition, and what its works are counted by."""
+    """The executor of the same model on another placement of the worker, and what its works are counted by. On the narrow one
+    also what works of the model need, which decides where they go.
+    """
 
     executor: Any
     counter: Counter | None
+    demand: Demand | None = None
 
 
 def open_loop(
@@ -85,13 +103,14 @@ class LaunchLoop:
     def __init__(self, library: Any, link: Link, bundle: int, expired: Failure, withdrawn: Failure) -> None:
         self._library = library
         self._link = link
-        self._entries = (Entry * (2 * MOST_ENTRIES))()  # The second half: the same on the wide partition.
+        self._entries = (Entry * (3 * MOST_ENTRIES))()  # At home, then the same on the wide and on the narrow placement.
         self._times = (Times * MOST_ENTRIES)()
-        self._wide_recipes: list[Recipe | None] = []
         self._known: list[Known] = []
         self._asked: dict[bytes, int] = {}
         self._wide: Wide | None = None
-        self._recipes: dict[bytes, Recipe] = {}
+        self._fence: Fence | None = None
+        self._recipes: dict[bytes, list[Recipe | None]] = {}
+        """At home, on the wide and on the narrow placement."""
         self._declined: set[bytes] = set()
         self._launchable: dict[type, bool] = {}
         self._kept: list[Any] = []
@@ -121,6 +140,11 @@ class LaunchLoop:
     def oldest(self) -> int | None:
         """The serial of the oldest work in flight in the loop."""
         return self._loop.oldest or None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the next ticket waits until what is in flight elsewhere has ended."""
+        return bool(self._loop.held)
 
     @property
     def idle(self) -> bool | None:
@@ -154,20 +178,27 @@ class LaunchLoop:
             return False
         return body in self._recipes
 
-    def learn(self, ticket: Ticket, executor: Any, counter: Counter | None, twin: Twin | None = None) -> None:
+    def learn(
+        self,
+        ticket: Ticket,
+        executor: Any,
+        counter: Counter | None,
+        wide: Twin | None = None,
+        narrow: Twin | None = None,
+    ) -> None:
         """Have the loop run tickets like this one from now on, if the executor has a recipe for it.
 
         The ticket was enqueued, so its page still has what the HTTP side wrote. What such tickets take is added to `counter`.
-        With a `twin` the loop decides for each which of both runs it.
+        With twins the loop decides for each which of them runs it.
         """
         if self._is_launchable(executor):
             known = Known(self._link.tickets.body(ticket.slot), ticket.model, ticket.shapes, ticket.unasked)
-            self._learn(known, executor, counter, twin)
+            self._learn(known, [Twin(executor, counter), wide, narrow], _PATIENCE)
 
-    def take_over(self, known: Known, executor: Any, counter: Counter | None) -> None:
+    def take_over(self, known: Known, executor: Any, counter: Counter | None, narrow: Twin | None = None) -> None:
         """As `learn`, of what another loop of this link runs, before this one runs for the first time."""
         if self._is_launchable(executor):
-            self._learn(known, executor, counter, None)
+            self._learn(known, [Twin(executor, counter), None, narrow], 0)
 
     def _is_launchable(self, executor: Any) -> bool:
         """Whether the executor has a `recipe`; cached by type, because a failed `hasattr` takes half a microsecond."""
@@ -176,20 +207,24 @@ class LaunchLoop:
             self._launchable[kind] = hasattr(executor, "recipe")
         return self._launchable[kind]
 
-    def _learn(self, known: Known, executor: Any, counter: Counter | None, twin: Twin | None) -> None:
+    def _learn(self, known: Known, twins: list[Twin | None], patience: int) -> None:
+        """`twins` are on home, wide and narrow placement."""
         body = known.body
         if body in self._recipes or body in self._declined:
             return
         revocations = self._revocations
-        recipe = executor.recipe(known.shapes, self.revoke)
-        wide = twin.executor.recipe(known.shapes, self.revoke) if twin and recipe else None
-        if twin and recipe and wide is None and self._asked.get(body, 0) < _PATIENCE:
+        made = [twin.executor.recipe(known.shapes, self.revoke) if twin else None for twin in twins[:1]]
+        made += [twin.executor.recipe(known.shapes, self.revoke) if twin and made[0] else None for twin in twins[1:]]
+        if (narrow := twins[NARROW]) and made[NARROW] is None and body not in self._asked:
+            _prepare(narrow.executor, known.shapes)
+        lacks = made[0] and any(twin and recipe is None for twin, recipe in zip(twins, made, strict=True))
+        if lacks and self._asked.get(body, 0) < patience:
             self._asked[body] = self._asked.get(body, 0) + 1
             return
         with self._turn:
             if revocations != self._revocations:  # The recipe may be of before that; the next ticket asks again.
                 return
-            if recipe is None or not self._add(known, Twin(executor, counter), recipe, twin, wide):
+            if made[0] is None or not self._add(known, twins, made):
                 if len(self._declined) >= MOST_DECLINED:
                     self._declined.clear()
                 self._declined.add(body)
@@ -206,8 +241,9 @@ class LaunchLoop:
                 if not self.knows_any:  # Revoked meanwhile. Any later revocation finds that it runs, and wakes it.
                     return None
                 loop.seen, loop.entry_count = seen, len(self._recipes)
-                wide = self._wide
+                wide, fence = self._wide, self._fence
                 loop.wide = ctypes.addressof(wide) if wide is not None else None
+                loop.fence = ctypes.addressof(fence) if fence is not None else None
                 loop.read, loop.unread = tickets.hand_over()
                 loop.put = completions.hand_over()
                 why = self._library.launch_loop_run(ctypes.byref(loop))
@@ -223,9 +259,9 @@ class LaunchLoop:
         self._loop.wakes = next(self._wakes)
         self._link.tickets.wake()
 
-    def use_wide(self, wide: Wide | None) -> None:
-        """Decide by this which works go to the wide partition, from the next `run` on; with None none do."""
-        self._wide = wide
+    def use(self, wide: Wide | None, fence: Fence | None) -> None:
+        """Decide by these which works go to the wide and to the narrow placement, from the next `run` on; with None none do."""
+        self._wide, self._fence = wide, fence
 
     def times(self) -> list[tuple[ModelKey, int, int]]:
         """What works took at home and on the wide partition, in nanoseconds, 0 if unknown. Any thread, while it runs too."""
@@ -251,30 +287,33 @@ class LaunchLoop:
         with self._turn:
             self._forget()
 
-    def _add(self, known: Known, home: Twin, recipe: Recipe, twin: Twin | None, wide: Recipe | None) -> bool:
-        """Fill in the next entry, and that of the wide partition; False if the first cannot be. With `_turn` held."""
+    def _add(self, known: Known, twins: list[Twin | None], recipes: list[Recipe | None]) -> bool:
+        """Fill in the next entry, and those of its twins; False if the first cannot be. With `_turn` held."""
         if len(self._recipes) == MOST_ENTRIES:
             self._forget()
         index = len(self._recipes)
-        entry, other, times = self._entries[index], self._entries[MOST_ENTRIES + index], self._times[index]
-        if not self._fill(entry, known, recipe, home):
+        times, narrow = self._times[index], twins[NARROW]
+        entries = [self._entries[placement * MOST_ENTRIES + index] for placement in (HOME, WIDE, NARROW)]
+        addresses: list[int | None] = []
+        for placement, (entry, twin, recipe) in enumerate(zip(entries, twins, recipes, strict=True)):
+            filled = twin is not None and recipe is not None and self._fill(entry, known, recipe, twin)
+            addresses.append(ctypes.addressof(entry) if filled else None)
+            entry.placement, entry.times = placement, ctypes.addressof(times)
+            entry.demand = ctypes.addressof(narrow.demand) if narrow and narrow.demand else None
+        if addresses[HOME] is None:
             return False
         times.home = times.wide = times.retry_at = 0
         times.wait = _FIRST_WAIT
-        entry.times = other.times = ctypes.addressof(times)
-        entry.is_wide, other.is_wide = 0, 1
-        entry.wide = None
-        if twin and wide and self._fill(other, known, wide, twin):
-            entry.wide = ctypes.addressof(other)
-        self._recipes[known.body] = recipe
+        _, entries[HOME].wide, entries[HOME].narrow = addresses
+        self._recipes[known.body] = recipes
         self._known.append(known)
-        self._wide_recipes.append(wide)
+        self._kept.append(narrow)
         return True
 
     def _fill(self, entry: Entry, known: Known, recipe: Recipe, runs: Twin) -> bool:
         """Fill in an entry; False if there are too many tensors, or too large shapes."""
         body, _, shapes, unasked = known
-        executor, counter = runs
+        executor, counter, _ = runs
         place, extents, count = 0, [], len(shapes)
         signature: Signature = executor.engine.signature
         if len(recipe.addresses) > MOST_TENSORS:
@@ -310,7 +349,6 @@ class LaunchLoop:
         """With `_turn` held."""
         self._heeded_revocations = self._revocations
         self._recipes.clear()
-        self._wide_recipes.clear()
         self._known.clear()
         self._asked.clear()
         self._declined.clear()
@@ -323,13 +361,20 @@ class LaunchLoop:
         flights = [loop.flights[number % MOST_AHEAD] for number in range(loop.finished, end)]
         entry = ctypes.addressof(flights[0].entry.contents)
         index = (entry - ctypes.addressof(self._entries)) // ctypes.sizeof(Entry)
-        recipe = list(self._recipes.values())[index] if index < MOST_ENTRIES else self._wide_recipes[index - MOST_ENTRIES]
+        placement, index = divmod(index, MOST_ENTRIES)
+        recipe = list(self._recipes.values())[index][placement]
         assert recipe
         try:
             error = recipe.failure(loop.error)
         except Exception as failed:
             error = failed
         return Broken(error, [flight.slot for flight in flights])
+
+
+def _prepare(executor: Any, shapes: tuple[Shape, ...]) -> None:
+    """Have an executor get ready for these shapes; when it is, it revokes what the loop knows. What fails its works show."""
+    if (preparing := getattr(executor, "preparing", None)) is not None:
+        preparing(shapes)
 
 
 def _pointer(data: bytes) -> int:

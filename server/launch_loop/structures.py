@@ -15,6 +15,8 @@ MOST_AHEAD = 16
 MOST_LENDERS = 256
 DECISIONS = 7
 """What `decide` in stretching.h may return."""
+HOME, WIDE, NARROW = 0, 1, 2
+"""A placement of the worker, for which an entry is."""
 WOKEN, UNKNOWN, FAILED = 1, 2, 3
 """Why the loop returned."""
 
@@ -62,8 +64,10 @@ class Entry(ctypes.Structure):
         ("expected", c_int64),
         ("used", c_void_p),
         ("wide", c_void_p),
+        ("narrow", c_void_p),
         ("times", c_void_p),
-        ("is_wide", c_int32),
+        ("demand", c_void_p),
+        ("placement", c_int32),
     )
 
 
@@ -100,7 +104,8 @@ class Demand(ctypes.Structure):
 
 
 class Fence(ctypes.Structure):
-    kept: Neighbours
+    kept: Any
+    """What it refers to."""
     _fields_ = (("rate", c_int64), ("launches", c_void_p), ("neighbours", Neighbours))
 
 
@@ -119,6 +124,7 @@ class Loop(ctypes.Structure):
         ("link", LinkView),
         ("entries", c_void_p),
         ("wide", c_void_p),
+        ("fence", c_void_p),
         ("entry_count", c_uint32),
         ("bundle", c_int64),
         ("expired", c_void_p),

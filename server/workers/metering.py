@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..accounts.meter import Counter, Meter, Place
+from ..launch_loop.loop import Twin
 from ..link.messages import ModelKey
+from .placement import SidePlacement
 from .session import InFlight
 
 
@@ -31,6 +33,12 @@ class Metering:
         if found is None or found[0] is not executor:
             found = self._counters[model, place] = executor, self._find(executor, model, place)
         return found[1]
+
+    def twin(self, placement: SidePlacement | None, model: ModelKey) -> Twin | None:
+        """What runs a model's works on another placement than the home, for the launch loop; None if nothing does."""
+        if placement is None or (executor := placement.executors.get(model)) is None:
+            return None
+        return Twin(executor, self.counter(executor, model, placement.place), placement.demand(model))
 
     def forget(self, models: Iterable[ModelKey]) -> None:
         """These models have left: keep their executors no longer. Nothing of them is in flight. Any thread."""

@@ -61,6 +61,7 @@ class NarrowPlacement(SidePlacement):
         self.statistics = statistics
         self.shared = view_fence(rate, statistics.address, [each for page in pages for each in page.addresses])
         """The same for the launch loop."""
+        self.shared.kept = self.shared.kept, self.pages
         self._words = tuple([words for page in pages for words in page.processes])
         self._demands: dict[ModelKey, Shared] = {}
         self._last_end = 0

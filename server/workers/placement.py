@@ -11,6 +11,7 @@ from partitions import Partition, PartitionError
 from partitions.base import Closing
 
 from ..accounts.meter import Place
+from ..launch_loop.structures import Demand
 from ..link.messages import ModelKey, Shape
 
 log = logging.getLogger("greenlane.worker")
@@ -96,6 +97,10 @@ class SidePlacement(Placement):
         self.suspended = False
         if left := self._left:
             left.cancel()
+
+    def demand(self, model: ModelKey) -> Demand | None:
+        """What works of this model need, if that decides whether they go there."""
+        return None
 
     def close(self) -> None:
         """Close the executors and the partition; nothing is in flight there. Blocks. Failures are logged."""

@@ -19,7 +19,6 @@ from engines import Executor
 from partitions import DeviceLost, Partition
 
 from ..errors import Outgrown
-from ..launch_loop.loop import Twin
 from ..link.messages import Done, Extent, Failure, Malformed, ModelKey, Ticket
 from .cancellations import Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
@@ -280,7 +279,8 @@ class TicketRunner:
             flight.counter = self._metering.counter(flight.executor, ticket.model, placement.place)
         session.flights.append(flight)
         if session.loop and not ticket.after:
-            session.loop.learn(ticket, executor, counter, self._twin(ticket))
+            twin = self._metering.twin
+            session.loop.learn(ticket, executor, counter, twin(self.wide, ticket.model), twin(self.narrow, ticket.model))
         if self._cancellations.covers(ticket):  # Cancelled since `_refusal`, when the work could not be found yet.
             flight.work.cancel()
 
@@ -297,12 +297,6 @@ class TicketRunner:
         if narrow is not None and goes:
             return narrow.enqueue(session, ticket) or self._launch(executor, ticket)  # It was suspended meanwhile.
         return session.enqueue(executor, ticket) if wide is None else wide.enqueue(session, executor, ticket, self.in_flight)
-
-    def _twin(self, ticket: Ticket) -> Twin | None:
-        """What runs tickets like this one on the wide partition."""
-        if (wide := self.wide) is None or (executor := wide.executors.get(ticket.model)) is None:
-            return None
-        return Twin(executor, self._metering.counter(executor, ticket.model, wide.place))
 
     def _prepares(self, executor: Executor) -> bool:
         """Whether the executor is a `Preparing`; cached by type, because a failed `hasattr` takes half a microsecond."""

@@ -108,8 +108,11 @@ class Worker:
 
     def _use_placements(self, loop: LaunchLoop) -> None:
         """Have the launch loop use those that are not suspended, from its next run on."""
-        wide = self._wide
-        loop.use_wide(wide.shared if wide and not wide.suspended else None)
+        wide, narrow = self._wide, self._narrow
+        loop.use(
+            wide.shared if wide and not wide.suspended else None,
+            narrow.shared if narrow and not narrow.suspended else None,
+        )
 
     def too_long(self) -> list[Measured]:
         """As `WidePlacement.too_long`, with what the launch loop has measured. Any thread."""
@@ -146,7 +149,8 @@ class Worker:
         if mine := self._open_loop(endpoint):
             for known in loop.known:
                 if executor := self.executors.get(known.model):
-                    mine.take_over(known, executor, self.metering.counter(executor, known.model))
+                    counter, narrow = self.metering.counter(executor, known.model), self.metering.twin(self.narrow, known.model)
+                    mine.take_over(known, executor, counter, narrow)
             self._ready_loop = mine
 
     def serve(self, endpoint: Endpoint) -> None:

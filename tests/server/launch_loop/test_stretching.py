@@ -66,7 +66,7 @@ class Looping(Borrower):
         assert self.worker.runner
         loop, until = self.worker.runner.session.loop, time.monotonic() + PATIENCE
         assert loop
-        while not loop._loop.held:
+        while not loop.holds:
             assert time.monotonic() < until, "no ticket waits"
             time.sleep(0)
 

@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from engines import TensorSpec
 from partitions import DeviceLost
 from server.link import activity
 from server.link.activity import Activity, ActivityPage
@@ -16,7 +18,7 @@ from server.workers.placement import Placement
 from server.workers.worker import Worker
 from tests.fakes import FakeStream, Gate
 from tests.server.workers.test_wide import Borrower
-from tests.server.workers.test_worker import NEVER, PATIENCE, Bench, benched
+from tests.server.workers.test_worker import FP32, NEVER, PATIENCE, Bench, benched
 
 RATE = 1000
 HOG, TINY = "m/1#1", "tiny/1#1"
@@ -52,7 +54,7 @@ class Fenced(Bench):
         made = NarrowPlacement(self.narrow, [each.page for each in self.neighbours], RATE, NarrowStatistics())
         self.worker.executors[TINY] = self.engine.bind(self.partition)
         for model in (HOG, TINY):
-            made.executors[model] = self.engine.bind(self.narrow)
+            made.executors[model] = self.worker.executors[model].alternate(self.narrow)
         self.worker.narrow = made
         self.worker.resume(made)
         self.know(made)
@@ -391,7 +393,27 @@ def test_narrow_works_count_for_the_units_that_they_ran_on() -> None:
         assert 0 < usage.used <= placement.partition.size * elapsed
 
 
-class Both(Borrower, Fenced):
+def test_an_answer_goes_on_wherever_its_next_part_runs() -> None:
+    with benched(kind=Fenced, compute_parts=lambda inputs: iter([list(inputs)] * 9)) as bench:
+        bench.engine.signature = replace(bench.engine.signature, outputs=(TensorSpec("y", FP32, (1,)),))
+        placement = bench.fence()
+        bench.worker.serve(bench.endpoint)
+        ticket = bench.ticket(0, 7)
+        ticket = ticket._replace(after=ticket.serial)
+        for part in range(8):
+            bench.know(placement)
+            if part % 4 == 1:
+                bench.neighbours[0].activity.begin()
+            elif part % 4 == 3:
+                bench.neighbours[0].rest()
+            bench.put(ticket)
+            assert bench.answer(bench.next()) == [7]
+            ticket = ticket._replace(serial=ticket.serial + 1000, after=ticket.serial)
+        assert bench.ran() == (4, 4)
+        bench.worker.halt()
+
+
+class Both(Fenced, Borrower):
     """A bench whose worker borrows, and is fenced."""
 
 
