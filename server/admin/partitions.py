@@ -182,7 +182,8 @@ def _device(controller: Controller, device: ControlledDevice) -> schemas.NamedDe
 
 async def _partitions(controller: Controller) -> Object:
     """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
-    ladders, wide = await controller.placements.rungs(), await controller.placements.wide()
+    plans = controller.placements
+    ladders, wide, fences = await plans.rungs(), await plans.wide(), await plans.fences()
     devices = [
         schemas.DeviceGranules(each.name, each.info.unit, len(each.info.granules), each.free) for each in controller.devices
     ]
@@ -191,6 +192,7 @@ async def _partitions(controller: Controller) -> Object:
             "granules": list(p.granules),
             "size": p.size,
             "device": device.name,
+            **({"fence": fences[name]} if name in fences else {}),
             **({"wide": wide[name]} if name in wide else {}),
             **({"ladder": ladders[name]} if name in ladders else {}),
         }

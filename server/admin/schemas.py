@@ -10,6 +10,7 @@ from partitions.strain import MOST, Strain
 from ..api.schemas import RepositoryEntry, Schema
 from ..control.controller import DeviceState
 from ..control.descriptions import ReadyShare, TenantMemory
+from ..control.fence import FencedTenant
 from ..control.moves import Move
 from ..control.stretch import WidePartition
 from ..facts import Fact
@@ -58,6 +59,7 @@ class Partition(Schema):
     granules: Granules
     size: int = Field(description="In units.")
     device: str = Field(description="The device's name.")
+    fence: FencedTenant | None = Field(default=None, description="Absent without `memory_bandwidth` and `pcie`.")
     wide: WidePartition | None = Field(default=None, description="Absent without a `burst`, and where no tenant lends.")
     ladder: list[ReadyShare] = Field(default_factory=list, description="What is ready now. Absent where nothing is.")
 

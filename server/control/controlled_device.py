@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from partitions import Move
 from partitions.plan import Granules, assign, orders
 
 from .descriptions import NOT_OPENED, DeviceInfo, Execution, PartitionInfo, TenantMemory
 from .device_runtime import DeviceRuntime
+from .fence import Fence
 from .stretch import Wide
 from .together import together
 
@@ -35,7 +36,7 @@ class ControlledDevice:
     """The host's cores that each tenant's first partition reserved; None where it reserves none."""
     wide: dict[str, Wide] = field(default_factory=dict)
     """The wide partitions that are planned, by tenant."""
-    fences: dict[str, Any] = field(default_factory=dict)
+    fences: dict[str, Fence] = field(default_factory=dict)
     """What holds tenants to their shares of bandwidth, by tenant."""
 
     @property

@@ -16,6 +16,7 @@ from partitions.strain import Strain, Strained
 from ..accounts.usage import Count, Report
 from ..config.schema import ModelOptions
 from .descriptions import DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
+from .fence import Fence, FencedTenant
 from .stretch import Wide, WidePartition
 from .together import together
 
@@ -64,7 +65,7 @@ class Moves(Protocol):
 
 
 class Placements(Protocol):
-    """What its tenants have beside their homes: wide placements, and those ready for a move."""
+    """What its tenants have beside their homes: wide and narrow placements, and those ready for a move."""
 
     async def narrow(self, tenants: Collection[str]) -> None:
         """Have these tenants use their home partitions alone, until `stretch`, and return when they do; they are served on.
@@ -83,6 +84,15 @@ class Placements(Protocol):
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
         """
+
+    async def fence(self, plans: Mapping[str, Fence]) -> None:
+        """Hold its tenants to their shares of bandwidth by this plan, and all others to none.
+
+        Narrow placements are made in the background. What cannot be made is left out, and logged.
+        """
+
+    async def fences(self) -> dict[str, FencedTenant]:
+        """What holds its tenants."""
 
     async def moved(self, figures: Mapping[str, Mapping[str, Count]]) -> None:
         """What a work of each model (`name/version`) of fenced tenants moves in bytes of memory, as far as that is known now.

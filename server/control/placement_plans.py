@@ -16,9 +16,11 @@ from ..errors import RequestError
 from .controlled_device import ControlledDevice
 from .descriptions import ReadyShare
 from .device_runtime import DeviceRuntime, Placements
+from .fence import Fence, FencedTenant, plan_fences
 from .stretch import Wide, WidePartition, plan_wide
 
 lending_log = logging.getLogger("greenlane.lending")
+fence_log = logging.getLogger("greenlane.fence")
 ladder_log = logging.getLogger("greenlane.ladder")
 _FAILURES = (RequestError, EngineError, PartitionError)
 """What a device side answers that cannot do what is planned. One that is started again gets the plan then."""
@@ -29,7 +31,7 @@ class PlacementPlans:
     """Belongs to the controller's event loop. `changing` is held while granules change hands.
 
     Plans are carried out in the background, as it takes a while to make executors: tenants are served meanwhile. A plan takes
-    the place of the one before, also if that is not carried out yet. Without a burst and a ladder nothing is planned.
+    the place of the one before, also if that is not carried out yet. Without a burst, a ladder and a fence nothing is planned.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class PlacementPlans:
         self._work: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        plans = (f"{each.name}: {each.wide}, {self.plan_ready(each)}" for each in self._devices)
+        plans = (f"{each.name}: {each.fences}, {each.wide}, {self.plan_ready(each)}" for each in self._devices)
         return f"<PlacementPlans {'; '.join(plans)}>"
 
     def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
@@ -101,6 +103,10 @@ class PlacementPlans:
         """Every wide partition, planned or made, by tenant, as its device side reports it."""
         return await self._asked("burst", lambda each: each.stretches())
 
+    async def fences(self) -> dict[str, FencedTenant]:
+        """What holds each tenant with a share of bandwidth, as its device side reports it."""
+        return await self._asked("fenced", lambda each: each.fences())
+
     async def rungs(self) -> dict[str, list[ReadyShare]]:
         """What is ready for a move now, by tenant, as its device side reports it."""
         return await self._asked("ladder", lambda each: each.rungs())
@@ -130,11 +136,15 @@ class PlacementPlans:
 
     @property
     def _needed(self) -> bool:
-        return self._any("burst") or self._any("ladder")
+        return any(map(self._any, ("burst", "ladder", "fenced")))
 
     def _any(self, key: str) -> bool:
         """Whether any tenant has this key."""
         return any(getattr(tenant, key) for tenant in self._tenants.values())
+
+    def _plan_fences(self, device: ControlledDevice) -> dict[str, Fence]:
+        homes, info = {name: partition.granules for name, partition in device.held.items()}, device.info
+        return plan_fences(self._tenants, homes, info.granules, info.unit, info.bandwidth)
 
     def _plan_wide(self, device: ControlledDevice) -> dict[str, Wide]:
         homes = {name: partition.granules for name, partition in device.held.items()}
@@ -160,6 +170,14 @@ class PlacementPlans:
     async def _carry_out(self) -> None:
         """Every device side is sent all that is planned, as the plan before may not have come to all of them."""
         async with self._changing:
+            for device in self._devices:
+                before, device.fences = device.fences, self._plan_fences(device)
+                _log_notes(before, device.fences)
+                for runtime in device.distinct() if before or device.fences else ():
+                    try:
+                        await runtime.placements.fence(device.of(runtime, device.fences))
+                    except _FAILURES as error:
+                        fence_log.warning("no fences for now: %s", error)
             for device in self._devices if self._any("burst") else ():
                 device.wide = self._plan_wide(device)
                 for runtime in device.distinct():
@@ -185,6 +203,13 @@ class PlacementPlans:
                 self._logged[name] = now
             for state in now if now and now != before else ():
                 _log_ready(name, state)
+
+
+def _log_notes(before: Mapping[str, Fence], now: Mapping[str, Fence]) -> None:
+    for name, fence in now.items():
+        if name not in before or before[name].notes != fence.notes:
+            for note in fence.notes:
+                fence_log.info("tenant %s: %s", name, note)
 
 
 def _log_ready(tenant: str, state: ReadyShare) -> None:

@@ -1,6 +1,7 @@
 """Where the models of this process's tenants are ready beside their home partitions.
 
-A tenant's wide placement has granules of other tenants too. The others are ready for a move, which then only has to switch.
+A tenant's wide placement has granules of other tenants too, its narrow one a part of its own. The others are ready for a move,
+which then only has to switch.
 All are made in one way: a partition, and on it an alternate of each executor at home, within the tenant's budget.
 """
 
@@ -14,6 +15,7 @@ from partitions import Device
 from partitions.plan import Granules
 
 from ..control.descriptions import ReadyShare
+from ..control.fence import Fence, FencedTenant
 from ..control.stretch import Wide, WidePartition
 from ..errors import Conflict
 from ..workers.worker import Worker
@@ -68,6 +70,15 @@ class Placements:
             self.of(name).stretch(plans.get(name))
         if plans and self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
+
+    async def fence(self, plans: Mapping[str, Fence]) -> None:
+        for name in dict.fromkeys((*self._tenants, *plans)):
+            self.of(name).fence(plans.get(name))
+
+    async def fences(self) -> dict[str, FencedTenant]:
+        workers = self.means.workers
+        states = {name: each.tenant_fence.state(workers[name]) for name, each in self._tenants.items() if name in workers}
+        return {name: state for name, state in states.items() if state}
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         for name in dict.fromkeys((*self._tenants, *ready)):

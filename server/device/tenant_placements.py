@@ -13,14 +13,17 @@ from partitions import Device, PartitionError
 from partitions.plan import Granules
 
 from ..control.descriptions import ReadyShare
+from ..control.fence import Fence
 from ..control.stretch import LentGranules, Wide, WidePartition
 from ..link.activity import LenderPage
 from ..link.messages import ModelKey
+from ..workers.narrow import NarrowPlacement
 from ..workers.placement import Placement, Refusal, close_all
 from ..workers.stretching import Measured
 from ..workers.wide import WidePlacement, WideStatistics
 from ..workers.worker import Worker
 from .paged_executor import bound
+from .tenant_fence import TenantFence
 from .tenant_locks import TenantLocks
 
 lending_log = logging.getLogger("greenlane.lending")
@@ -76,6 +79,7 @@ class TenantPlacements:
         self._logged: set[ModelKey] = set()
         self._moved: Mapping[str, int] = {}
         self._statistics = WideStatistics()
+        self.tenant_fence = TenantFence(name, means.device, means.pages, means.max_pause, self.moved_by_key)
         self._making: asyncio.Task[None] | None = None
         self._again = False
 
@@ -105,6 +109,12 @@ class TenantPlacements:
     def moved(self, figures: Mapping[str, int]) -> None:
         """A work of each of these models (`name/version`) moves so many bytes of memory. Does not wait."""
         self._moved = figures
+        self.tenant_fence.set_moved()
+
+    def fence(self, plan: Fence | None) -> None:
+        """Hold the tenant to its share of bandwidth by this plan, or not at all. Does not wait."""
+        if self.tenant_fence.set(plan, self.worker):
+            self.follow()
 
     def moved_by_key(self) -> dict[ModelKey, int]:
         """The same of all models that the tenant has now; 0 where it is not known."""
@@ -114,7 +124,8 @@ class TenantPlacements:
     def follow(self) -> None:
         """The tenant's models have changed: make those ready that are not. Does not wait."""
         self._again = True
-        if self._making is None and (self._wanted or self.ready or self._plan or self._tried):
+        needed = self._wanted or self.ready or self._plan or self._tried or self.tenant_fence.needed
+        if self._making is None and needed:
             self._making = asyncio.create_task(self._make())
             self._making.add_done_callback(self._made)
 
@@ -176,6 +187,7 @@ class TenantPlacements:
     async def close(self) -> None:
         """Close what is ready; the worker closes the rest. With the tenant's locks held, and nothing in flight."""
         self._wanted, self._plan = (), None
+        self.tenant_fence.set(None, self.worker)
         if self._making:
             self._making.cancel()
         ready, self.ready = list(self.ready.values()), {}
@@ -219,9 +231,13 @@ class TenantPlacements:
             ladder_log.error(text, self._name, error, exc_info=error)
 
     async def _make(self) -> None:
-        """Make the wide placement first, also if another is planned meanwhile, and close what is not wanted before the rest."""
+        """Make the narrow placement first, then the wide one, also if others are planned meanwhile; then close what is not
+        wanted, before the rest.
+        """
         while self._again:
             self._again = False
+            while await self._step(self._next_narrow):
+                pass
             while await self._step(self._next_wide):
                 pass
             for granules in sorted({*self.ready, *self._wanted}, key=self._wanted.__contains__):
@@ -232,6 +248,9 @@ class TenantPlacements:
         """Make one thing, with the tenant's locks; whether there was one to make."""
         async with self._means.locks.both(self._name):
             return (worker := self.worker) is not None and await make(worker)
+
+    async def _next_narrow(self, worker: Worker) -> bool:
+        return await self.tenant_fence.make(worker, self._add)
 
     async def _next_wide(self, worker: Worker) -> bool:
         changed, self._changed = self._changed, False
@@ -354,7 +373,11 @@ class TenantPlacements:
         return None
 
     def _leave_out(self, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
-        if isinstance(placement, WidePlacement):
+        if isinstance(placement, NarrowPlacement):
+            if not (refusal.adds and key in placement.refused):
+                text = "tenant %s: model %s is not held to its memory bandwidth: it is not ready on granules %s: %s"
+                ladder_log.warning(text, self._name, _label(key), list(placement.partition.granules), refusal.why)
+        elif isinstance(placement, WidePlacement):
             refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
             lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, _label(key), refusal.why)
         elif not (refusal.adds and key in placement.refused):
@@ -383,8 +406,8 @@ class TenantPlacements:
     @property
     def _others(self) -> list[Placement]:
         """All placements but the home. Any thread."""
-        wide = worker.wide if (worker := self.worker) else None
-        return [*([wide] if wide else ()), *list(self.ready.values())]
+        sides = (worker.narrow, worker.wide) if (worker := self.worker) else ()
+        return [*(each for each in sides if each), *list(self.ready.values())]
 
 
 def _label(key: ModelKey) -> str:

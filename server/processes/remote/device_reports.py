@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 from ...accounts.usage import Report, TenantUsages
 from ...control.descriptions import Execution, ReadyShare, TenantMemory
 from ...control.device_runtime import Models, Placements
+from ...control.fence import FencedTenant
 from ...control.stretch import WidePartition
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
@@ -38,6 +39,7 @@ class DeviceReports:
         self._executions: list[Execution] = []
         self._memory: list[TenantMemory] = []
         self._stretches: dict[str, WidePartition] = {}
+        self._fences: dict[str, FencedTenant] = {}
         self._rungs: dict[str, list[ReadyShare]] = {}
 
     def __repr__(self) -> str:
@@ -57,6 +59,11 @@ class DeviceReports:
         if (found := await in_time(self._placements.stretches())) is not None:
             self._stretches = self._by_tenant(found)
         return self._stretches
+
+    async def fences(self) -> dict[str, FencedTenant]:
+        if (found := await in_time(self._placements.fences())) is not None:
+            self._fences = self._by_tenant(found)
+        return self._fences
 
     async def rungs(self) -> dict[str, list[ReadyShare]]:
         if (found := await in_time(self._placements.rungs())) is not None:

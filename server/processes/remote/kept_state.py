@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from partitions.plan import Granules
 
 from ...control.descriptions import AtStart
+from ...control.fence import Fence
 from ...control.stretch import Wide
 from ...tenants.catalog import UNLOADED
 from ..channels.device_protocols import Change
@@ -69,7 +70,9 @@ class KeptLists:
 
 
 class KeptState:
-    """Of one device side. `plans` are wide partitions, `ready` the granules on which models are ready too, by tenant."""
+    """Of one device side, by tenant: `plans` are wide partitions, `fences` hold tenants to shares of bandwidth, `ready` are the
+    granules on which models are ready too.
+    """
 
     def __init__(self) -> None:
         self.lists = KeptLists()
@@ -78,6 +81,7 @@ class KeptState:
         self.affinity: tuple[frozenset[int], frozenset[int]] | None = None
         """The host's cores of the process, and of its builds."""
         self.plans: Mapping[str, Wide] = {}
+        self.fences: Mapping[str, Fence] = {}
         self.ready: dict[str, list[Granules]] = {}
         self._granules: dict[str, Granules] = {}
         self._changes: dict[tuple[str, str], Change] = {}
@@ -90,9 +94,10 @@ class KeptState:
         self._granules = dict(granules)
 
     def on_moved(self, granules: Mapping[str, Granules]) -> None:
-        """These tenants have these granules now. Wide partitions are planned again after a move."""
+        """These tenants have these granules now. Wide partitions are planned again after a move, and fences."""
         self._granules |= granules
         self.plans = {}
+        self.fences = {}
 
     def on_narrowed(self, tenants: Collection[str]) -> None:
         """These tenants have no wide partition for now."""

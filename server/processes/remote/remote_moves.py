@@ -8,6 +8,7 @@ from partitions.plan import Granules
 
 from ...control.descriptions import Paused, ReadyShare
 from ...control.device_runtime import Moves, Placements
+from ...control.fence import Fence, FencedTenant
 from ...control.stretch import Wide, WidePartition
 from ...errors import Conflict, RequestError, Unavailable
 from ..channels.calls import proxy
@@ -92,6 +93,13 @@ class RemotePlacements:
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         self._kept.plans = dict(plans)
         await self._process.stretch(plans)
+
+    async def fence(self, plans: Mapping[str, Fence]) -> None:
+        self._kept.fences = dict(plans)
+        await self._process.fence(plans)
+
+    async def fences(self) -> dict[str, FencedTenant]:
+        return await self._reports.fences()
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self._kept.ready = {name: list(each) for name, each in ready.items()}

@@ -218,6 +218,9 @@ class RemoteRuntime:
         text = f"%s serves again: %s; %.2f s after the last one ended ({parts})"
         log.info(text, self.label, ", ".join(self.frontends) or "no tenant", sum(took), *took)
         self.tenants.resume()
+        if self.kept.fences:
+            with suppress(RequestError):
+                await self.placements.fence(self.kept.fences)
         if self.kept.plans:
             with suppress(RequestError):
                 await self.placements.stretch(self.kept.plans)

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from partitions.base import Bandwidth
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, ReadyShare
+from server.control.fence import Fence, FencedTenant
 from server.control.placement_plans import PlacementPlans
 from server.errors import Unavailable
 
@@ -24,6 +26,15 @@ class Runtime(FakeRuntime):
         self.asked = asyncio.Event()
         self.held: Mapping[str, Sequence[Granules]] = {}
         self.name = name
+        self.fenced: list[Mapping[str, Fence]] = []
+
+    async def fence(self, plans: Mapping[str, Fence]) -> None:
+        self.fenced.append(plans)
+
+    async def fences(self) -> dict[str, FencedTenant]:
+        if self.away:
+            raise Unavailable("it is being started again")
+        return {self.name: FencedTenant(10**12, (), 0, 0, 0, [], [])}
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self.asked.set()
@@ -65,3 +76,35 @@ async def test_a_plan_that_gives_up_the_one_before_comes_to_every_device_process
     plans.remake()
     await plans.carried_out()
     assert {name: side.held for name, side in sides.items()} == {"acme": {"acme": []}, "globex": {"globex": []}}
+
+
+async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_and_is_taken_back() -> None:
+    sides = {name: Runtime(name) for name in ("acme", "globex")}
+    runtimes: Any = sides
+    moves = Bandwidth(memory=4 * 10**12, unit=10**12)
+    device = ControlledDevice("0", runtimes, info=DeviceInfo("cuda", "", "SM", (1,) * 8, bandwidth=moves))
+    device.hold({"acme": (0, 1, 2), "globex": (4, 5)})
+    globex = TenantConfig(name="globex", granules=2, models=("*",))
+    acme = TenantConfig(name="acme", granules=3, models=("*",), memory_bandwidth=0.5)
+    plans = PlacementPlans({"acme": acme, "globex": globex}, [device], asyncio.Lock())
+    plans.begin(loaded)
+    await plans.carried_out()
+    fence = Fence(("globex",), 2 * 10**12, (0, 1))
+    assert [side.fenced for side in sides.values()] == [[{"acme": fence}], [{}]]
+    assert device.fences == {"acme": fence}
+    assert [*(await plans.fences())] == ["acme", "globex"]
+    sides["acme"].away = True
+    assert [*(await plans.fences())] == ["globex"], "a process that has ended holds none"
+    sides["acme"].away = False
+    device.hold({"acme": (3, 6, 7)})
+    plans.remake()
+    await plans.carried_out()
+    assert sides["acme"].fenced[-1] == {"acme": fence._replace(granules=(3, 6))}
+    plans.reconfigure({"acme": acme.model_copy(update={"memory_bandwidth": None}), "globex": globex})
+    await plans.carried_out()
+    assert [side.fenced[-1] for side in sides.values()] == [{}, {}]
+    assert await plans.fences() == {}
+    count = len(sides["acme"].fenced)
+    plans.remake()
+    await plans.carried_out()
+    assert len(sides["acme"].fenced) == count, "without a fence nothing is said"

@@ -20,6 +20,7 @@ from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature,
 from engines.base import COUNTS
 from engines.build import BuildOptions
 from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
+from partitions.base import Bandwidth
 from server.admin.metrics import COUNTED, ServerCollector
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.server import ServerConfig
@@ -84,13 +85,18 @@ class Site:
         acme: dict[str, Any] | None = None,
         tenants: Sequence[TenantConfig] = (),
         models: dict[str, Any] | None = None,
+        moves: Bandwidth | None = None,
         **server: Any,
     ) -> None:
-        """`acme` are more keys of that tenant; `tenants` are others in place of the two; `models` are more keys of models."""
+        """`acme` are more keys of that tenant; `tenants` are others in place of the two; `models` are more keys of models.
+
+        `moves` is what the device moves.
+        """
         self.script = Script()
         self.engines: list[FakeEngine] = []
         self.settings: list[RuntimeSettings] = []
         self.device = FakeDevice((1,) * 8, self.script)
+        self.device.moves = moves
         tenants = tenants or [
             TenantConfig(name="acme", granules=2, models=("*",), **(acme or {})),
             TenantConfig(name="globex", granules=2, models=("b",)),

@@ -3,6 +3,7 @@
 import pytest
 
 from server.control.descriptions import AtStart
+from server.control.fence import Fence
 from server.control.stretch import Wide
 from server.processes.channels.device_protocols import Change
 from server.processes.remote.kept_state import KeptState
@@ -10,13 +11,14 @@ from server.processes.remote.remote_frontend import RemoteFrontend
 from server.tenants.catalog import UNLOADED
 
 
-def test_wide_partitions_that_were_planned_before_a_move_are_not_those_of_a_replacement() -> None:
+def test_placements_that_were_planned_before_a_move_are_not_those_of_a_replacement() -> None:
     """Their granules may be other tenants' by now."""
     kept = KeptState()
     kept.on_started({"acme": (0, 1), "globex": (2, 3)})
     kept.plans = {"acme": Wide((0, 1, 3), {"globex": (3,)}, 0.001)}
+    kept.fences = {"acme": Fence(("globex",), 10**12, (1,))}
     kept.on_moved({"acme": (0,), "globex": (1, 2, 3)})
-    assert kept.plans == {}
+    assert kept.plans == kept.fences == {}
     assert kept.start({})[0] == {"acme": (0,), "globex": (1, 2, 3)}
 
 

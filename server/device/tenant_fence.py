@@ -1,0 +1,158 @@
+"""What holds one tenant to its share of bandwidth: its narrow placement, made as planned."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from partitions import Device, PartitionError
+
+from ..control.fence import Fence, FencedTenant
+from ..link.activity import ActivityPage
+from ..link.messages import ModelKey
+from ..workers.narrow import NarrowPlacement, NarrowStatistics
+from ..workers.placement import Placement
+from ..workers.worker import Worker
+
+log = logging.getLogger("greenlane.fence")
+
+Add = Callable[[Worker, Placement], Awaitable[bool]]
+"""Makes the next model ready on a placement; whether there was one."""
+
+
+class TenantFence:
+    """Belongs to the event loop. The narrow placement closes with the worker that has it.
+
+    `pages` has, by tenant, the descriptor of its page of shared memory, and `moved` says what a work of each model that this
+    tenant has now moves, in bytes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        pages: Mapping[str, int],
+        max_pause: float,
+        moved: Callable[[], Mapping[ModelKey, int]],
+    ) -> None:
+        self._name = name
+        self._device = device
+        self._pages = pages
+        self._max_pause = max_pause
+        self._moved = moved
+        self._plan: Fence | None = None
+        self._tried: Fence | None = None
+        """The plan of `_narrow`, or one that needs none, or that could not be carried out, for which there is a `_problem`."""
+        self._narrow: NarrowPlacement | None = None
+        self._known: set[ModelKey] | None = None
+        """The models there that the launch loop may know of; None before works go there."""
+        self._changed = False
+        self._problem = ""
+        self._statistics = NarrowStatistics()
+
+    def __repr__(self) -> str:
+        return f"<TenantFence of {self._name}, {self._narrow!r}>"
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is something to be made or taken away."""
+        return bool(self._plan or self._tried)
+
+    def set(self, plan: Fence | None, worker: Worker | None) -> bool:
+        """Hold the tenant by this plan, or not at all; whether `make` has to be called for that."""
+        self._plan = plan
+        if worker and self._has(worker):
+            return False
+        self._changed = True
+        return True
+
+    def set_moved(self) -> None:
+        """What works of the models move is known better, or models have changed."""
+        if self._narrow:
+            self._narrow.set_moved(self._moved())
+
+    async def make(self, worker: Worker, add: Add) -> bool:
+        """Make the next thing; whether there was one. With the tenant's locks held. Does not raise PartitionError."""
+        changed, self._changed = self._changed, False
+        if not self._has(worker):
+            return changed and await self._replace(worker, self._plan)
+        narrow = self._narrow
+        if narrow is None:
+            return False
+        if await add(worker, narrow):
+            return True
+        self.set_moved()
+        if self._known is None or not narrow.executors.keys() <= self._known:
+            await asyncio.to_thread(worker.revoke)
+            self._known = {*narrow.executors}
+            worker.resume(narrow)
+        return False
+
+    def state(self, worker: Worker) -> FencedTenant | None:
+        """What holds the tenant now; None if nothing is planned to."""
+        if (plan := self._plan) is None:
+            return None
+        made = worker.narrow if self._known is not None and worker.narrow is self._narrow else None
+        refused = [f"{key.rpartition('#')[0]}: {each.why}" for key, each in made.refused.items()] if made else []
+        return FencedTenant(
+            plan.memory,
+            tuple(made.partition.granules) if made else (),
+            self._statistics.launches,
+            plan.pcie,
+            0,
+            list(plan.notes),
+            [self._problem] if self._problem else refused,
+        )
+
+    def _has(self, worker: Worker) -> bool:
+        """Whether the worker has what is planned."""
+        wants = bool(self._plan and self._plan.granules)
+        return self._plan == self._tried and worker.narrow is self._narrow and wants == (worker.narrow is not None)
+
+    async def _replace(self, worker: Worker, plan: Fence | None) -> bool:
+        """Have the placement of this plan in place of another one; whether there is one."""
+        if (before := worker.narrow) and not await self._take_away(worker, before):
+            return False
+        self._tried, self._narrow, self._known, self._problem = plan, None, None, ""
+        if not (plan and plan.granules):
+            return False
+        granules = list(plan.granules)
+        if not set(granules) < set(worker.partition.granules):
+            self._problem = f"granules {granules}: the tenant has others now, for which there is another plan soon"
+            return False
+        try:
+            worker.narrow = self._narrow = await asyncio.to_thread(self._carve, plan)
+        except PartitionError as error:
+            self._problem = f"granules {granules}: {error}"
+            log.warning(
+                "tenant %s has no narrow placement, so nothing holds its memory bandwidth: %s", self._name, self._problem
+            )
+            return False
+        text = "tenant %s is held to %.4g GB/s of memory bandwidth while others are at work: on granules %s what draws more"
+        log.info(text, self._name, plan.memory / 1e9, granules)
+        return True
+
+    async def _take_away(self, worker: Worker, narrow: NarrowPlacement) -> bool:
+        """Close a placement once nothing runs there; False, and it stays in use, if that takes longer than `max_pause`."""
+        left = narrow.suspend()
+        try:
+            async with asyncio.timeout(self._max_pause):
+                await asyncio.wait({asyncio.wrap_future(left)})
+        except TimeoutError:
+            why = f"an inference there has been running for {self._max_pause:g} s (server.max_pause)"
+            log.warning("tenant %s keeps its narrow placement for now: %s", self._name, why)
+            worker.resume(narrow)
+            return False
+        await asyncio.to_thread(worker.revoke)
+        worker.narrow = None
+        await asyncio.to_thread(narrow.close)
+        return True
+
+    def _carve(self, plan: Fence) -> NarrowPlacement:
+        """Blocks. Raises PartitionError."""
+        partition = self._device.carve(plan.granules)
+        try:
+            pages = [ActivityPage(self._pages[name]) for name in plan.neighbours if name in self._pages]
+            return NarrowPlacement(partition, pages, plan.memory, self._statistics)
+        except BaseException:
+            partition.close()
+            raise

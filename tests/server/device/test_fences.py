@@ -1,0 +1,257 @@
+"""Narrow placements over fakes: made as planned, used while others are at work, and made again when granules change hands."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engines import ModelRefused
+from partitions import PartitionError
+from partitions.base import Bandwidth
+from server.config.tenant import TenantConfig
+from server.control.fence import FencedTenant
+from server.workers.narrow import NarrowPlacement
+from tests.fakes import FakePartition
+from tests.server.device.test_runtime import Site, add_model, serving
+
+MOVES = Bandwidth(memory=4 * 10**12, unit=10**12, pcie=60 * 10**9)
+ACME = TenantConfig(name="acme", granules=4, memory_bandwidth=0.5, pcie=0.25, models=("*",))
+GLOBEX = TenantConfig(name="globex", granules=2, models=("b",))
+FENCED = ACME, GLOBEX
+ALL = 10**18
+"""Bytes that no work moves in its time within its tenant's share."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        add_model(tmp_path, name)
+    return tmp_path
+
+
+@pytest.fixture
+async def site(root: Path) -> AsyncIterator[Site]:
+    async with serving(root, tenants=FENCED, moves=MOVES) as site:
+        await settled(site)
+        yield site
+
+
+async def settled(site: Site) -> None:
+    """Wait until the plan is carried out."""
+    await site.controller.placements.carried_out()
+    await site.runtime.placements.settled()
+
+
+def placement(site: Site) -> NarrowPlacement:
+    found = site.runtime.workers["acme"].narrow
+    assert found
+    return found
+
+
+def narrow(site: Site) -> FakePartition:
+    partition = placement(site).partition
+    assert isinstance(partition, FakePartition)
+    return partition
+
+
+async def fence(site: Site) -> FencedTenant:
+    """What GET /admin/partitions says of it."""
+    ((name, found),) = (await site.controller.placements.fences()).items()
+    assert name == "acme"
+    return found
+
+
+async def runs_narrow(site: Site, model: str = "b") -> bool:
+    """Whether a work that draws too much runs on the narrow placement beside a request of another tenant."""
+    await site.runtime.placements.moved({"acme": {f"{model}/1": ALL}})
+    await site.infer("acme", model)  # What it takes at home has to be known.
+    before = narrow(site).stream.ran
+    admission = site.tenant("globex").lane.admission
+    kind = admission.admit()
+    await site.infer("acme", model)
+    admission.leave(kind, "", 0)
+    return narrow(site).stream.ran == before + 1
+
+
+async def test_a_fenced_tenant_gets_a_narrow_placement_with_all_its_models(site: Site) -> None:
+    assert (narrow(site).granules, narrow(site).lent, placement(site).rate) == ((0, 1), (), 2 * 10**12)
+    assert site.granules == {"acme": (0, 1, 2, 3), "globex": (4, 5)}
+    assert await runs_narrow(site, "a")
+    assert await runs_narrow(site)
+    assert await fence(site) == FencedTenant(2 * 10**12, (0, 1), 2, 15 * 10**9, 0, [], [])
+    assert site.runtime.workers["globex"].narrow is None
+
+
+async def test_alone_a_fenced_tenant_has_all_it_wants(site: Site) -> None:
+    await site.runtime.placements.moved({"acme": {"b/1": ALL}})
+    for _ in range(3):
+        await site.infer("acme")
+    assert narrow(site).stream.ran == 0
+
+
+async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_leave(site: Site, root: Path) -> None:
+    add_model(root, "c")
+    await site.controller.load("acme", "c")
+    await settled(site)
+    assert await runs_narrow(site, "c")
+    before = dict(placement(site).executors)
+    await site.controller.load("acme", "b")
+    await site.controller.unload("acme", "a")
+    await settled(site)
+    assert sorted(key.partition("/")[0] for key in placement(site).executors) == ["b", "c"]
+    gone = [executor for key, executor in before.items() if key not in placement(site).executors]
+    assert len(gone) == 2
+    assert all(executor.closed for executor in gone)  # type: ignore[attr-defined]
+    assert await runs_narrow(site)
+
+
+async def test_a_tenant_that_moves_is_fenced_on_its_new_granules(site: Site) -> None:
+    before = narrow(site)
+    await site.controller.repartition({"acme": 6})
+    await settled(site)
+    assert before.closed
+    assert set(narrow(site).granules) < set(site.granules["acme"])
+    assert len(narrow(site).granules) == 2
+    assert await runs_narrow(site)
+
+
+async def test_a_move_of_others_leaves_the_placement_as_it_is(site: Site) -> None:
+    before = narrow(site)
+    await site.controller.repartition({"globex": 3})
+    await settled(site)
+    assert narrow(site) is before
+    assert await runs_narrow(site)
+
+
+async def test_a_placement_of_a_tenant_whose_move_is_refused_stays(site: Site) -> None:
+    before = narrow(site)
+    site.script.fail("bind")
+    with pytest.raises(ModelRefused):
+        await site.controller.repartition({"acme": 6})
+    await settled(site)
+    assert narrow(site) is before
+    assert await runs_narrow(site)
+
+
+async def test_another_share_makes_another_placement_and_none_takes_it_away(site: Site) -> None:
+    before, plans = narrow(site), site.controller.placements
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.75}), "globex": GLOBEX})
+    await settled(site)
+    assert before.closed
+    assert (narrow(site).granules, placement(site).rate) == ((0, 1, 2), 3 * 10**12)
+    assert await runs_narrow(site)
+    before = narrow(site)
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None, "pcie": None}), "globex": GLOBEX})
+    await settled(site)
+    assert before.closed
+    assert site.runtime.workers["acme"].narrow is None
+    assert await plans.fences() == {}
+    await site.infer("acme")
+
+
+async def test_a_placement_is_taken_away_once_nothing_runs_there(site: Site) -> None:
+    assert await runs_narrow(site)
+    admission, plans = site.tenant("globex").lane.admission, site.controller.placements
+    kind, before = admission.admit(), placement(site)
+    gate = site.script.hold("run")
+    (asking,) = await site.asked(1)
+    await asyncio.to_thread(gate.wait_for_arrival)
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None}), "globex": GLOBEX})
+    await plans.carried_out()
+    while not before.suspended:
+        await asyncio.sleep(0)
+    assert site.runtime.workers["acme"].narrow is before
+    gate.open()
+    await asking
+    await settled(site)
+    assert site.runtime.workers["acme"].narrow is None
+    admission.leave(kind, "", 0)
+
+
+async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(root, tenants=FENCED, moves=MOVES, max_pause=0.1) as site:
+        await settled(site)
+        assert await runs_narrow(site)
+        admission = site.tenant("globex").lane.admission
+        kind = admission.admit()
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        await site.runtime.placements.fence({})
+        await asyncio.wait_for(settled(site), 30)
+        why = "an inference there has been running for 0.1 s (server.max_pause)"
+        assert f"tenant acme keeps its narrow placement for now: {why}" in caplog.text
+        gate.open()
+        await asking
+        admission.leave(kind, "", 0)
+        assert await runs_narrow(site)
+        before = narrow(site)
+        await site.runtime.placements.fence({})
+        await settled(site)
+        assert before.closed
+
+
+async def test_a_placement_that_cannot_be_made_is_said_and_tried_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(root, tenants=FENCED, moves=MOVES) as site:
+        await settled(site)
+        site.script.fail("carve", error=PartitionError("no room"))
+        plan = site.controller.devices[0].fences["acme"]
+        await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
+        await settled(site)
+        assert (await fence(site)).problems == ["granules [0]: no room"]
+        assert "tenant acme has no narrow placement, so nothing holds its memory bandwidth" in caplog.text
+        await site.infer("acme")
+        await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
+        await settled(site)
+        assert (narrow(site).granules, (await fence(site)).problems) == ((0,), [])
+
+
+async def test_a_plan_for_granules_that_the_tenant_no_longer_has_is_not_carried_out(site: Site) -> None:
+    plan = site.controller.devices[0].fences["acme"]
+    await site.runtime.placements.fence({"acme": plan._replace(granules=(0, 5))})
+    await settled(site)
+    assert site.runtime.workers["acme"].narrow is None
+    assert (await fence(site)).problems[0].startswith("granules [0, 5]: the tenant has others now")
+    site.controller.placements.remake()
+    await settled(site)
+    assert await runs_narrow(site)
+
+
+async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(root, tenants=FENCED, moves=MOVES) as site:
+        await settled(site)
+        site.script.fail("bind", error=ModelRefused("no such kernels"))
+        await site.runtime.placements.fence({})
+        await settled(site)
+        await site.runtime.placements.fence(site.controller.devices[0].fences)
+        await settled(site)
+        (problem,) = (await fence(site)).problems
+        assert problem == "a/1: no such kernels"
+    assert "is not held to its memory bandwidth: it is not ready on granules [0, 1]: no such kernels" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("moves", "keys", "note"),
+    [
+        (None, {}, "its memory_bandwidth holds nothing back: what this device moves is not known"),
+        (MOVES, {"granules": 1}, "it has one granule, which cannot be narrowed"),
+        (MOVES, {"memory_bandwidth": 1.0}, "it needs no narrower placement"),
+    ],
+)
+async def test_what_needs_none_or_can_have_none_is_said(
+    root: Path, moves: Bandwidth | None, keys: dict[str, object], note: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    acme = ACME.model_copy(update={"memory_bandwidth": 0.1, **keys})
+    async with serving(root, tenants=(acme, GLOBEX), moves=moves) as site:
+        await settled(site)
+        assert site.runtime.workers["acme"].narrow is None
+        state = await fence(site)
+        assert state.granules == ()
+        assert [each for each in state.notes if note in each]
+        assert f"tenant acme: {note}" in caplog.text
+        await site.infer("acme")
