@@ -15,12 +15,12 @@ from typing import Any
 
 from partitions.c_library import compile_here, find_library
 
-from .structures import Entry, Fence, Loop, Wide
+from .structures import Entry, Fence, Loop, Pace, Wide
 
 log = logging.getLogger("greenlane.worker")
 
 HERE = Path(__file__).parent
-SOURCES = tuple(HERE / name for name in ("loop.c", "link.h", "stretching.h", "neighbours.h", "fence.h"))
+SOURCES = tuple(HERE / name for name in ("loop.c", "link.h", "stretching.h", "neighbours.h", "fence.h", "pacing.h"))
 SWITCH = "GREENLANE_LAUNCH_LOOP"
 """Set to 0, workers launch everything themselves: to compare, and to rule the loop out when looking for a fault."""
 
@@ -42,6 +42,7 @@ _SIZES = (
     ("launch_loop_entry_size", Entry),
     ("launch_loop_wide_size", Wide),
     ("launch_loop_fence_size", Fence),
+    ("launch_loop_pace_size", Pace),
 )
 
 
@@ -63,6 +64,9 @@ def load(path: Path) -> Any:
     found.launch_loop_learn_home.argtypes = (c_void_p, c_int64)
     found.launch_loop_learn_wide.argtypes = (c_void_p, *[c_int64] * 3)
     found.launch_loop_rested_since.argtypes = (c_void_p,)
+    found.launch_loop_pace_wait.restype = c_int64
+    found.launch_loop_pace_wait.argtypes = (c_void_p, c_int64)
+    found.launch_loop_pace_charge.argtypes = (c_void_p, c_int64, c_uint64, c_uint64)
     return found
 
 

@@ -79,14 +79,16 @@ static inline int add_event(int event, int64_t *count) {
     return 1;
 }
 
-/* Wait until tickets are announced, and add how many; returns when another thread of this process has woken it, too. */
-static inline void listen_for(const Link *link, int64_t *count) {
+/* Wait until tickets are announced, and add how many; returns when another thread of this process has woken it, too, and after
+ * so many nanoseconds, if not less than 0. */
+static inline void listen_for(const Link *link, int64_t *count, int64_t ns) {
     struct pollfd files[2] = {{.fd = link->ticket_event, .events = POLLIN}, {.fd = link->wakes, .events = POLLIN}};
+    struct timespec most = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     uint64_t ignored;
     for (;;) {
-        poll(files, 2, -1);
+        int ready = ppoll(files, 2, ns < 0 ? NULL : &most, NULL);
         int woken = read(link->wakes, &ignored, sizeof ignored) == (ssize_t)sizeof ignored;
-        if (add_event(link->ticket_event, count) || woken) return;
+        if (add_event(link->ticket_event, count) || woken || (!ready && ns >= 0)) return;
     }
 }
 

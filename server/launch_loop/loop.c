@@ -12,6 +12,7 @@
 #include "link.h"
 #include "stretching.h"
 #include "fence.h"
+#include "pacing.h"
 
 #define MOST_TENSORS 32
 #define MOST_AHEAD 16 /* as many as a ring of copy tables has, so that no table is written while it may still be read */
@@ -44,6 +45,7 @@ struct Entry {
     uint32_t body_length, done_length, length, rows, inputs;
     int32_t pending;                                                /* what `query` returns before the end */
     uint64_t offset[MOST_TENSORS], address[MOST_TENSORS], nbytes[MOST_TENSORS]; /* inputs, then outputs; offsets in the slot */
+    uint64_t moved_in, moved_out; /* bytes over PCIe */
     uint64_t needed;  /* bytes of a slot that the outputs end at */
     int64_t expected; /* nanoseconds that a work takes, as of late */
     volatile uint64_t *used; /* nanoseconds and works so far, for the account; NULL if the device counts them */
@@ -66,6 +68,7 @@ typedef struct {
     Entry *entries;
     Wide *wide;   /* NULL while nothing goes to the wide partition */
     Fence *fence; /* NULL while nothing goes to the narrow placement */
+    Pace *pace;   /* NULL without a share of PCIe */
     uint32_t entry_count;
     int64_t bundle; /* for how many nanoseconds completions may be collected while works follow each other without a sleep */
     const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
@@ -87,6 +90,7 @@ typedef struct {
     int64_t rung_at, last_end, last_took;
     int32_t unknown;
     int32_t held; /* the next ticket waits until nothing is in flight, to go to another placement then */
+    int64_t look_at; /* the next ticket waits for its tenant's share of PCIe, and is looked at again then; 0 if it does not */
 } Loop;
 
 static int waiting(const Loop *l) { return __atomic_load_n(l->link.total_put, __ATOMIC_ACQUIRE) != (uint32_t)l->read; }
@@ -99,9 +103,16 @@ static uint64_t in_flight(const Loop *l) { return l->launched - l->finished; }
 
 static Flight *oldest(Loop *l) { return &l->flights[l->finished % MOST_AHEAD]; }
 
+/* How long the next ticket waits for its tenant's share of PCIe, until the next look. */
+static int64_t paced_for(const Loop *l) {
+    int64_t left = l->look_at ? l->look_at - now_ns() : 0;
+    return left > 0 ? left : 0;
+}
+
 /* Whether the next ticket may be started now. A work on the wide partition is alone in flight. */
 static int may_start(Loop *l) {
-    return goes_on(l) && in_flight(l) < MOST_AHEAD && !(in_flight(l) && (l->held || oldest(l)->entry->placement == WIDE));
+    return goes_on(l) && !paced_for(l) && in_flight(l) < MOST_AHEAD &&
+           !(in_flight(l) && (l->held || oldest(l)->entry->placement == WIDE));
 }
 
 static int64_t began(Loop *l) { return oldest(l)->began > l->last_end ? oldest(l)->began : l->last_end; }
@@ -195,6 +206,7 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (entry->placement == WIDE) begin_wide(l->wide);
+    if (l->pace) pace_charge(l->pace, now_ns(), entry->moved_in, entry->moved_out);
     l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now_ns(), slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {
         l->refused = 1;
@@ -206,6 +218,14 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     if (entry->placement == NARROW) ++*l->fence->launches;
     publish_oldest(l);
     if ((l->error = entry->record(entry->events[at], entry->stream))) l->lost = 1;
+}
+
+/* Whether the next ticket has to wait for its tenant's share of PCIe. Sets when to look again. */
+static int waits(Loop *l, int64_t now) {
+    int64_t left = l->pace ? pace_wait(l->pace, now) : 0;
+    if (left && !l->look_at) l->pace->waits++;
+    l->look_at = left ? now + left : 0;
+    return left != 0;
 }
 
 /* Take the next ticket: launch it, report it as failed, or leave it to Python. */
@@ -226,7 +246,10 @@ static void start(Loop *l) {
         return;
     }
     int cancelled = l->cancelled_serials[slot] == head.serial, expired = (double)now * 1e-9 > head.deadline;
-    if (!cancelled && !expired && (!(entry = choose(l, entry, now)) || l->held)) return;
+    if (cancelled || expired)
+        l->look_at = 0;
+    else if (waits(l, now) || !(entry = choose(l, entry, now)) || l->held)
+        return;
     l->read++;
     if (cancelled)
         complete(l, slot, l->cancelled, l->cancelled_length, now, now);
@@ -287,6 +310,8 @@ static void wait_oldest(Loop *l) {
             relax();
             continue;
         }
+        int64_t paced = paced_for(l);
+        if (paced && paced < ns) ns = paced;
         ring(l); /* Earlier completions must not wait for a long work. */
         if (wait_event(takes ? l->link.ticket_event : -1, ns)) add_event(l->link.ticket_event, &l->unread);
     }
@@ -307,6 +332,7 @@ int launch_loop_run(Loop *l) {
     l->launched = l->finished = l->oldest = 0;
     l->rung_at = l->last_end = l->last_took = 0;
     l->error = l->refused = l->lost = l->unknown = l->held = 0;
+    l->look_at = 0;
     for (;;) {
         while (may_start(l) && waiting(l)) start(l);
         if ((int64_t)(l->read - first) - l->unread > l->link.count) count_announced(l, first);
@@ -316,7 +342,7 @@ int launch_loop_run(Loop *l) {
         }
         ring(l);
         if (!goes_on(l)) break;
-        listen_for(&l->link, &l->unread);
+        listen_for(&l->link, &l->unread, l->look_at ? paced_for(l) : -1);
         count_announced(l, first);
     }
     count_announced(l, first);
@@ -337,6 +363,10 @@ void launch_loop_learn_home(Times *t, int64_t took) { learn_home(t, took); }
 void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) { learn_wide(t, took, limit, now); }
 int64_t launch_loop_rested_since(const Wide *b) { return rested_since(b); }
 
+int64_t launch_loop_pace_wait(const Pace *p, int64_t now) { return pace_wait(p, now); }
+void launch_loop_pace_charge(Pace *p, int64_t now, uint64_t in, uint64_t out) { pace_charge(p, now, in, out); }
+
+uint64_t launch_loop_pace_size(void) { return sizeof(Pace); }
 uint64_t launch_loop_wide_size(void) { return sizeof(Wide); }
 uint64_t launch_loop_fence_size(void) { return sizeof(Fence); }
 uint64_t launch_loop_size(void) { return sizeof(Loop); }

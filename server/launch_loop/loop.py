@@ -35,6 +35,7 @@ from .structures import (
     Entry,
     Fence,
     Loop,
+    Pace,
     Times,
     Wide,
     view_link,
@@ -109,6 +110,7 @@ class LaunchLoop:
         self._asked: dict[bytes, int] = {}
         self._wide: Wide | None = None
         self._fence: Fence | None = None
+        self._pace: Pace | None = None
         self._recipes: dict[bytes, list[Recipe | None]] = {}
         """At home, on the wide and on the narrow placement."""
         self._declined: set[bytes] = set()
@@ -241,9 +243,10 @@ class LaunchLoop:
                 if not self.knows_any:  # Revoked meanwhile. Any later revocation finds that it runs, and wakes it.
                     return None
                 loop.seen, loop.entry_count = seen, len(self._recipes)
-                wide, fence = self._wide, self._fence
+                wide, fence, pace = self._wide, self._fence, self._pace
                 loop.wide = ctypes.addressof(wide) if wide is not None else None
                 loop.fence = ctypes.addressof(fence) if fence is not None else None
+                loop.pace = ctypes.addressof(pace) if pace is not None else None
                 loop.read, loop.unread = tickets.hand_over()
                 loop.put = completions.hand_over()
                 why = self._library.launch_loop_run(ctypes.byref(loop))
@@ -262,6 +265,10 @@ class LaunchLoop:
     def use(self, wide: Wide | None, fence: Fence | None) -> None:
         """Decide by these which works go to the wide and to the narrow placement, from the next `run` on; with None none do."""
         self._wide, self._fence = wide, fence
+
+    def use_pace(self, pace: Pace | None) -> None:
+        """Keep this share of PCIe from the next `run` on; with None there is none to keep."""
+        self._pace = pace
 
     def times(self) -> list[tuple[ModelKey, int, int]]:
         """What works took at home and on the wide partition, in nanoseconds, 0 if unknown. Any thread, while it runs too."""
@@ -320,7 +327,7 @@ class LaunchLoop:
             return False
         sizes = [spec.nbytes(shape) for spec, shape in zip(signature.inputs, shapes, strict=True)]
         sizes += [spec.nbytes(shape) for spec, shape in zip(signature.outputs, recipe.outputs, strict=True)]
-        entry.needed = 0
+        entry.needed = entry.moved_in = entry.moved_out = 0
         for index, (size, device) in enumerate(zip(sizes, recipe.addresses, strict=True)):
             if index >= count and unasked >> index - count & 1:
                 entry.offset[index], entry.address[index], entry.nbytes[index] = 0, device, 0
@@ -329,6 +336,9 @@ class LaunchLoop:
             entry.offset[index], entry.address[index], entry.nbytes[index] = place, device, size
             if index >= count:
                 extents.append(Extent(recipe.outputs[index - count], place, size))
+                entry.moved_out += size
+            else:
+                entry.moved_in += size
             entry.needed = place + size
             place = align(place + size)
         done = encode_outcome(tuple(extents), None)

@@ -60,6 +60,8 @@ class Entry(ctypes.Structure):
         ("offset", c_uint64 * MOST_TENSORS),
         ("address", c_uint64 * MOST_TENSORS),
         ("nbytes", c_uint64 * MOST_TENSORS),
+        ("moved_in", c_uint64),
+        ("moved_out", c_uint64),
         ("needed", c_uint64),
         ("expected", c_int64),
         ("used", c_void_p),
@@ -109,6 +111,17 @@ class Fence(ctypes.Structure):
     _fields_ = (("rate", c_int64), ("launches", c_void_p), ("neighbours", Neighbours))
 
 
+class Pace(ctypes.Structure):
+    kept: Neighbours
+    _fields_ = (
+        ("rate", c_int64),
+        ("free_in", c_int64),
+        ("free_out", c_int64),
+        ("waits", c_uint64),
+        ("neighbours", Neighbours),
+    )
+
+
 class Flight(ctypes.Structure):
     _fields_ = (
         ("entry", POINTER(Entry)),
@@ -125,6 +138,7 @@ class Loop(ctypes.Structure):
         ("entries", c_void_p),
         ("wide", c_void_p),
         ("fence", c_void_p),
+        ("pace", c_void_p),
         ("entry_count", c_uint32),
         ("bundle", c_int64),
         ("expired", c_void_p),
@@ -150,6 +164,7 @@ class Loop(ctypes.Structure):
         ("last_took", c_int64),
         ("unknown", c_int32),
         ("held", c_int32),
+        ("look_at", c_int64),
     )
 
 
@@ -179,6 +194,14 @@ def view_fence(rate: int, launches: int, addresses: Iterable[int]) -> Fence:
     neighbours = view_neighbours(addresses)
     made = Fence(rate=rate, launches=launches, neighbours=neighbours)
     made.kept = neighbours  # The structure has a copy, without what it points to.
+    return made
+
+
+def view_pace(rate: int, addresses: Iterable[int]) -> Pace:
+    """What a worker and its launch loop go by that keep a share of PCIe; `addresses` are as for `view_fence`."""
+    neighbours = view_neighbours(addresses)
+    made = Pace(rate=rate, neighbours=neighbours)
+    made.kept = neighbours
     return made
 
 

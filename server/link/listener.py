@@ -63,15 +63,15 @@ class Listener:
         for descriptor in (event, self.wakes):
             self._both.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def listen(self) -> int:
-        """Block until the other process has counted, or `wake` was called; return that count, 0 if it was only woken.
+    def listen(self, seconds: float | None = None) -> int:
+        """Block until the other process has counted, `wake` is called, or so many seconds have passed; return that count, or 0.
 
         One of several listening threads returns. A `wake` without a listener makes the next call return.
         """
         while True:
-            self._both.poll()
+            found = self._both.poll(seconds)
             count, woken = self.take(), self._take_wake()
-            if count or woken:
+            if count or woken or not (found or seconds is None):
                 return count
 
     def take(self) -> int:

@@ -108,13 +108,19 @@ class Tickets:
         """Whether more tickets were put than taken; only a hint. Any thread of the reading side."""
         return self._total_put[0] != self._read_count & _ALL
 
-    def listen(self) -> int:
-        """Block until tickets are put, or `wake` is called; return how many tickets, to be passed to `add_unread`.
+    def listen(self, seconds: float | None = None) -> int:
+        """Block until tickets are put, `wake` is called, or so many seconds have passed; return how many tickets, to be passed
+        to `add_unread`.
 
         One of several listening threads returns. A `wake` without a listener makes the next `listen` return.
         """
         if self._listener is not None:
-            return self._listener.listen()
+            return self._listener.listen(seconds)
+        if seconds is not None:
+            poller = select.poll()  # One of its own, as two threads may be here.
+            poller.register(self.event, select.POLLIN)
+            poller.poll(1e3 * seconds)
+            return take(self.event) & _ALL
         while True:
             try:
                 return os.eventfd_read(self.event) & _ALL
@@ -136,6 +142,11 @@ class Tickets:
         if look and self._unread_count <= 0:
             self.add_unread(self._look())
         return self._take() if self._unread_count > 0 else None
+
+    def put_back(self) -> None:
+        """The ticket that `poll` returned last is the next one again."""
+        self._read_count -= 1
+        self._unread_count += 1
 
     def peek(self, look: bool = True) -> bytes | None:
         """What the ticket that `poll` would return says, as `body` does; None if that would be None. Raises Malformed."""

@@ -102,13 +102,16 @@ class Session:
         idle = self.loop.idle if self.loop else None
         return self.link.tickets.waiting() if idle is None else not idle
 
-    def listen(self, in_flight: bool, abandoned: bool) -> int | Broken:
+    def listen(self, in_flight: bool, abandoned: bool, paced: int = 0) -> int | Broken:
         """Block until this thread has tickets to start. Returns their number, which may be 0, or what the launch loop returns.
 
-        If nothing is in flight, the launch loop runs the tickets that it knows meanwhile, on this thread and without the GIL.
+        `paced`: for how many nanoseconds the next ticket waits for the tenant's share of PCIe, then this returns as well. If
+        nothing is in flight, the launch loop runs the tickets that it knows meanwhile, on this thread and without the GIL.
         Only one thread may listen then. `abandoned`: all tickets are to fail.
         """
         loop, tickets = self.loop, self.link.tickets
+        if paced:
+            return tickets.listen(paced / 1e9)
         if loop is None or in_flight:
             return tickets.listen()
         if loop.left_one or not loop.knows_any or self.deferred.ready or abandoned:

@@ -26,6 +26,7 @@ from .gil_priority import GilPriorities
 from .loop_runs import LoopRuns
 from .metering import Metering
 from .narrow import NarrowPlacement
+from .pace import Pace
 from .session import InFlight, Session
 from .wide import WidePlacement
 
@@ -55,7 +56,7 @@ class TicketRunner:
     A ticket is only overtaken while its executor prepares itself for its shapes, by tickets of other models and shapes.
     `executors`, `cancellations`, `metering` and the callbacks are the worker's; it changes `executors` while it serves.
     `in_flight` has the works in flight by slot, also those that run on the event loop, and may be read by any thread.
-    `wide` and `narrow` may be replaced while nothing is in flight there.
+    `wide` and `narrow` may be replaced while nothing is in flight there, `pace` at any time.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class TicketRunner:
         self.narrow: NarrowPlacement | None = None
         self._on_narrow = False
         """Whether the last work was enqueued on the narrow placement. All that are in flight are there, or none."""
+        self.pace: Pace | None = None
         self.session = session
         self._partition = partition
         self._executors = executors
@@ -86,6 +88,7 @@ class TicketRunner:
         self._can_prepare: dict[type, bool] = {}
         self._last_model: ModelKey | None = None
         self._last_duration = self._rung_at = self._next_look = 0
+        self._paced = 0
         hosted = partition.host_cores is not None
         self._max_delay = longest_delay(session.link.shares_interpreter, hosted)
         self._ring_before = self._max_delay if hosted else BUNDLE
@@ -167,7 +170,7 @@ class TicketRunner:
 
     def _listen(self) -> int:
         """As `Session.listen`. If the driver fails meanwhile, what the launch loop had in flight has failed."""
-        found = self.session.listen(bool(self.in_flight), self._cancellations.abandoned is not None)
+        found = self.session.listen(bool(self.in_flight), self._cancellations.abandoned is not None, self._paced)
         if isinstance(found, int):
             return found
         failure = self._failure(found.error)
@@ -210,12 +213,14 @@ class TicketRunner:
         """Start all tickets that have arrived. If no other thread listens, also poll, once per LOOK_INTERVAL.
 
         A work on the wide partition is alone in flight: the thread that waits for others starts it after them, and the next
-        after it. So it does with one that goes to another placement than those in flight.
+        after it. So it does with one that goes to another placement than those in flight. A ticket that waits for the tenant's
+        share of PCIe stays the next one: a thread listens until then.
         """
         session = self.session
+        pacing, waited = 0, self._paced
         priority, roles, tickets, flights = session.priority, session.roles, session.link.tickets, session.flights
         if session.deferred.count:
-            self._start_deferred()
+            pacing = self._start_deferred()
         while not roles.stopped and session.deferred.held is None and not self._is_held():
             if look := roles.alone and now > self._next_look and bool(flights):
                 self._next_look = now + LOOK_INTERVAL
@@ -224,19 +229,35 @@ class TicketRunner:
             ticket = tickets.poll(look)
             if ticket is None:
                 break
+            if (left := self._share_in(now)) and not self._cancellations.is_refused(ticket):
+                pacing = left
+                tickets.put_back()
+                break
             priority.start_enqueuing(now)
             self._start(ticket)
-            now = time.monotonic_ns()
+            now, waited = time.monotonic_ns(), 0
             priority.yield_gil(now)
         priority.end_enqueuing()
+        if pacing and not waited and self.pace is not None:
+            self.pace.count_wait()
+        if pacing and not self._paced:
+            tickets.wake()  # Another thread may listen already, until the next ticket comes.
+        self._paced = pacing
 
     def _is_held(self) -> bool:
         """Whether the next ticket, whatever it is, waits for a work on the wide partition, or to go there."""
         wide = self.wide
         return wide is not None and not (self._on_narrow and self.in_flight) and wide.holds(self.in_flight)
 
-    def _start_deferred(self) -> None:
-        """Start deferred tickets that are ready, a few at a time, and fail those that need not be run any more."""
+    def _share_in(self, now: int) -> int:
+        """As `Pace.wait`."""
+        return 0 if self.pace is None else self.pace.wait(now)
+
+    def _start_deferred(self) -> int:
+        """Start deferred tickets that are ready, a few at a time, and fail those that need not be run any more.
+
+        Returns how long the next has to wait for the tenant's share of PCIe.
+        """
         session = self.session
         deferred = session.deferred
         for ticket, error in deferred.collect():
@@ -246,9 +267,12 @@ class TicketRunner:
         while deferred.ready and len(self.in_flight) < MAX_RESUMED and not session.roles.stopped:
             if self.wide is not None and self.wide.running:
                 break
+            if left := self._share_in(time.monotonic_ns()):
+                return left
             self._start(deferred.take(), again=True)
             if deferred.held is not None:
                 break
+        return 0
 
     def _start(self, ticket: Ticket, again: bool = False) -> None:
         """Enqueue a ticket, defer it (perhaps `again`), or report it as failed. Raises Malformed."""
@@ -274,6 +298,8 @@ class TicketRunner:
             self._fail(ticket.slot, self._failure(error), time.monotonic_ns())
             return
         self.in_flight[ticket.slot] = flight
+        if self.pace is not None:
+            self.pace.charge_in(_moved_in(executor, ticket), flight.launched)
         counter = flight.counter = self._metering.counter(executor, ticket.model)
         if (placement := flight.placement) is not None:
             flight.counter = self._metering.counter(flight.executor, ticket.model, placement.place)
@@ -347,6 +373,8 @@ class TicketRunner:
                 self._metering.end(flight, ended, own)
             if loop_runs is not None:
                 loop_runs.learn(flight.ticket, own)
+            if self.pace is not None:
+                self.pace.charge_out(sum([each.nbytes for each in outputs]), ended)
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)
@@ -387,6 +415,19 @@ class TicketRunner:
         if isinstance(error, DeviceLost):
             self._on_lost(error)
         return failure_of(error)
+
+
+def _moved_in(executor: Any, ticket: Ticket) -> int:
+    """The bytes that a work of this ticket moves to the device: weights that stay on the host, and the inputs in its slot.
+
+    Of an answer in parts only the first part reads these.
+    """
+    streamed: int = getattr(executor, "streamed", 0)
+    if ticket.after and ticket.after != ticket.serial:
+        return streamed
+    specs = executor.engine.signature.inputs
+    moved: int = sum([spec.nbytes(shape) for spec, shape in zip(specs, ticket.shapes, strict=True)])
+    return streamed + moved
 
 
 _NOTHING: tuple[Extent, ...] = ()

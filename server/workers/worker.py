@@ -18,6 +18,7 @@ from .cancellations import EXPIRED, WITHDRAWN, Cancellations
 from .gil_priority import GilPriorities
 from .metering import Metering
 from .narrow import NarrowPlacement
+from .pace import Pace
 from .placement import Placement, SidePlacement
 from .session import Endpoint, Session
 from .stretching import Measured
@@ -51,6 +52,7 @@ class Worker:
         self.executors = home.executors
         self._wide: WidePlacement | None = None
         self._narrow: NarrowPlacement | None = None
+        self._pace: Pace | None = None
         self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
@@ -114,6 +116,21 @@ class Worker:
             narrow.shared if narrow and not narrow.suspended else None,
         )
 
+    @property
+    def pace(self) -> Pace | None:
+        """The tenant's share of PCIe, None if it has all that it wants. May be set at any time."""
+        return self._pace
+
+    @pace.setter
+    def pace(self, pace: Pace | None) -> None:
+        self._pace = pace
+        if runner := self.runner:
+            runner.pace = pace
+            if loop := runner.session.loop:
+                loop.use_pace(pace.shared if pace else None)
+                loop.wake()
+            runner.session.link.tickets.wake()
+
     def too_long(self) -> list[Measured]:
         """As `WidePlacement.too_long`, with what the launch loop has measured. Any thread."""
         if (wide := self.wide) is None:
@@ -175,7 +192,9 @@ class Worker:
             self._on_lost,
             self._on_error,
         )
-        runner.wide, runner.narrow = self.wide, self.narrow
+        runner.wide, runner.narrow, runner.pace = self.wide, self.narrow, self.pace
+        if loop:
+            loop.use_pace(self.pace.shared if self.pace else None)
         runner.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.

@@ -1,0 +1,351 @@
+"""A share of PCIe: the rule over any works, and a worker that goes by it, over fakes."""
+
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.link import activity
+from server.link.activity import ENDED, OPEN, Activity, ActivityPage
+from server.link.messages import Failure
+from server.workers.pace import BURST, LOOK, PIECE, Pace
+from server.workers.stretching import SETTLED
+from tests.contract import in_a_thread
+from tests.fakes import FakeExecutor
+from tests.launchable import needs_a_compiler
+from tests.server.workers.test_worker import NEVER, SLOTS, Bench, benched
+
+SECOND = 1_000_000_000
+GB = 10**9
+
+
+def page(open_: int = 1, ended: int = 0) -> ActivityPage:
+    """A neighbour's, whose words can be written."""
+    found = ActivityPage(descriptor := activity.create(1))
+    shared = mmap.mmap(descriptor, mmap.PAGESIZE)
+    os.close(descriptor)
+    found.processes = [memoryview(shared).cast("Q")]
+    found.processes[0][OPEN], found.processes[0][ENDED] = open_, ended
+    return found
+
+
+Start = tuple[int, int, int]
+"""When a work began, and what it moves each way."""
+
+
+def run(pace: Pace, works: Sequence[tuple[int, int, int]], late: int = 0) -> list[Start]:
+    """Start works in order, each after a pause of the tenant, as soon as it may, by a thread that wakes late.
+
+    Each is its pause and the bytes that it moves each way.
+    """
+    now, starts = SECOND, []
+    for pause, in_, out in works:
+        now += pause
+        while left := pace.wait(now):
+            assert 0 < left <= LOOK
+            now += left + late
+        pace.charge_in(in_, now)
+        pace.charge_out(out, now)
+        starts.append((now, in_, out))
+    return starts
+
+
+WORKS = st.lists(st.tuples(st.integers(0, 20_000_000), st.integers(0, 10**8), st.integers(0, 10**8)), max_size=30)
+RATES = st.integers(10**6, 10**11)
+
+
+@given(WORKS, RATES, st.integers(0, 3_000_000))
+def test_in_any_time_the_works_that_begin_move_the_rate_and_the_burst_and_one_work_more(
+    works: list[tuple[int, int, int]], rate: int, late: int
+) -> None:
+    starts = run(Pace([page()], rate), works, late)
+    for way in (1, 2):
+        for first in range(len(starts)):
+            for last in range(first, len(starts)):
+                moved = [each[way] for each in starts[first : last + 1]]
+                spent = starts[last][0] - starts[first][0] + BURST
+                assert sum(moved[:-1]) <= rate * spent / SECOND + len(moved)
+
+
+@given(WORKS, RATES)
+def test_a_work_waits_for_no_longer_than_the_bytes_of_those_before_it_take(
+    works: list[tuple[int, int, int]], rate: int
+) -> None:
+    """As if each direction were a bus of that rate, on which those before are."""
+    free = [0, 0]
+    pause = 0
+    now = SECOND
+    for (began, *moved), (pause, _, _) in zip(run(Pace([page()], rate), works), works, strict=True):
+        now += pause
+        assert began <= max(now, *free)
+        now = began
+        free = [max(each, began) + nbytes * SECOND // rate + 1 for each, nbytes in zip(free, moved, strict=True)]
+
+
+@pytest.mark.parametrize("nbytes", [1_000, 600_000, 4 << 20, 38_000_000])
+@pytest.mark.parametrize("rate", [GB, 5 * GB, 25 * GB])
+@pytest.mark.parametrize("late", [0, 50_000, 1_000_000])
+def test_over_a_second_the_rate_is_kept_and_used_within_two_percent(nbytes: int, rate: int, late: int) -> None:
+    """Works that are always there, and a thread that wakes up to a millisecond late."""
+    count = rate // nbytes + 2
+    starts = run(Pace([page()], rate), [(0, nbytes // 7, nbytes)] * min(count, 50_000), late)
+    took = starts[-1][0] - starts[0][0]
+    moved = sum(each[2] for each in starts[:-1])
+    assert moved == pytest.approx(rate * took / SECOND, rel=0.02, abs=rate * BURST / SECOND)
+
+
+@given(WORKS, RATES)
+def test_while_neighbours_rest_nothing_waits_and_nothing_is_put_off(works: list[tuple[int, int, int]], rate: int) -> None:
+    neighbour = page(open_=0)
+    pace = Pace([neighbour], rate)
+    starts = run(pace, works)
+    assert [later[0] - earlier[0] for earlier, later in pairwise(starts)] == [pause for pause, _, _ in works[1:]]
+    neighbour.processes[0][OPEN] = 1
+    assert pace.wait(starts[-1][0] if starts else 0) == 0
+
+
+def test_what_waits_goes_on_once_the_neighbours_have_rested_for_a_while() -> None:
+    neighbour, now = page(), SECOND
+    pace = Pace([neighbour], GB)
+    pace.charge_in(10 * GB, now)
+    assert pace.wait(now) == LOOK
+    neighbour.processes[0][OPEN], neighbour.processes[0][ENDED] = 0, now
+    assert pace.wait(now + SETTLED - 1) == LOOK
+    assert pace.wait(now + SETTLED) == 0
+
+
+def test_each_direction_has_a_budget_of_its_own() -> None:
+    pace = Pace([page()], GB)
+    pace.charge_in(4_000_000, SECOND)
+    pace.charge_out(1_000_000, SECOND)
+    assert pace.wait(SECOND) == 4_000_000 - BURST
+    assert pace.wait(SECOND + 4_000_000 - BURST) == 0
+
+
+def test_a_rate_may_change_at_any_time_and_a_pace_shows_what_it_is() -> None:
+    pace = Pace([page()], GB)
+    pace.rate = 2 * GB
+    pace.charge_in(8_000_000, SECOND)
+    assert pace.wait(SECOND) == 4_000_000 - BURST
+    assert repr(pace) == f"<Pace of {2 * GB} bytes a second beside 1 processes, 0 works waited>"
+    assert pace.applies()
+
+
+class Loading:
+    """A load that pays, on a clock of its own, while the tenant has works of so many bytes, as many as may begin."""
+
+    def __init__(self, rate: int, work: int = 0) -> None:
+        self.neighbour = page()
+        self.pace = Pace([self.neighbour], rate)
+        self.now, self.moved, self.waited = SECOND, 0, 0
+        self._work, self._free_at = work, SECOND
+
+    def pause(self, seconds: float) -> None:
+        until = self.now + round(seconds * SECOND)
+        while self._work and self.now + (left := self.pace.wait(self.now)) < until:
+            self.now += left
+            if not left:
+                self.pace.charge_in(self._work, self.now)
+                self.moved += self._work
+                self.waited, self._free_at = max(self.waited, self.now - self._free_at), self.now
+        self.now = until
+
+    def pay(self, nbytes: int) -> float:
+        """The seconds that it took."""
+        began = self.now
+        self.pace.pay(nbytes, self.pause, lambda: self.now)
+        return (self.now - began) / SECOND
+
+
+@pytest.mark.parametrize("rate", [GB, 25 * GB])
+def test_a_load_takes_as_long_as_the_tenant_s_share_gives_it(rate: int) -> None:
+    assert Loading(rate).pay(rate) == pytest.approx(1, rel=0.01)
+
+
+@pytest.mark.parametrize("work", [10_000, 4_000_000, 100_000_000])
+def test_works_and_a_load_share_what_there_is_and_none_waits_for_long(work: int) -> None:
+    loading = Loading(GB, work)
+    took = loading.pay(GB)
+    assert loading.moved + GB <= GB * took + GB * (BURST + PIECE) / SECOND + work
+    assert 1.9 <= took <= 2.1
+    assert loading.waited <= 2 * (work + GB * PIECE // SECOND) + PIECE
+
+
+def test_a_load_pays_for_nothing_while_neighbours_rest() -> None:
+    loading = Loading(GB)
+    loading.neighbour.processes[0][OPEN] = 0
+    assert loading.pay(100 * GB) == 0
+    assert loading.pace.wait(SECOND) == 0
+
+
+class Neighbour:
+    """A tenant of the same GPU, and its page as the others have it."""
+
+    def __init__(self) -> None:
+        descriptor = activity.create(4)
+        self.activity: Activity = activity.attach(descriptor)
+        self.page = ActivityPage(descriptor)
+        os.close(descriptor)
+
+
+class Paced(Bench):
+    """A bench whose tenant has a share of PCIe, beside a neighbour."""
+
+    def share(self, rate: int) -> Pace:
+        self.neighbour = Neighbour()
+        self.pace = self.worker.pace = Pace([self.neighbour.page], rate)
+        return self.pace
+
+    def use_up(self, seconds: float = 3600.0) -> None:
+        """The tenant has moved what it may move in so long."""
+        self.neighbour.activity.begin()
+        self.pace.charge_in(int(seconds * self.pace.rate), time.monotonic_ns())
+
+    def wait_until_one_waits(self, count: int = 1) -> None:
+        """Block until so many works have had to wait."""
+        until = time.monotonic() + 60.0
+        while self.pace.waits < count:
+            assert time.monotonic() < until, "nothing waits"
+            time.sleep(0)
+
+
+@contextmanager
+def paced(launchable: bool, rate: int = 10**6) -> Iterator[Paced]:
+    with benched(kind=Paced, launchable=launchable) as bench:
+        bench.share(rate)
+        bench.worker.serve(bench.endpoint)
+        if launchable:
+            bench.teach()
+        yield bench
+        bench.worker.halt()
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=needs_a_compiler)], ids=["worker", "launch loop"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Paced]:
+    with paced(request.param) as bench:
+        yield bench
+
+
+def test_a_ticket_waits_for_the_share_and_goes_on_in_order_when_neighbours_rest(bench: Paced) -> None:
+    bench.use_up()
+    before = bench.enqueued()
+    bench.put(*[bench.ticket(slot, slot) for slot in range(SLOTS)])
+    bench.wait_until_one_waits()
+    assert bench.enqueued() == before
+    bench.neighbour.activity.end()
+    assert [bench.answer(bench.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
+
+
+def test_a_ticket_waits_no_longer_than_until_it_is_due(bench: Paced) -> None:
+    bench.use_up(0.05)
+    began = time.monotonic()
+    bench.put(bench.ticket(0, 1))
+    assert bench.answer(bench.next()) == [1]
+    assert time.monotonic() - began >= 0.03
+
+
+def test_a_work_in_flight_is_completed_while_the_next_ticket_waits(bench: Paced) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    bench.use_up()
+    bench.put(bench.ticket(1, 1))
+    gate.open()
+    assert bench.answer(bench.next()) == [0]
+    bench.wait_until_one_waits()
+    bench.neighbour.activity.end()
+    assert bench.answer(bench.next()) == [1]
+
+
+def test_a_ticket_that_waits_can_be_cancelled_and_expires(bench: Paced) -> None:
+    bench.use_up()
+    first, second = bench.ticket(0, 0), bench.ticket(1, 1, deadline=time.monotonic() + 0.05)
+    bench.put(first, second, bench.ticket(2, 2))
+    bench.wait_until_one_waits()
+    bench.worker.cancel(first.slot, first.serial)
+    assert bench.next().failure == Failure("cancelled", "withdrawn before it began")
+    assert bench.kind() == "expired"
+    bench.neighbour.activity.end()
+    assert bench.answer(bench.next()) == [2]
+
+
+def test_a_worker_with_a_ticket_that_waits_can_be_abandoned(bench: Paced) -> None:
+    bench.use_up()
+    bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
+    bench.wait_until_one_waits()
+    bench.worker.abandon()
+    assert [bench.kind(), bench.kind()] == ["cancelled", "cancelled"]
+
+
+def test_a_ticket_that_waits_holds_up_no_halt_and_is_left_to_the_next_worker(bench: Paced) -> None:
+    bench.use_up()
+    bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
+    bench.wait_until_one_waits()
+    in_a_thread(bench.worker.halt)
+    other = bench.another(1)
+    other.serve(bench.endpoint)
+    assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+    other.halt()
+
+
+def test_a_share_that_is_taken_away_or_given_holds_from_then_on(bench: Paced) -> None:
+    bench.use_up()
+    bench.put(bench.ticket(0, 0))
+    bench.wait_until_one_waits()
+    bench.worker.pace = None
+    assert bench.answer(bench.next()) == [0]
+    bench.worker.pace = bench.pace
+    bench.put(bench.ticket(0, 5))
+    bench.wait_until_one_waits(2)
+    bench.neighbour.activity.end()
+    assert bench.answer(bench.next()) == [5]
+
+
+def test_inputs_and_outputs_count(bench: Paced) -> None:
+    """At a byte a millisecond: a number has four."""
+    bench.pace.rate = 1000
+    bench.neighbour.activity.begin()
+    before = time.monotonic_ns()
+    bench.put(bench.ticket(0, 1.5))
+    bench.next()
+    for free_at in (bench.pace.shared.free_in, bench.pace.shared.free_out):
+        assert before < free_at + BURST - 4_000_000 < time.monotonic_ns()
+
+
+@needs_a_compiler
+def test_outputs_that_are_not_asked_for_and_not_copied_do_not_count() -> None:
+    with paced(True) as bench:
+        bench.put(bench.ticket(0, 1)._replace(unasked=1))
+        bench.next()
+        bench.neighbour.activity.begin()
+        bench.put(bench.ticket(0, 1)._replace(unasked=1))
+        bench.next()
+        assert (bench.pace.shared.free_in > 0, bench.pace.shared.free_out) == (True, 0)
+        assert bench.script.reached["enqueue"] == 1, "the loop ran the last one"
+
+
+def test_works_of_a_tenant_that_moves_little_never_wait(bench: Paced) -> None:
+    bench.pace.rate = 10 * GB
+    bench.neighbour.activity.begin()
+    for _ in range(20):
+        bench.rush()
+    assert bench.pace.waits == 0
+
+
+def test_weights_that_are_streamed_count_with_the_inputs() -> None:
+    with paced(False, rate=GB) as bench:
+        executor = bench.engine.executors[0]
+        assert isinstance(executor, FakeExecutor)
+        executor.streamed = 3600 * GB  # type: ignore[attr-defined]
+        bench.neighbour.activity.begin()
+        bench.put(bench.ticket(0, 1), bench.ticket(1, 2, deadline=NEVER))
+        assert bench.answer(bench.next()) == [1]
+        bench.wait_until_one_waits()
+        bench.neighbour.activity.end()
+        assert bench.answer(bench.next()) == [2]
