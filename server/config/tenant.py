@@ -83,7 +83,8 @@ class TenantConfig(Section, frozen=True):
     pcie: BandwidthShare | None = Field(
         default=None,
         examples=["auto", 0.4, "20GB/s"],
-        description="The same of its PCIe link, each way, by inputs and outputs of its requests.",
+        description="The same of its PCIe link, each way: inputs and outputs of its requests, streamed weights, and models "
+        "that are loaded; not what the library moves otherwise, such as kernels.",
     )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     weights: WeightsByModel | None = Field(

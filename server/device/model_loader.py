@@ -59,6 +59,7 @@ from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupp
 from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ModelVersion
 from ..text.folder import NoEncoder
+from ..workers.pace import Pace
 from .ahead import Making, making_of
 from .engine_pool import EnginePool
 from .joining import UNSEEN, Rows, look
@@ -185,12 +186,13 @@ class ModelLoader:
         override: str | None = None,
         among: Mapping[str, LoadedModel] = NOTHING,
         options: Mapping[str, ModelOptions] = NO_OPTIONS,
+        pace: Pace | None = None,
     ) -> PreparedModel:
         """Read every version that the model's policy selects, which needs no partition but takes as long as builds do.
 
         Failures become problems of the result. `override` is a model configuration as JSON that replaces the file beside the
         model. `among` are the tenant's other models, of which ensembles are made; their engines must not be freed meanwhile.
-        `options` are used in place of the current ones, by model.
+        `options` are used in place of the current ones, by model. What is read waits for the tenant's share of PCIe, `pace`.
         """
         repository = self._repository.with_options(options) if options else self._repository
         listing = repository.read(name, override)
@@ -206,7 +208,7 @@ class ModelLoader:
                         prepared.versions.append(PreparedVersion(labelled, resolved, engine, ()))
                     else:
                         stamp = _stamp(file)
-                        prepared.versions.append(PreparedVersion(file, resolved, self._engine(file, resolved), stamp))
+                        prepared.versions.append(PreparedVersion(file, resolved, self._engine(file, resolved, pace), stamp))
         return prepared
 
     def bind(
@@ -248,8 +250,9 @@ class ModelLoader:
         self._log(prepared.loaded, kept)
         return prepared.loaded
 
-    def bring_back(self, source: Source, partition: Partition) -> Executor:
+    def bring_back(self, source: Source, partition: Partition, pace: Pace | None = None) -> Executor:
         """Read and bind a version again that was loaded before. Blocks. Raises ModelRefused, also if its file is another.
+        `pace` is as for `prepare`.
 
         Its engine is not freed before `let_go`, called when the executor is in a worker, or closed.
         """
@@ -258,7 +261,7 @@ class ModelLoader:
         try:
             if _stamp(file) != source.stamp:
                 raise ModelRefused(f"its file has changed since it was loaded; {again}")
-            engine = self._engine(file, resolved)
+            engine = self._engine(file, resolved, pace)
         except OSError as error:
             raise ModelRefused(f"its file cannot be read: {error.strerror}; {again}") from error
         except EngineError as error:
@@ -423,11 +426,19 @@ class ModelLoader:
                 text = f"inputs of {nbytes} bytes, but the server takes bodies of up to {self._max_body}"
                 raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
 
-    def _engine(self, file: ModelFile, resolved: ResolvedSettings) -> Engine:
-        """The engine of the current file with these settings, held until `EnginePool.let_go`."""
-        settings, max_batch = resolved.settings, file.config.max_batch or None
-        key = (file.path, max_batch, settings, *_stamp(file))
-        return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
+    def _engine(self, file: ModelFile, resolved: ResolvedSettings, pace: Pace | None) -> Engine:
+        """The engine of the current file with these settings, held until `EnginePool.let_go`.
+
+        One that has to be read first waits for the tenant's share of PCIe, as if its weights were as large as its file.
+        """
+        settings, max_batch, stamp = resolved.settings, file.config.max_batch or None, _stamp(file)
+
+        def read() -> Engine:
+            if pace is not None:
+                pace.pay(stamp[-1])
+            return self._read(file.path, max_batch, settings)
+
+        return self._engines.hold((file.path, max_batch, settings, *stamp), read)
 
     def _chain(
         self, file: ModelFile, resolved: ResolvedSettings, among: Mapping[str, LoadedModel], loaded: LoadedModel

@@ -359,7 +359,7 @@ class Pager:
         # CPU executors inherit the scheduling priority of the thread that binds them.
         threads = self._threads if worker.partition.host_cores is None else None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(threads, self._model_loader.bring_back, source, worker.partition)
+        return await loop.run_in_executor(threads, self._model_loader.bring_back, source, worker.partition, worker.pace)
 
     async def _close(self, executor: Executor, held: bool = False) -> None:
         """Close an executor that no worker has, and free its engine if nothing else uses it. `held`: it was just bound."""

@@ -325,7 +325,8 @@ class TenantModels:
         steps = await asyncio.to_thread(self._model_loader.steps, name, override)
         with self.pager.keeping(tenant, steps):
             await self.pager.bring_back(tenant, steps)
-            return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among, options)
+            prepare = partial(self._model_loader.prepare, name, override, among, options, self._workers[tenant].pace)
+            return await loop.run_in_executor(self._loaders, prepare)
 
     async def _bind(
         self,

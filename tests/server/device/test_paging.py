@@ -15,8 +15,10 @@ from server.control.descriptions import TenantMemory
 from server.device import pager
 from server.errors import BadRequest, DeadlineExceeded, Unavailable
 from server.link.messages import Done
+from server.workers.pace import BURST, Pace
 from tests.lanes import submit
 from tests.server.device.test_runtime import SIGNATURE, Site, add_model
+from tests.server.workers.test_pace import page
 
 TEN = {"weights": 6}, {"contexts": 4}
 """What each model takes: its engine, and its executor."""
@@ -419,3 +421,18 @@ async def test_twenty_models_in_a_third_of_their_memory(tmp_path: Path) -> None:
         memory = await site.memory()
         assert memory.page_outs - memory.page_ins == 20 - 6
         assert memory.page_ins > 50
+
+
+async def test_loads_and_page_ins_wait_for_the_tenant_s_share_of_pcie(tmp_path: Path) -> None:
+    """At a byte a millisecond: what is read counts as its file is large."""
+    async with budgeted(tmp_path, limit=10, models="ab") as site:
+        pace = site.runtime.workers["acme"].pace = Pace([page()], 1000)
+        (tmp_path / "c" / "1").mkdir(parents=True)
+        (tmp_path / "c" / "1" / "model.onnx").write_bytes(b"model")
+        (tmp_path / "c" / "config.pbtxt").touch()
+        began = time.monotonic_ns()
+        await site.controller.load("acme", "c")
+        assert pace.shared.free_in >= began + 5_000_000 - BURST
+        for name in "ac":  # Each makes room by paging the other out.
+            await site.infer("acme", name)
+        assert pace.shared.free_in >= began + 2 * (5_000_000 - BURST)
