@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from .deposit import Deposit
-from .strain import Strain, Strained
+from .strain import Before, Strain, Strained, unheld
 
 
 class Loads(Protocol):
@@ -138,13 +138,16 @@ class Partition(Protocol):
         Where units have no numbers this shows that partitions are apart. Raises PartitionError on cores, which have numbers.
         """
 
-    def strain(self, kind: Strain, seconds: float) -> Strained:
+    def strain(self, kind: Strain, seconds: float, before: Before = unheld) -> Strained:
         """Move bytes through what partitions share by work of its own on these units, as fast as they can; how many it moved.
 
         Blocks for so many seconds, at most `strain.MOST`, or a little longer if the preparations alone take them. Other work on
         these units goes on in between. What memory it takes it frees again: on a GPU some 16 times what the last cache holds,
-        on cores twice that, 1 GiB at most. Raises Unsupported where there is no such thing, such as PCIe on cores, ValueError
-        for other times, PartitionError, for lack of memory as well.
+        on cores twice that, 1 GiB at most; it takes no more than half of what is free. Raises Unsupported where there is no
+        such thing, such as PCIe on cores, ValueError for other times, PartitionError, for lack of memory as well.
+
+        On a GPU `before` decides for each pass, which takes some milliseconds: one that it names a partition for runs on that,
+        when those elsewhere have ended, and over PCIe on as few SMs as fill the bus. On cores all is one pass, and runs here.
         """
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
 from .health import groups
 from .plan import choose, choose_lent, ranges
-from .strain import Strain, Strained
+from .strain import Before, Strain, Strained, unheld
 
 T = TypeVar("T")
 
@@ -195,10 +195,11 @@ class CpuPartition:
     def hold(self, seconds: float) -> Held:
         raise PartitionError(f"{self!r} is not held: its cores have numbers, which `locate` returns")
 
-    def strain(self, kind: Strain, seconds: float) -> Strained:
+    def strain(self, kind: Strain, seconds: float, before: Before = unheld) -> Strained:
         """See `Partition.strain`; on the home cores."""
         from .cpu_strain import strain  # Rarely needed, and NumPy is not otherwise.
 
+        before(0)
         return self.run(lambda: strain(kind, seconds, self.home_cores))
 
     def close(self) -> None:

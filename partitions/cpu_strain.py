@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from .errors import PartitionError
-from .strain import SECTOR, STRAINS, Strain, Strained, check
+from .health import memory_left
+from .strain import SECTOR, STRAINS, Strain, Strained, check, check_memory
 
 MIB = 1 << 20
 KINDS = tuple(kind for kind in STRAINS if not kind.startswith("PCIe"))
@@ -36,6 +38,8 @@ def strain(kind: Strain, seconds: float, cores: Iterable[int], root: Path = Path
     cache = last_cache(each[0], root)
     nbytes = cache // 2 // len(each) if kind == "L2" else min(max(LEAST, 2 * cache // len(each)), MOST // len(each))
     nbytes -= nbytes % (2 * SECTOR)  # A core's part of a cache need not be whole sectors, nor two arrays of them.
+    with suppress(OSError):
+        check_memory(kind, nbytes * len(each), memory_left(root))
     with ThreadPoolExecutor(len(each), thread_name_prefix="strain") as threads:
         done = list(threads.map(partial(_loop, kind, nbytes, end), each))
     return Strained(sum(one.nbytes for one in done), max(one.seconds for one in done))

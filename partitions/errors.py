@@ -10,7 +10,7 @@ class DeviceUnavailable(PartitionError):
 
 
 class DoesNotFit(PartitionError):
-    """A plan needs more granules than the device has; the text has the numbers."""
+    """A plan needs more granules than the device has, or a strain more memory than is free; the text has the numbers."""
 
 
 class Misplaced(PartitionError):

@@ -3,10 +3,11 @@
 No partition fences these, so its neighbours feel what one does there. `Partition.strain` is such work, of a device's own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from .errors import Unsupported
+from .errors import DoesNotFit, Unsupported
 
 Strain = Literal["memory copy", "memory read", "memory write", "random sectors", "L2", "PCIe out", "PCIe in"]
 STRAINS: tuple[Strain, ...] = get_args(Strain)
@@ -15,6 +16,15 @@ SECTOR = 32
 """Bytes that `random sectors` reads at a time."""
 MOST = 2.0
 """Seconds that one may last: it is not stopped once it has begun."""
+
+
+Before = Callable[[int], Any]
+"""Called before each pass of a strain, with the bytes that it moves, on its thread: it may wait, and returns None, or the
+partition of the same device that the pass is to run on, held back; see `Partition.strain`."""
+
+
+def unheld(_: int) -> None:
+    """A `Before` that holds no pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,13 @@ class Strained:
     def rate(self) -> float:
         """Gigabytes a second."""
         return self.nbytes / self.seconds / 1e9
+
+
+def check_memory(kind: str, needs: int, left: int) -> None:
+    """Raise DoesNotFit if a strain needs more than half of the memory that is left: others may need some meanwhile."""
+    if 2 * needs > left:
+        mb = f"{needs / 1e6:.0f} MB of memory, and {max(0, left) / 1e6:.0f} MB are free, of which it takes half at most"
+        raise DoesNotFit(f"a strain of {kind} needs {mb}; unload models, or try again when there is more")
 
 
 def check(kind: str, seconds: float, kinds: tuple[str, ...] = STRAINS, where: str = "") -> None:

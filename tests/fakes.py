@@ -38,7 +38,7 @@ from engines.signature import align
 from partitions import DeviceUnavailable, Partition, PartitionError
 from partitions.base import Bandwidth, Held
 from partitions.deposit import Deposit
-from partitions.strain import Strain, Strained, check
+from partitions.strain import Before, Strain, Strained, check, unheld
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
@@ -231,11 +231,15 @@ class FakePartition:
         self.device.script.reach("hold")
         return self.run(lambda: Held(self.size, 0, round(seconds * 1e9)))
 
-    def strain(self, kind: Strain, seconds: float) -> Strained:
-        """A gigabyte a second by each unit; none takes time."""
+    def strain(self, kind: Strain, seconds: float, before: Before = unheld) -> Strained:
+        """A gigabyte a second by each unit, in two passes; none takes time."""
         check(kind, seconds)
         self.device.script.reach("strain")
-        return self.run(lambda: Strained(round(self.size * seconds * 1e9), seconds))
+
+        def passes() -> float:
+            return sum((before(round(self.size * seconds * 5e8)) or self).size / 2 for _ in range(2))
+
+        return self.run(lambda: Strained(round(passes() * seconds * 1e9), seconds))
 
     def close(self) -> None:
         """Raises RuntimeError with work in flight or before its executors: the interface calls both a bug."""

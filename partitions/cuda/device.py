@@ -27,7 +27,7 @@ from ..deposit import Deposit
 from ..errors import DeviceUnavailable, Misplaced, PartitionError
 from ..mps import is_mps_client
 from ..plan import choose, choose_lent
-from ..strain import Strain, Strained, check
+from ..strain import Before, Strain, Strained, check, unheld
 from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
@@ -39,7 +39,7 @@ from .memory_level import Bytes, find_own, level
 from .nvml import Nvml, open_nvml
 from .pages import PIN_PIECE, pieces, populate
 from .sm_probe import SmProbe, open_probe
-from .strain import strain
+from .strain import Place, strain
 
 T = TypeVar("T")
 
@@ -133,13 +133,13 @@ class CudaPartition:
         """
         return self.run(lambda: self.device.hold(self, seconds))
 
-    def strain(self, kind: Strain, seconds: float) -> Strained:
-        """See `Partition.strain`. The work has a stream of its own beside the partition's. Raises DeviceLost, too.
+    def strain(self, kind: Strain, seconds: float, before: Before = unheld) -> Strained:
+        """See `Partition.strain`. The work has a stream of its own beside each partition's. Raises DeviceLost, too.
 
         The first one on a device compiles its kernels, which takes up to 0.4 s of the time.
         """
         check(kind, seconds)
-        return self.run(lambda: self.device.strain(self, kind, seconds))
+        return self.run(lambda: self.device.strain(self, kind, seconds, before))
 
     def close(self) -> None:
         """Wait for the stream, then keep it and its context for the next partition of the same granules. Raises DeviceLost."""
@@ -378,14 +378,24 @@ class CudaDevice:
         units = len({block.sm for block in blocks})
         return Held(units, max(block.began for block in blocks), min(block.ended for block in blocks))
 
-    def strain(self, partition: CudaPartition, kind: Strain, seconds: float) -> Strained:
+    def strain(self, partition: CudaPartition, kind: Strain, seconds: float, before: Before) -> Strained:
         """Move bytes by the partition's SMs for so long. Call it on a thread attached to the partition. Blocks."""
-        with (
-            translated(f"straining {kind} by {partition!r}"),
-            closing(partition.make_stream()) as side,
-            self.driver_memory.changing(),
-        ):
-            return strain(Device(self.index), self.kernels, side.stream, partition.size, kind, seconds)
+        with translated(f"straining {kind} by {partition!r}"), ExitStack() as left:
+            places: dict[CudaPartition, Place] = {}
+
+            def place(of: CudaPartition, held: bool) -> Place:
+                if of not in places:
+                    stream = left.enter_context(closing(of.make_stream())).stream
+                    places[of] = Place(stream, of.size)
+                return places[of]._replace(held=held)
+
+            def decide(nbytes: int) -> Place:
+                found = before(nbytes)
+                return place(found or partition, found is not None)
+
+            home = place(partition, False)
+            left.enter_context(self.driver_memory.changing())
+            return strain(Device(self.index), self.kernels, home, kind, seconds, decide)
 
     def _opened_probe(self) -> SmProbe:
         with self._lock:

@@ -4,14 +4,16 @@ A launch ends in some milliseconds, so that other work on these SMs goes on in b
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from time import perf_counter
 from typing import NamedTuple
 
+from cuda.bindings import driver
 from cuda.core import Buffer, Device, Event, EventOptions, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Stream, launch
 
-from ..strain import SECTOR, Strain, Strained
+from ..strain import SECTOR, Strain, Strained, check_memory
+from .driver import handle_return
 from .kernels import Kernels
 
 SOURCE = r"""
@@ -75,6 +77,8 @@ extern "C" __global__ void read_sectors(const uint4 *from, uint4 *to, long long 
 }
 """
 NAMES = ("read_memory", "write_memory", "copy_memory", "read_sectors")
+HELD = {"write_memory": 1, "read_memory": 4}
+"""Blocks of passes over PCIe that are held back: so many fill nearly all of the bus, and no kernel waits for them (H100)."""
 THREADS = 512
 UNIT = 16
 """Bytes of a uint4."""
@@ -117,25 +121,49 @@ WAYS: dict[Strain, Way] = {
 """On an H100 (50 MB of L2) these kernels reach 3.0 TB/s of memory, 0.86 in sectors, 8.2 of L2 and 50 GB/s over PCIe."""
 
 
-def strain(device: Device, kernels: Kernels, stream: Stream, sms: int, kind: Strain, seconds: float) -> Strained:
-    """Launch this kind on a stream of this many SMs for so long. Blocks. The device must be current in the calling thread.
+class Place(NamedTuple):
+    """Where a pass runs: a stream, of so many SMs, and whether it is held back."""
 
-    The memory is freed before it returns, and so it is if something fails. Raises PartitionError, CUDAError.
+    stream: Stream
+    sms: int
+    held: bool = False
+
+
+def strain(
+    device: Device, kernels: Kernels, home: Place, kind: Strain, seconds: float, decide: Callable[[int], Place]
+) -> Strained:
+    """Launch this kind for so long, each pass where `decide` says, given the bytes that it moves. Blocks.
+
+    The device must be current in the calling thread. The memory is that of `home`, and freed before it returns, and so it is if
+    something fails. Raises PartitionError, CUDAError.
     """
     end, way = perf_counter() + seconds, WAYS[kind]
     kernel = dict(zip(NAMES, kernels.compiled(device, SOURCE, NAMES, "the kernels that strain memory"), strict=True))[
         way.kernel
     ]
-    blocks = way.blocks * sms
-    step = ROUND * blocks * THREADS * UNIT
+    step = ROUND * way.blocks * home.sms * THREADS * UNIT
     cache = device.properties.l2_cache_size
     wanted = [HOST if way.host and part else round(part * cache) for part in (way.source, way.target)]
     length = max(step, max(wanted) // step * step)
+    sizes = [part and length for part in wanted]
+    if not way.host:
+        check_memory(kind, sum(sizes), int(handle_return(driver.cuMemGetInfo())[0]))
     with ExitStack() as left:
-        buffers = [left.enter_context(closing(_memory(device, stream, part and length, way.host))) for part in wanted]
-        left.callback(stream.sync)  # Before anything is freed.
-        nbytes = _moved(way, length, blocks)
-        return _launched(device, stream, lambda: _launch(stream, kernel, blocks, buffers, length, way.times), nbytes, end)
+        buffers = [left.enter_context(closing(_memory(device, home.stream, size, way.host))) for size in sizes]
+        left.callback(home.stream.sync)  # Before anything is freed.
+        home.stream.sync()  # As other streams use it too.
+
+        def start(place: Place) -> None:
+            _launch(place.stream, kernel, _blocks(way, place), buffers, length, way.times)
+
+        def moved(place: Place) -> int:
+            return _moved(way, length, _blocks(way, place))
+
+        return _launched(device, start, lambda: decide(moved(home)), moved, end)
+
+
+def _blocks(way: Way, place: Place) -> int:
+    return HELD[way.kernel] if way.host and place.held else way.blocks * place.sms
 
 
 def _memory(device: Device, stream: Stream, nbytes: int, host: bool) -> Buffer:
@@ -155,7 +183,9 @@ def _launch(stream: Stream, kernel: Kernel, blocks: int, buffers: list[Buffer], 
     launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, *buffers, length // UNIT, times)
 
 
-def _launched(device: Device, stream: Stream, start: Callable[[], None], nbytes: int, end: float) -> Strained:
+def _launched(
+    device: Device, start: Callable[[Place], None], decide: Callable[[], Place], moved: Callable[[Place], int], end: float
+) -> Strained:
     """Launch again whenever one of AHEAD has ended, until `end`, and at least once.
 
     It sleeps meanwhile: a core that waits busily would be one less for the threads of other tenants.
@@ -163,14 +193,27 @@ def _launched(device: Device, stream: Stream, start: Callable[[], None], nbytes:
     sleeping = EventOptions(blocking_sync=True)
     with ExitStack() as left:
         free = deque(left.enter_context(closing(device.create_event(sleeping))) for _ in range(AHEAD))
-        flying, began, count = deque[Event](), perf_counter(), 0
-        while not count or perf_counter() < end:
+        flying, began, nbytes, last = deque[Event](), perf_counter(), 0, Place(None, 0)
+        left.callback(_wait, flying)  # Also on other streams than the memory's.
+        while not nbytes or perf_counter() < end:
             if not free:
                 flying[0].sync()
                 free.append(flying.popleft())
-            start()
-            count += 1
+            place = decide()
+            if nbytes and perf_counter() >= end:
+                break
+            if place != last and flying:
+                _wait(flying)
+                free.extend(flying)
+                flying.clear()
+            start(place)
+            nbytes, last = nbytes + moved(place), place
             flying.append(free.popleft())
-            stream.record(flying[-1])
-        stream.sync()
-        return Strained(count * nbytes, perf_counter() - began)
+            place.stream.record(flying[-1])
+        _wait(flying)
+        return Strained(nbytes, perf_counter() - began)
+
+
+def _wait(events: Iterable[Event]) -> None:
+    for each in events:
+        each.sync()

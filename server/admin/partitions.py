@@ -119,11 +119,13 @@ async def strain(
     request: Request,
     tenant: Annotated[str, Path(description="The tenant's name.")],
 ) -> Response:
-    """Move bytes by a tenant's cores or SMs, as fast as they can, to see what its neighbours feel: that is not fenced.
+    """Move bytes by a tenant's cores or SMs, as fast as they can, to see what its neighbours feel. While they are at work it is
+    held to the tenant's `memory_bandwidth` as works of its models are, and it is counted as the tenant's own.
 
-    One at a time. It ends after `seconds`, also if the client disconnects, and frees what memory it took. Granules stay where
-    they are meanwhile. `PCIe out` writes to the host from all SMs, which no model's copies do: every kernel of the GPU may take
-    tens of times as long then. 409 for a kind that the device does not have: cores have no PCIe.
+    One at a time, and four with those that wait. It ends after `seconds`, also if the client disconnects, and frees what memory
+    it took. Granules stay where they are meanwhile. `PCIe out` writes to the host from all SMs, which no model's copies do:
+    every kernel of the GPU may take tens of times as long then. 409 for a kind that the device does not have, as cores have no
+    PCIe; if four run or wait already; and for one that would take more than half of the memory that is free.
     """
     given = await read_object(request, service.uploads)
     if given.keys() != {"kind", "seconds"}:

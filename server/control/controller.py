@@ -50,6 +50,8 @@ _STANDSTILL = 600.0
 lock for so long, so what blocks the looks will not end."""
 _MOST_ASKED = 10
 """How often all processes are asked what is served, before the log says that the server is ready."""
+MOST_STRAINS = 4
+"""Strains that run or wait at a time: a repartition waits for all that came before it, and each may last for two seconds."""
 DeviceState = Literal[State, "restarting"]
 T = TypeVar("T")
 
@@ -99,6 +101,7 @@ class Controller:
         """Held while a tenant's models change on request, or its device."""
         self._repartitioning = asyncio.Lock()
         self.placements = PlacementPlans(config.tenants, self.devices, self._repartitioning)
+        self._strains = 0
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._progress = StartProgress()
@@ -437,9 +440,19 @@ class Controller:
     async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
         """Move bytes by this tenant's partition for so long; see `Partition.strain`.
 
-        Granules stay where they are meanwhile. Raises NotFound, Conflict once the server drains, as its end waits for each, and
-        as `DeviceRuntime.strain` does.
+        Granules stay where they are meanwhile, so no more wait than MOST_STRAINS. Raises NotFound, Conflict if so many do, and
+        once the server drains, as its end waits for each, and as `DeviceRuntime.strain` does.
         """
+        if self._strains >= MOST_STRAINS:
+            why = f"{self._strains} strains run or wait already, one after another; ask again when they have ended"
+            raise Conflict(f"tenant {tenant}: {why}")
+        self._strains += 1
+        try:
+            return await self._strain(tenant, kind, seconds)
+        finally:
+            self._strains -= 1
+
+    async def _strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
         async with self._repartitioning:
             if self._lifecycle.state in ("draining", "closed"):
                 raise Conflict(f"tenant {tenant}: its share is not strained while the server drains")

@@ -33,6 +33,7 @@ from .models import Models
 from .moves import PartitionMoves
 from .placements import Placements
 from .reclaim import free_engines
+from .straining import Straining
 from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
 
@@ -246,7 +247,16 @@ class Runtime:
     async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
         if not (partition := self.manager.held.get(tenant)):
             raise NotFound(f"tenant {tenant} has no partition here")
-        return await self._look(tenant, lambda: partition.strain(kind, seconds), seconds)
+        meter = self._meters.setdefault(tenant, Meter())
+        straining = Straining(kind, partition, lambda: self.workers.get(tenant), meter)
+
+        def strain() -> Strained:
+            try:
+                return partition.strain(kind, seconds, straining.before)
+            finally:
+                straining.finish()
+
+        return await self._look(tenant, strain, seconds)
 
     async def _look(self, tenant: str, look: Callable[[], T], seconds: float) -> T:
         """Run `look` in a thread, after an earlier look has ended: one that an inference blocks is not given up, and keeps its

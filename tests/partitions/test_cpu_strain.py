@@ -40,6 +40,15 @@ def test_the_last_cache_is_that_of_the_highest_level_whose_size_is_known(
     assert last_cache(CORE, machine(tmp_path, **caches)) == expected
 
 
+def test_a_strain_that_would_take_most_of_the_memory_is_refused(tmp_path: Path) -> None:
+    root = machine(tmp_path, l3="32M")
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 120000 kB\n")
+    with pytest.raises(PartitionError, match=r"^a strain of memory read needs 67 MB of memory, and 123 MB are free, of which"):
+        strain("memory read", 0.001, [CORE], root)
+    aside(lambda: strain("L2", 0.001, [CORE], root))
+
+
 def test_each_core_has_a_thread_that_runs_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     device, pinned = open_cpu(), list[set[int]]()
     pin = os.sched_setaffinity

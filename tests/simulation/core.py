@@ -428,5 +428,6 @@ class Launch:
         kernel._check(kernel_args)
         if config.block > 1024:
             raise CUDAError("CUDA_ERROR_INVALID_VALUE: a block has 1024 threads at most")
+        self._gpu.launched.append((kernel._name, len(stream.simulated.context.sms), config.grid))
         values = [argument.handle if isinstance(argument, Buffer) else int(argument) for argument in kernel_args]
         stream.simulated.put(Operation(KERNELS[kernel._name](self._gpu, stream.simulated, config.grid, *values)))

@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -128,6 +128,8 @@ class Gpu:
         """What the GPU has taken of energy; None where it has no meter."""
         self.moved: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
         """Bytes so far of its memory, over PCIe in, and out, as NVML's GPM sees them; None where it does not see them."""
+        self.launched: deque[tuple[str, int, int]] = deque(maxlen=1000)
+        """The last kernels of our own: the name, the SMs of the stream's context, and the blocks."""
         self.seconds = 0.0
         """The time of these."""
         self.has_nvml = True

@@ -272,6 +272,37 @@ def test_a_strain_moves_bytes_where_it_says_and_frees_what_it_took(device: Any, 
         assert gpu.log.count("launch") >= 1
 
 
+@pytest.mark.parametrize(("kind", "blocks"), [("memory read", 32), ("random sectors", 32), ("PCIe out", 1), ("PCIe in", 4)])
+def test_passes_of_a_strain_run_where_they_are_decided_to(device: Any, gpu: Gpu, kind: Strain, blocks: int) -> None:
+    """On the narrow partition the third and the fourth, with few blocks over PCIe; the memory is freed after the last."""
+    with closing(device.carve([0, 1])) as home, closing(device.carve([0])) as narrow:
+        before, asked, launched = gpu.free, list[int](), list[tuple[str, int, int]]()
+
+        def decide(nbytes: int) -> Any:
+            asked.append(nbytes)
+            launched.extend(list(gpu.launched)[-1:])
+            return narrow if len(asked) in (3, 4) else None
+
+        done = home.strain(kind, 0.05, decide)
+        (_, most, all_blocks), *_ = launched
+        assert [(sms, grid) for _, sms, grid in launched[:6]] == [(16, all_blocks)] * 2 + [(8, blocks)] * 2 + [
+            (16, all_blocks)
+        ] * 2
+        assert most == 16
+        assert all_blocks > blocks
+        assert min(asked) == max(asked) > 0
+        assert 0 < done.nbytes <= asked[0] * len(asked)
+        assert gpu.free == before
+
+
+def test_a_strain_that_would_take_most_of_the_memory_is_refused(device: Any, gpu: Gpu) -> None:
+    with closing(device.carve([0])) as partition:
+        gpu.others_have = gpu.reported_free - 30 * 10**6
+        with pytest.raises(PartitionError, match="a strain of memory read needs 17 MB of memory, and 30 MB are free, of which"):
+            partition.strain("memory read", 0.001)
+        assert partition.strain("PCIe out", 0.001).nbytes > 0, "which takes the host's"
+
+
 def test_the_kernels_of_strains_are_compiled_once(device: Any, gpu: Gpu) -> None:
     with closing(device.carve([0])) as one, closing(device.carve([1])) as other:
         for partition in (one, other, one):

@@ -38,11 +38,13 @@ from server.tenants.catalog import ServedModel
 from server.tenants.frontend import Report, State
 from server.tenants.local_frontend import LocalFrontend
 from server.tenants.service import Service, Tenant
+from server.workers.narrow import NarrowPlacement, NarrowStatistics
 from server.workers.ticket_runner import TicketRunner
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.lanes import submit
 from tests.memory import MEMORY, watched
+from tests.server.workers.test_narrow import Neighbour
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
@@ -1165,6 +1167,42 @@ async def test_the_end_of_a_server_waits_for_no_strain_that_has_not_begun(root: 
             with pytest.raises(Conflict, match=r"^tenant acme: its share is not strained while the server drains"):
                 await each
         await asyncio.gather(draining, closing)
+
+
+async def test_no_more_strains_wait_than_a_few(root: Path) -> None:
+    alone = TenantConfig(name="acme", granules=2, models=("*",))
+    async with serving(root, tenants=[alone]) as site, asyncio.timeout(PATIENCE):
+        gate = site.script.hold("strain")
+        asked = [asyncio.ensure_future(site.controller.strain("acme", "L2", 0.1)) for _ in range(4)]
+        await asyncio.to_thread(gate.wait_for_arrival)
+        with pytest.raises(Conflict, match=r"^tenant acme: 4 strains run or wait already, one after another; ask again"):
+            await site.controller.strain("acme", "L2", 0.1)
+        gate.open()
+        await asyncio.gather(*asked)
+        await site.controller.strain("acme", "L2", 0.1)
+
+
+async def test_what_a_strain_used_is_its_tenant_s_and_no_model_s(root: Path) -> None:
+    async with serving(root) as site:
+        await site.controller.strain("acme", "memory read", 0.1)
+        (acme,) = [each for each in (await site.runtime.usage()).tenants if each.tenant == "acme"]
+        used = {each.model: (each.works, each.used > 0) for each in acme.usages}
+        assert used.pop("strain/memory read") == (2, True)
+        assert set(used.values()) == {(0, False)}
+
+
+async def test_passes_of_a_strain_run_narrow_while_neighbours_are_at_work(root: Path) -> None:
+    """Two passes of half the bytes each, here at a gigabyte a second by each of two units, or of one."""
+    async with serving(root) as site:
+        neighbour = Neighbour()
+        narrow = NarrowPlacement(site.device.carve([0]), [neighbour.page], 1, NarrowStatistics())
+        site.runtime.workers["acme"].narrow = narrow
+        narrow.resume()
+        neighbour.activity.begin()
+        assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 10**8
+        neighbour.activity.begin()
+        neighbour.rest()
+        assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 2 * 10**8
 
 
 async def test_a_strain_of_a_tenant_that_is_not_there_is_not_found(root: Path) -> None:

@@ -1,0 +1,44 @@
+"""One strain of a tenant: its passes obey the tenant's fence as works of its models do, and are counted as works of its own."""
+
+from collections.abc import Callable
+from time import monotonic_ns
+
+from partitions import Partition
+from partitions.strain import Strain
+
+from ..accounts.meter import Meter, Place
+from ..workers.worker import Worker
+
+STRAIN = "strain"
+"""What stands in accounts for a model's name; the kind stands for its version."""
+
+
+class Straining:
+    """`before` and `finish` are called on the thread of the strain. `worker` returns the tenant's current worker."""
+
+    def __init__(self, kind: Strain, home: Partition, worker: Callable[[], Worker | None], meter: Meter) -> None:
+        self._kind = kind
+        self._home = home
+        self._worker = worker
+        self._meter = meter
+        self._place: Partition | None = None
+        """Where the last pass runs; None before the first."""
+        self._began = 0
+
+    def __repr__(self) -> str:
+        return f"<Straining {self._kind} on {self._place or self._home!r}>"
+
+    def before(self, nbytes: int) -> Partition | None:
+        """Where the next pass runs: on the narrow placement while neighbours are at work, if there is one."""
+        self.finish()
+        worker = self._worker()
+        held = worker.narrow.partition if worker and worker.narrow and worker.narrow.applies() else None
+        self._place, self._began = held or self._home, monotonic_ns()
+        return held
+
+    def finish(self) -> None:
+        """The last pass has ended, or the next one begins, which takes its place."""
+        if self._place:
+            counter = self._meter.counter(f"{STRAIN}/{self._kind}", Place(self._place.size))
+            counter.add(monotonic_ns() - self._began)
+            self._place = None
