@@ -31,7 +31,7 @@ class FencedTenant(Fact):
     memory_bandwidth: Annotated[int, "The most that it draws of the device's memory then, in bytes a second; 0: all there is."]
     granules: Annotated[Granules, "Where works run then that would draw more; empty if there is no such placement."]
     launches: Annotated[int, "Inferences that ran there so far."]
-    pcie: Annotated[int, "Bytes a second over PCIe, each way, by inputs and outputs; 0: all there is."]
+    pcie: Annotated[int, "The most bytes a second that it moves over PCIe then, each way; 0: all there is."]
     waits: Annotated[int, "Inferences that started later for that so far."]
     notes: Annotated[list[str], "What does not hold it, or need not, and why."]
     problems: Annotated[list[str], "What could not be made."]

@@ -18,6 +18,7 @@ from ..control.descriptions import ReadyShare
 from ..control.fence import Fence, FencedTenant
 from ..control.stretch import Wide, WidePartition
 from ..errors import Conflict
+from ..workers.pace import Pace
 from ..workers.worker import Worker
 from .tenant_locks import TenantLocks
 from .tenant_placements import Means, TenantPlacements
@@ -55,6 +56,10 @@ class Placements:
         if (found := self._tenants.get(tenant)) is None:
             found = self._tenants[tenant] = TenantPlacements(tenant, self.means)
         return found
+
+    def pace(self, tenant: str) -> Pace | None:
+        """What each worker of a tenant keeps to over PCIe."""
+        return found.tenant_fence.pace if (found := self._tenants.get(tenant)) else None
 
     async def narrow(self, tenants: Collection[str]) -> None:
         waiting = {name: asyncio.ensure_future(self.of(name).narrow()) for name in tenants}

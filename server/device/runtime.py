@@ -331,4 +331,6 @@ class Runtime:
     def _make_worker(self, name: str, home: Placement) -> Worker:
         on_error = partial(self._on_worker_error, name)
         meter = self._meters.setdefault(name, Meter())
-        return Worker(home, self.on_device_lost, self._priorities, on_error, meter=meter)
+        worker = Worker(home, self.on_device_lost, self._priorities, on_error, meter=meter)
+        worker.pace = self.placements.pace(name)
+        return worker

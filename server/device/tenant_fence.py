@@ -1,4 +1,4 @@
-"""What holds one tenant to its share of bandwidth: its narrow placement, made as planned."""
+"""What holds one tenant to its share of bandwidth: its narrow placement, made as planned, and its pace over PCIe."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from ..control.fence import Fence, FencedTenant
 from ..link.activity import ActivityPage
 from ..link.messages import ModelKey
 from ..workers.narrow import NarrowPlacement, NarrowStatistics
+from ..workers.pace import Pace
 from ..workers.placement import Placement
 from ..workers.worker import Worker
 
@@ -39,6 +40,10 @@ class TenantFence:
         self._pages = pages
         self._max_pause = max_pause
         self._moved = moved
+        self.pace: Pace | None = None
+        """Of all of the tenant's workers."""
+        self._waited = 0
+        """Works that waited for a pace that it had before."""
         self._plan: Fence | None = None
         self._tried: Fence | None = None
         """The plan of `_narrow`, or one that needs none, or that could not be carried out, for which there is a `_problem`."""
@@ -59,9 +64,12 @@ class TenantFence:
 
     def set(self, plan: Fence | None, worker: Worker | None) -> bool:
         """Hold the tenant by this plan, or not at all; whether `make` has to be called for that."""
-        self._plan = plan
-        if worker and self._has(worker):
-            return False
+        before, self._plan = self._plan, plan
+        self._set_pace(before, plan)
+        if worker:
+            worker.pace = self.pace
+            if self._has(worker):
+                return False
         self._changed = True
         return True
 
@@ -98,10 +106,21 @@ class TenantFence:
             tuple(made.partition.granules) if made else (),
             self._statistics.launches,
             plan.pcie,
-            0,
+            self._waited + (self.pace.waits if self.pace else 0),
             list(plan.notes),
             [self._problem] if self._problem else refused,
         )
+
+    def _set_pace(self, before: Fence | None, plan: Fence | None) -> None:
+        """Have the pace of this plan. The same one goes on, with what it has counted, while it is for the same others' sake."""
+        if self.pace and before and plan and plan.pcie and before.neighbours == plan.neighbours:
+            self.pace.rate = plan.pcie
+            return
+        self._waited += self.pace.waits if self.pace else 0
+        self.pace = Pace(self._open_pages(plan), plan.pcie) if plan and plan.pcie else None
+
+    def _open_pages(self, plan: Fence) -> list[ActivityPage]:
+        return [ActivityPage(self._pages[name]) for name in plan.neighbours if name in self._pages]
 
     def _has(self, worker: Worker) -> bool:
         """Whether the worker has what is planned."""
@@ -151,8 +170,7 @@ class TenantFence:
         """Blocks. Raises PartitionError."""
         partition = self._device.carve(plan.granules)
         try:
-            pages = [ActivityPage(self._pages[name]) for name in plan.neighbours if name in self._pages]
-            return NarrowPlacement(partition, pages, plan.memory, self._statistics)
+            return NarrowPlacement(partition, self._open_pages(plan), plan.memory, self._statistics)
         except BaseException:
             partition.close()
             raise

@@ -234,6 +234,29 @@ async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
     assert "is not held to its memory bandwidth: it is not ready on granules [0, 1]: no such kernels" in caplog.text
 
 
+async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(site: Site) -> None:
+    pace = site.runtime.workers["acme"].pace
+    assert pace
+    assert (pace.rate, site.runtime.workers["globex"].pace) == (15 * 10**9, None)
+    assert not pace.applies()
+    admission, plans = site.tenant("globex").lane.admission, site.controller.placements
+    kind = admission.admit()
+    assert pace.applies()
+    pace.count_wait()
+    await site.controller.repartition({"acme": 6})
+    assert site.runtime.workers["acme"].pace is pace, "before it is planned again, too"
+    await settled(site)
+    plans.reconfigure({"acme": ACME.model_copy(update={"pcie": 10**9}), "globex": GLOBEX})
+    await settled(site)
+    assert (pace.rate, site.runtime.workers["acme"].pace, (await fence(site)).waits) == (10**9, pace, 1)
+    plans.reconfigure({"acme": ACME.model_copy(update={"pcie": None}), "globex": GLOBEX})
+    await settled(site)
+    assert site.runtime.workers["acme"].pace is None
+    assert ((await fence(site)).pcie, (await fence(site)).waits) == (0, 1)
+    await site.infer("acme")
+    admission.leave(kind, "", 0)
+
+
 @pytest.mark.parametrize(
     ("moves", "keys", "note"),
     [
