@@ -120,7 +120,7 @@ async def strain(
     tenant: Annotated[str, Path(description="The tenant's name.")],
 ) -> Response:
     """Move bytes by a tenant's cores or SMs, as fast as they can, to see what its neighbours feel. While they are at work it is
-    held to the tenant's `memory_bandwidth` as works of its models are, and it is counted as the tenant's own.
+    held to the tenant's `memory_bandwidth` and `pcie` as works of its models are. It is counted as the tenant's own.
 
     One at a time, and four with those that wait. It ends after `seconds`, also if the client disconnects, and frees what memory
     it took. Granules stay where they are meanwhile. `PCIe out` writes to the host from all SMs, which no model's copies do:

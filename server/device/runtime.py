@@ -248,7 +248,7 @@ class Runtime:
         if not (partition := self.manager.held.get(tenant)):
             raise NotFound(f"tenant {tenant} has no partition here")
         meter = self._meters.setdefault(tenant, Meter())
-        straining = Straining(kind, partition, lambda: self.workers.get(tenant), meter)
+        straining = Straining(kind, seconds, partition, lambda: self.workers.get(tenant), meter)
 
         def strain() -> Strained:
             try:

@@ -1,7 +1,8 @@
 """One strain of a tenant: its passes obey the tenant's fence as works of its models do, and are counted as works of its own."""
 
 from collections.abc import Callable
-from time import monotonic_ns
+from contextlib import suppress
+from time import monotonic, monotonic_ns, sleep
 
 from partitions import Partition
 from partitions.strain import Strain
@@ -13,11 +14,20 @@ STRAIN = "strain"
 """What stands in accounts for a model's name; the kind stands for its version."""
 
 
+class _Over(Exception):
+    """There is no time left for another pass."""
+
+
 class Straining:
     """`before` and `finish` are called on the thread of the strain. `worker` returns the tenant's current worker."""
 
-    def __init__(self, kind: Strain, home: Partition, worker: Callable[[], Worker | None], meter: Meter) -> None:
+    def __init__(
+        self, kind: Strain, seconds: float, home: Partition, worker: Callable[[], Worker | None], meter: Meter
+    ) -> None:
         self._kind = kind
+        self._seconds = seconds
+        self._until: float | None = None
+        """When the strain ends at the latest, as it began before the first pass."""
         self._home = home
         self._worker = worker
         self._meter = meter
@@ -29,12 +39,28 @@ class Straining:
         return f"<Straining {self._kind} on {self._place or self._home!r}>"
 
     def before(self, nbytes: int) -> Partition | None:
-        """Where the next pass runs: on the narrow placement while neighbours are at work, if there is one."""
+        """Where the next pass runs: on the narrow placement while neighbours are at work, if there is one. Over PCIe it is paid
+        for first, if the tenant has a share of that, and held back at home. Blocks until then.
+        """
         self.finish()
+        self._until = self._until or monotonic() + self._seconds
         worker = self._worker()
-        held = worker.narrow.partition if worker and worker.narrow and worker.narrow.applies() else None
+        held: Partition | None = None
+        if worker and self._kind.startswith("PCIe"):
+            if worker.pace and worker.pace.applies():
+                held = self._home
+                with suppress(_Over):
+                    worker.pace.pay(nbytes, self._pause)
+        elif worker and worker.narrow and worker.narrow.applies():
+            held = worker.narrow.partition
         self._place, self._began = held or self._home, monotonic_ns()
         return held
+
+    def _pause(self, seconds: float) -> None:
+        assert self._until
+        if (left := self._until - monotonic()) <= 0:
+            raise _Over
+        sleep(min(seconds, left))
 
     def finish(self) -> None:
         """The last pass has ended, or the next one begins, which takes its place."""

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ from server.tenants.frontend import Report, State
 from server.tenants.local_frontend import LocalFrontend
 from server.tenants.service import Service, Tenant
 from server.workers.narrow import NarrowPlacement, NarrowStatistics
+from server.workers.pace import Pace
 from server.workers.ticket_runner import TicketRunner
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
@@ -1203,6 +1205,23 @@ async def test_passes_of_a_strain_run_narrow_while_neighbours_are_at_work(root: 
         neighbour.activity.begin()
         neighbour.rest()
         assert (await site.controller.strain("acme", "memory read", 0.1)).nbytes == 2 * 10**8
+
+
+async def test_passes_of_a_strain_over_pcie_are_paid_for_while_neighbours_are_at_work(root: Path) -> None:
+    async with serving(root) as site:
+        neighbour = Neighbour()
+        worker = site.runtime.workers["acme"]
+        worker.pace = Pace([neighbour.page], 10**12)
+        began = time.monotonic_ns()
+        await site.controller.strain("acme", "PCIe out", 0.1)
+        assert worker.pace.shared.free_in == 0
+        neighbour.activity.begin()
+        await site.controller.strain("acme", "PCIe out", 0.1)
+        assert worker.pace.shared.free_in >= began + 10**8 * 10**9 // 10**12, "two passes of 10 ** 8 bytes"
+        worker.pace.rate = 1
+        await site.controller.strain("acme", "PCIe out", 0.01)
+        assert time.monotonic_ns() - began < PATIENCE * 10**9, "it ends, whatever it may have"
+        worker.pace = None
 
 
 async def test_a_strain_of_a_tenant_that_is_not_there_is_not_found(root: Path) -> None:
