@@ -38,7 +38,7 @@ class WidePartition(Fact):
         "Inferences that stayed on the tenant's own granules, by why: it could have run there, but another one of "
         "its own was running (`in_flight`), a lender had a request (`owner_busy`) or lends nothing for now (`owner_stopped`), "
         "what it takes is not known yet (`not_measured`), it takes longer than the lenders' `lend` (`too_long`), or no less "
-        "than at home (`no_faster`).",
+        "than at home (`no_faster`), or it could draw too much there beside a tenant that is at work (`fenced`).",
     ]
     too_long: Annotated[list[str], "Models that never run there as they take too long, with the figures."]
     problems: Annotated[list[str], "What could not be made, so that it runs on the tenant's share only."]

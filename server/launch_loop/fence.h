@@ -26,6 +26,12 @@ static inline int goes_narrow(const Fence *f, const Demand *d, int64_t now) {
     return exceeds(d->moved, d->home, f->rate) && at_work(&f->neighbours, now);
 }
 
+/* Whether a work stays at home that may go wide. `units` and `wide` are of both partitions. */
+static inline int stays_home(const Fence *f, const Demand *d, int64_t units, int64_t wide, int64_t now) {
+    return d->home > 0 && (__int128)d->moved * 1000000000 * wide > (__int128)f->rate * d->home * units &&
+           at_work(&f->neighbours, now);
+}
+
 static inline void learn_time(int64_t *known, int64_t took) {
     *known = towards(*known, took);
     if (!*known) *known = 1;

@@ -60,6 +60,7 @@ def load(path: Path) -> Any:
     found.launch_loop_rested_since.restype = c_int64
     found.launch_loop_decide.argtypes = (c_void_p, *[c_int64] * 4, c_int, c_int64)
     found.launch_loop_goes_narrow.argtypes = (c_void_p, c_void_p, c_int64)
+    found.launch_loop_stays_home.argtypes = (c_void_p, c_void_p, *[c_int64] * 3)
     found.launch_loop_learn_time.argtypes = (c_void_p, c_int64)
     found.launch_loop_learn_home.argtypes = (c_void_p, c_int64)
     found.launch_loop_learn_wide.argtypes = (c_void_p, *[c_int64] * 3)

@@ -166,7 +166,8 @@ static Entry *choose(Loop *l, Entry *entry, int64_t now) {
         l->unknown = !to;
     } else if (l->wide && entry->wide) {
         Wide *b = l->wide;
-        why = decide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b));
+        int fenced = l->fence && entry->demand && stays_home(l->fence, entry->demand, b->home, b->wide, now);
+        why = fenced ? FENCED : decide(entry->times, now, b->limit, b->home, b->wide, 0, rested_since(b));
         if (why == WENT_WIDE) to = entry->wide;
     }
     l->held = to && in_flight(l) && oldest(l)->entry->placement != to->placement;
@@ -358,6 +359,9 @@ int launch_loop_decide(const Times *t, int64_t now, int64_t limit, int64_t home,
     return decide(t, now, limit, home, wide, in_flight, since);
 }
 int launch_loop_goes_narrow(const Fence *f, const Demand *d, int64_t now) { return goes_narrow(f, d, now); }
+int launch_loop_stays_home(const Fence *f, const Demand *d, int64_t units, int64_t wide, int64_t now) {
+    return stays_home(f, d, units, wide, now);
+}
 void launch_loop_learn_time(int64_t *known, int64_t took) { learn_time(known, took); }
 void launch_loop_learn_home(Times *t, int64_t took) { learn_home(t, took); }
 void launch_loop_learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) { learn_wide(t, took, limit, now); }

@@ -11,7 +11,7 @@
 #define LONGEST_RETRY 256000000000ll
 
 enum { OPEN, ENDED, LENDS }; /* words of a lender's page; see server/link/activity.py */
-enum { WENT_WIDE, IN_FLIGHT, LENDER_BUSY, LENDER_STOPPED, NOT_MEASURED, TOO_LONG, NO_FASTER, DECISIONS };
+enum { WENT_WIDE, IN_FLIGHT, LENDER_BUSY, LENDER_STOPPED, NOT_MEASURED, TOO_LONG, NO_FASTER, FENCED, DECISIONS };
 enum { BUSY = -1, STOPPED = -2 }; /* in place of when the lenders began to rest */
 
 /* What works of one model and shapes take; 0 for what is not known. `wait` is RETRY at first. */

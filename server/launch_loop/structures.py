@@ -13,8 +13,8 @@ from ..link.ring import Link
 MOST_TENSORS = 32
 MOST_AHEAD = 16
 MOST_LENDERS = 256
-DECISIONS = 7
-"""What `decide` in stretching.h may return."""
+DECISIONS = 8
+"""Why a work is where it is, in stretching.h."""
 HOME, WIDE, NARROW = 0, 1, 2
 """A placement of the worker, for which an entry is."""
 WOKEN, UNKNOWN, FAILED = 1, 2, 3

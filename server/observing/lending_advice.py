@@ -65,5 +65,6 @@ def _why(why: str, number: int, lenders: list[str], needs: Mapping[str, Need]) -
         "not_measured": "what they take there is not known yet",
         "too_long": "they take longer than the lenders allow (`lend`)",
         "no_faster": "they are no faster there, so its `burst` brings nothing for these models",
+        "fenced": "another tenant was at work, and there they could draw more of the memory than `memory_bandwidth`",
     }
     return f"for {number}, {texts.get(why, why)}"

@@ -5,7 +5,8 @@ work moves, over the time that it takes there, both averages of the model. What 
 a part of the home, no work can draw more, whatever its kernels do.
 
 A neighbour is at work while it has a request open, and until it has had none for SETTLED, so that its pauses between requests
-move nothing. The launch loop decides by the same rules (launch_loop/fence.h); a test compares both. Times are nanoseconds.
+move nothing. Meanwhile a work that could draw too much on a wide partition does not go there either: its lenders rest, but not
+all neighbours do. The launch loop decides by the same rules (launch_loop/fence.h); a test compares both. Times are nanoseconds.
 """
 
 from collections.abc import Iterable
@@ -20,6 +21,11 @@ def at_work(processes: Iterable[memoryview], now: int) -> bool:
     """Whether one of these HTTP processes of neighbours, by its words on its page, has a request open or had one just now."""
     since = now - SETTLED if now > SETTLED else 0
     return any(words[OPEN] or words[ENDED] > since for words in processes)
+
+
+def could_exceed(moved: int, home: int, rate: int, units: int, wide: int) -> bool:
+    """As `exceeds`, if they were as much faster on a wide partition as it has more units than their home."""
+    return home > 0 and moved * SECOND * wide > rate * home * units
 
 
 def exceeds(moved: int, home: int, rate: int) -> bool:

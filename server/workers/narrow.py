@@ -12,7 +12,7 @@ from ..launch_loop.structures import Demand as Shared
 from ..launch_loop.structures import view_fence
 from ..link.activity import ActivityPage
 from ..link.messages import Done, ModelKey, Ticket
-from .fence import at_work, exceeds
+from .fence import at_work, could_exceed, exceeds
 from .placement import SidePlacement, is_ready
 from .session import InFlight, Session
 from .stretching import towards
@@ -95,6 +95,13 @@ class NarrowPlacement(SidePlacement):
         if demand is None or not exceeds(demand.moved, demand.home, self.rate):
             return False
         return at_work(self._words, time.monotonic_ns()) and is_ready(executor, ticket.shapes)
+
+    def keeps_home(self, model: ModelKey, units: int, wide: int) -> bool:
+        """Whether a work of this model may not go to the wide partition now, which has so many units, and the home so many."""
+        demand = self._demands.get(model)
+        if demand is None or self.suspended or model not in self.executors:
+            return False
+        return could_exceed(demand.moved, demand.home, self.rate, units, wide) and at_work(self._words, time.monotonic_ns())
 
     def enqueue(self, session: Session, ticket: Ticket) -> InFlight | None:
         """Put the work of a ticket that goes here on this placement's stream; None if it is suspended meanwhile. Raises what

@@ -25,10 +25,11 @@ LENDER_STOPPED: Final = 3
 NOT_MEASURED: Final = 4
 TOO_LONG: Final = 5
 NO_FASTER: Final = 6
+FENCED: Final = 7
 """What `decide` returns: that a work goes wide, or why it stays at home. LENDER_STOPPED: a lender has stopped for now.
 NOT_MEASURED: what the work takes at home or wide is not known, or no longer, and the lenders have not rested for long enough to
-try."""
-WHY_HOME: Final = ("in_flight", "owner_busy", "owner_stopped", "not_measured", "too_long", "no_faster")
+try. FENCED is what `fence` says, which is asked before."""
+WHY_HOME: Final = ("in_flight", "owner_busy", "owner_stopped", "not_measured", "too_long", "no_faster", "fenced")
 """The names of those after WIDE, in order, in the admin API and in metrics."""
 BUSY: Final = -1
 STOPPED: Final = -2

@@ -322,7 +322,10 @@ class TicketRunner:
             self._on_narrow = goes
         if narrow is not None and goes:
             return narrow.enqueue(session, ticket) or self._launch(executor, ticket)  # It was suspended meanwhile.
-        return session.enqueue(executor, ticket) if wide is None else wide.enqueue(session, executor, ticket, self.in_flight)
+        if wide is None:
+            return session.enqueue(executor, ticket)
+        fenced = narrow is not None and narrow.keeps_home(ticket.model, *wide.sizes)
+        return wide.enqueue(session, executor, ticket, self.in_flight, fenced)
 
     def _prepares(self, executor: Executor) -> bool:
         """Whether the executor is a `Preparing`; cached by type, because a failed `hasattr` takes half a microsecond."""

@@ -14,7 +14,7 @@ from ..link.activity import ENDED, LENDS, OPEN, LenderPage
 from ..link.messages import Done, ModelKey, Shape, Ticket
 from .placement import SidePlacement, is_ready
 from .session import InFlight, Session
-from .stretching import BUSY, IN_FLIGHT, NOT_MEASURED, STOPPED, WHY_HOME, WIDE, Measured, Times, decide
+from .stretching import BUSY, FENCED, IN_FLIGHT, NOT_MEASURED, STOPPED, WHY_HOME, WIDE, Measured, Times, decide
 
 _MOST_TIMES = 512
 """Models and shapes whose times are remembered; beyond that all are forgotten."""
@@ -88,12 +88,18 @@ class WidePlacement(SidePlacement):
         state = "suspended" if self.suspended else "a work in flight" if self.running else "ready"
         return f"<WidePlacement on {self.partition!r}, {state}>"
 
-    def enqueue(self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight]) -> InFlight:
-        """Put the work of a ticket on the stream of the one partition or the other. Raises what the executor raises."""
+    def enqueue(
+        self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight], fenced: bool = False
+    ) -> InFlight:
+        """Put the work of a ticket on the stream of the one partition or the other; at home if it is `fenced`. Raises what the
+        executor raises.
+        """
         executor: Any = self.executors.get(ticket.model)
         if executor is None or self.suspended or ticket.after:
             return session.enqueue(home, ticket)
-        if (why := self._decide(ticket, bool(in_flight))) != WIDE:
+        if fenced:
+            self._last = None
+        if (why := FENCED if fenced else self._decide(ticket, bool(in_flight))) != WIDE:
             self.statistics.stayed[why] += 1
             return session.enqueue(home, ticket)
         begun = self.begin()

@@ -12,7 +12,7 @@ from partitions import DeviceLost
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, address, view_fence
 from server.link import activity
-from server.workers.fence import at_work, exceeds
+from server.workers.fence import at_work, could_exceed, exceeds
 from server.workers.narrow import NarrowPlacement, NarrowStatistics
 from server.workers.placement import Placement
 from server.workers.stretching import SETTLED, towards
@@ -20,19 +20,21 @@ from server.workers.worker import Worker
 from tests.launchable import LaunchableExecutor, needs_a_compiler, open_fake_cuda
 from tests.server.workers.test_fence import NEIGHBOURS, NOW
 from tests.server.workers.test_narrow import HOG, TINY, Fenced
+from tests.server.workers.test_narrow import RATE as RATE_OF_TENANT
 from tests.server.workers.test_wide import Borrower
-from tests.server.workers.test_worker import PATIENCE, SLOTS, benched
+from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
 
 pytestmark = needs_a_compiler
 
 FIGURE = st.one_of(st.integers(0, 2**20), st.integers(0, 2**62))
+UNITS = st.integers(1, 132)
 RATE = st.one_of(st.integers(1, 2**20), st.integers(1, 2**62))
 
 
 @settings(max_examples=300)
-@given(NEIGHBOURS, NOW, FIGURE, FIGURE, RATE, st.integers(-2 * SETTLED, 2 * SETTLED))
+@given(NEIGHBOURS, NOW, FIGURE, FIGURE, RATE, st.integers(-2 * SETTLED, 2 * SETTLED), UNITS, UNITS)
 def test_c_and_python_send_the_same_works_to_the_narrow_placement(
-    neighbours: list[memoryview], now: int, moved: int, home: int, rate: int, after: int
+    neighbours: list[memoryview], now: int, moved: int, home: int, rate: int, after: int, units: int, wide: int
 ) -> None:
     fence = view_fence(rate, NarrowStatistics().address, [address(each) for each in neighbours])
     demand = Demand(home, 0, moved)
@@ -40,6 +42,8 @@ def test_c_and_python_send_the_same_works_to_the_narrow_placement(
     for at in moments:
         said = open_library().launch_loop_goes_narrow(ctypes.byref(fence), ctypes.byref(demand), at)
         assert bool(said) == (exceeds(moved, home, rate) and at_work(neighbours, at))
+        said = open_library().launch_loop_stays_home(ctypes.byref(fence), ctypes.byref(demand), units, wide, at)
+        assert bool(said) == (could_exceed(moved, home, rate, units, wide) and at_work(neighbours, at))
 
 
 @given(st.lists(st.one_of(st.integers(0, 10**6), st.integers(0, 10**12)), max_size=20))
@@ -358,7 +362,10 @@ def test_a_graph_on_the_narrow_placement_is_captured_when_the_loop_learns_the_ho
 
 
 class Both(Looping, Borrower):
-    """A bench whose worker borrows, and is fenced."""
+    """A bench whose worker borrows, and is fenced. Its home is half of its wide partition."""
+
+    def another(self, granule: int) -> Worker:
+        return Bench.another(self, granule)
 
 
 def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_all_rest() -> None:
@@ -385,4 +392,10 @@ def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_al
         for number in range(5):
             bench.run(number)
         assert (bench.launched()[1], wide.launched, bench.script.reached["enqueue"]) == (narrow + 5, gone_wide, enqueued)
+        (home, narrow), stayed = bench.launched(), bench.worker.wide.statistics.why_home()["fenced"]  # type: ignore[union-attr]
+        for number in range(5):
+            bench.know(placement, RATE_OF_TENANT)  # As much as it may at home.
+            bench.run(number)
+        assert (bench.launched(), wide.launched) == ((home + 5, narrow), gone_wide)
+        assert bench.worker.wide.statistics.why_home()["fenced"] == stayed + 5  # type: ignore[union-attr]
         bench.worker.halt()

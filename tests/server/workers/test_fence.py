@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.link.activity import ENDED, OPEN
-from server.workers.fence import SECOND, at_work, exceeds
+from server.workers.fence import SECOND, at_work, could_exceed, exceeds
 from server.workers.stretching import SETTLED
 
 WORD = st.integers(0, 2**64 - 1)
@@ -52,6 +52,15 @@ def test_a_model_draws_too_much_if_it_moves_its_bytes_faster_than_its_tenant_may
     assert not exceeds(rate * home // SECOND, home, rate)
     assert exceeds(rate * home // SECOND + 1, home, rate)
     assert exceeds(moved, home, rate) == exceeds(moved * times, home * times, rate)
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**44), st.integers(1, 132), st.integers(0, 132))
+def test_what_draws_too_much_at_home_does_so_wide_and_what_could_there_is_faster(
+    moved: int, home: int, rate: int, units: int, more: int
+) -> None:
+    could = could_exceed(moved, home, rate, units, units + more)
+    assert could >= exceeds(moved, home, rate)
+    assert could == exceeds(moved * (units + more), home * units, rate)
 
 
 @given(st.integers(0, 2**40), st.integers(1, 2**44))

@@ -60,9 +60,9 @@ class Fenced(Bench):
         self.know(made)
         return made
 
-    def know(self, placement: NarrowPlacement) -> None:
+    def know(self, placement: NarrowPlacement, moved: int = 2 * RATE) -> None:
         """The first model takes a second at home, whatever it takes here, and moves twice what its tenant may in that time."""
-        placement.set_moved({HOG: 2 * RATE, TINY: 1})
+        placement.set_moved({HOG: moved, TINY: 1})
         for model in (HOG, TINY):
             placement.demand(model).home = 10**9
 
@@ -414,7 +414,10 @@ def test_an_answer_goes_on_wherever_its_next_part_runs() -> None:
 
 
 class Both(Fenced, Borrower):
-    """A bench whose worker borrows, and is fenced."""
+    """A bench whose worker borrows, and is fenced. Its home is half of its wide partition."""
+
+    def another(self, granule: int) -> Worker:
+        return Bench.another(self, granule)
 
 
 def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_all_rest() -> None:
@@ -435,6 +438,20 @@ def test_a_tenant_that_borrows_is_narrow_while_neighbours_work_and_wide_while_al
         gate.wait_for_arrival()
         bench.wait_for_enqueued(bench.script.reached["run"] + 2)
         assert len(bench.narrow.stream.works) == 3, "they follow each other though the last one was wide"
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+        for number in range(3):
+            bench.know(placement, RATE)  # As much as it may at home.
+            bench.slow_down()
+            bench.run(number)
+        assert bench.wide.stream.ran == 1
+        assert wide.statistics.why_home()["fenced"] == 3
+        bench.know(placement, RATE)
+        gate = bench.script.hold("run")
+        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
+        gate.wait_for_arrival()
+        bench.wait_for_enqueued(bench.script.reached["run"] + 2)
+        assert len(bench.partition.stream.works) == 3, "they follow each other at home"
         gate.open()
         assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
         bench.neighbours[0].rest()
