@@ -58,7 +58,7 @@ async def advice(
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
         for name in controller.tenants
-        if (device := _device(controller, name)) is not None
+        if (device := controller.device_of(name)) and name in device.held
     }
     needs = {name: need(before[name], after[name]) for name in before if name in after}
     for name, about in tenants.items():
@@ -74,7 +74,7 @@ async def advice(
 
 def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:
     """The other tenants of a tenant's device."""
-    device = _device(controller, name)
+    device = controller.device_of(name)
     others = [each for each in (device.held if device else ()) if each != name]
     return [
         lending_advice.Neighbour(each, needs[each].busy if each in needs else None, bool(controller.tenants[each].lend))
@@ -91,10 +91,6 @@ async def _counted(controller: Controller) -> dict[str, Counted]:
 
 def _held(controller: Controller) -> dict[str, int]:
     return {name: len(each.granules) for name in controller.tenants if (each := controller.partition(name))}
-
-
-def _device(controller: Controller, tenant: str) -> ControlledDevice | None:
-    return next((device for device in controller.devices if tenant in device.held), None)
 
 
 def _advised(

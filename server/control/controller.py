@@ -513,7 +513,12 @@ class Controller:
 
     def partition(self, tenant: str) -> PartitionInfo | None:
         """The tenant's partition; None before the start."""
-        return next((device.held.get(tenant) for device in self.devices if tenant in device.runtimes), None)
+        device = self.device_of(tenant)
+        return device.held.get(tenant) if device else None
+
+    def device_of(self, tenant: str) -> ControlledDevice | None:
+        """The device that the tenant is on; None if there is no such tenant."""
+        return next((device for device in self.devices if tenant in device.runtimes), None)
 
     def runtime(self, device: str, tenant: str) -> DeviceRuntime | None:
         """The runtime of a tenant on this device; None if it is not there now."""
@@ -582,10 +587,10 @@ class Controller:
 
     def _runtime_of(self, tenant: str) -> DeviceRuntime:
         """Raises NotFound for a tenant that is on no device."""
-        found = next((device.runtimes[tenant] for device in self.devices if tenant in device.runtimes), None)
-        if found is None:
+        device = self.device_of(tenant)
+        if device is None:
             raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.tenants)}")
-        return found
+        return device.runtimes[tenant]
 
 
 def _joined(parts: "Iterable[Mapping[str, T]]") -> dict[str, T]:

@@ -46,8 +46,10 @@ _FAILURES = {"BACKEND": "requests failed in the model (5xx)", "OTHER": "requests
 class Watched(Protocol):
     """What an overview needs of the controller."""
 
-    devices: list[ControlledDevice]
     placements: PlacementPlans
+
+    def device_of(self, tenant: str) -> ControlledDevice | None:
+        """As `Controller.device_of`."""
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """As `Controller.reports`."""
@@ -168,8 +170,8 @@ class Overview:
     def _follow_shapes(self) -> None:
         """Forget what was measured of a tenant that has other granules or other models than before."""
         for name, each in self._last.items():
-            granules = next((device.held[name] for device in self._controller.devices if name in device.held), None)
-            shape = granules, frozenset(each.models)
+            device = self._controller.device_of(name)
+            shape = device and device.held.get(name), frozenset(each.models)
             if self._shapes.get(name, shape) != shape:
                 self._history.forget(name)
                 self._history.add(name, each)
@@ -224,8 +226,8 @@ class Overview:
 
     def _neighbours(self, name: str) -> set[str]:
         """The other tenants on its device."""
-        held = next((device.held for device in self._controller.devices if name in device.held), {})
-        return held.keys() - {name}
+        device = self._controller.device_of(name)
+        return device.held.keys() - {name} if device else set()
 
     def _baseline(self, name: str) -> Baseline:
         return self._baselines.setdefault(name, Baseline())

@@ -26,8 +26,7 @@ class FakeController:
         self.tenants = {each.name: each for each in tenants}
         self.device = ControlledDevice("0", {}, info=DeviceInfo("cpu", "", "core", (1, 1)))
         self.device.held = {"acme": PartitionInfo((0,), 1), "globex": PartitionInfo((1,), 1)}
-        self.devices = [self.device]
-        self.placements: Any = PlacementPlans(self.tenants, self.devices, None)  # type: ignore[arg-type]
+        self.placements: Any = PlacementPlans(self.tenants, [self.device], None)  # type: ignore[arg-type]
         self.models = {name: ModelStatistics() for name in self.tenants}
         self.waiting = dict.fromkeys(self.tenants, 0)
         self.rejected = self.limited = 0
@@ -42,6 +41,9 @@ class FakeController:
         size.total += count * ms * MS
         size.compute_infer += count * ms * MS
         statistics.buckets[next(i for i, bound in enumerate((0.1, 0.2, 0.5, 1, 2, 5, 10)) if ms <= bound)] += count
+
+    def device_of(self, tenant: str) -> ControlledDevice | None:
+        return self.device if tenant in self.tenants else None
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         self.asked += 1
@@ -68,7 +70,7 @@ class Bench:
     def __init__(self) -> None:
         self.controller = FakeController()
         self.now = 0.0
-        self.overview = Overview(self.controller, Accountant(self.controller.devices), lambda: self.now)
+        self.overview = Overview(self.controller, Accountant([self.controller.device]), lambda: self.now)
 
     async def after(self, seconds: float) -> Sequence[TenantLook]:
         self.now += seconds
