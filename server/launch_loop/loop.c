@@ -207,8 +207,9 @@ static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint6
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (entry->placement == WIDE) begin_wide(l->wide);
-    if (l->pace) pace_charge(l->pace, now_ns(), entry->moved_in, entry->moved_out);
-    l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now_ns(), slot};
+    int64_t now = now_ns();
+    if (l->pace) pace_charge(l->pace, now, entry->moved_in, entry->moved_out);
+    l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now, slot};
     if ((l->error = entry->launch(entry->graph, entry->stream))) {
         l->refused = 1;
         return;

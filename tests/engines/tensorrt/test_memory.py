@@ -67,6 +67,14 @@ def test_contexts_that_compile_new_shapes_count_once_there_are_any(bench: Bench)
         assert executor.memory["contexts"] == 3 * CONTEXT
 
 
+def test_an_ensemble_streams_the_weights_of_all_its_steps(bench: Bench) -> None:
+    path = bench.plan(streamable=100)
+    first, second = (bench.load(path, weight_streaming_budget=budget) for budget in (30, 80))
+    engine = chain([Step(first, {"x": "x"}, {"y": "t"}), Step(second, {"x": "t"}, {"y": "y"})], ["y"])
+    with closing(engine), closing(engine.bind(bench.partition)) as executor:
+        assert executor.streamed == 70 + 20
+
+
 def test_an_ensemble_takes_contexts_for_each_step_and_no_weights(bench: Bench) -> None:
     first, second = bench.load(bench.plan()), bench.load(bench.plan())
     engine = chain([Step(first, {"x": "x"}, {"y": "t"}), Step(second, {"x": "t"}, {"y": "y"})], ["y"])

@@ -231,6 +231,31 @@ def test_unread_tickets_are_kept_for_the_next_reader(link: Link) -> None:
     assert link.tickets.poll() is None
 
 
+@pytest.mark.parametrize("ends", [linked, joined], ids=["two processes", "one"])
+def test_a_ticket_that_is_put_back_is_the_next_one_again(ends: Any) -> None:
+    with ends(SLOTS) as link:
+        link.tickets.open()
+        first, second = ticket(2, 1), ticket(0, 2)
+        put(link, first, second)
+        link.tickets.add_unread(link.tickets.listen())
+        for _ in range(3):
+            assert link.tickets.poll() == first
+            link.tickets.put_back()
+        assert [link.tickets.poll() for _ in range(3)] == [first, second, None]
+
+
+@pytest.mark.parametrize("ends", [linked, joined], ids=["two processes", "one"])
+def test_a_reader_may_listen_for_so_long_only(ends: Any) -> None:
+    with ends(SLOTS) as link:
+        link.tickets.open()
+        assert link.tickets.listen(0.001) == 0
+        put(link, ticket(0), ticket(1))
+        assert link.tickets.listen(PATIENCE) == 2
+        link.tickets.wake()
+        assert link.tickets.listen(PATIENCE) == 0
+        assert link.tickets.listen(0.001) == 0
+
+
 def test_more_deferred_tickets_wake_the_other_side_and_fewer_do_not(link: Link) -> None:
     poller = select.poll()
     poller.register(link.completions.event, select.POLLIN)
