@@ -123,8 +123,8 @@ class Worker:
 
     @pace.setter
     def pace(self, pace: Pace | None) -> None:
-        self._pace = pace
-        if runner := self.runner:
+        before, self._pace = self._pace, pace
+        if pace is not before and (runner := self.runner):
             runner.pace = pace
             if loop := runner.session.loop:
                 loop.use_pace(pace.shared if pace else None)

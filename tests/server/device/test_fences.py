@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -255,6 +256,21 @@ async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(s
     assert ((await fence(site)).pcie, (await fence(site)).waits) == (0, 1)
     await site.infer("acme")
     admission.leave(kind, "", 0)
+
+
+async def test_requests_that_wait_for_pcie_hold_up_no_repartition_and_are_answered_after_it(site: Site) -> None:
+    pace = site.runtime.workers["acme"].pace
+    assert pace
+    admission = site.tenant("globex").lane.admission
+    kind = admission.admit()
+    pace.charge_in(3600 * pace.rate, time.monotonic_ns())
+    asking = await site.asked(3)
+    while not pace.waits:
+        await asyncio.sleep(0)
+    await site.controller.repartition({"acme": 6})
+    assert (len(site.granules["acme"]), [each.done() for each in asking]) == (6, [False] * 3)
+    admission.leave(kind, "", 0)
+    assert [done.failure for done in await asyncio.gather(*asking)] == [None] * 3
 
 
 @pytest.mark.parametrize(
