@@ -212,4 +212,5 @@ class Accountant:
 
 def _guessed(model: ModelMemory) -> Moved:
     buffers = model.memory.get("buffers", 0)
-    return Moved(model.memory.get("weights", 0) + buffers, buffers, buffers)
+    weights = model.memory.get("weights", model.memory.get("file", 0))  # Of ONNX Runtime's it is known how large the file is.
+    return Moved(weights + buffers, buffers, buffers)

@@ -170,9 +170,10 @@ async def said(site: Site, placements: FakePlacements) -> Any:
     return placements.figures
 
 
-async def test_fenced_tenants_device_sides_are_said_what_works_move() -> None:
+@pytest.mark.parametrize("memory", [{"weights": 700, "buffers": 100}, {"file": 800, "session": 900}])
+async def test_fenced_tenants_device_sides_are_said_what_works_move(memory: dict[str, int]) -> None:
     """Guesses at first, then what the device's meter shows; models that have gone are not named."""
-    site, placements, memory = Site(), FakePlacements(), {"weights": 700, "buffers": 100}
+    site, placements = Site(), FakePlacements()
     site.side.models, site.side.placements = FakeModels(memory), placements
     site.device.fences = {"acme": object()}
     site.accountant.start()
