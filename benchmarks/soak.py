@@ -7,7 +7,8 @@ a device process there, and these are killed too. The load comes from threads of
 say how long clients waited here, not what the server can do.
 
 Exit status 0 if it held: no wrong answer, none missing but on connections that a kill ended, memory and descriptors flat, the
-account's sums right, and every tenant answered at the end.
+account's sums right, and every tenant answered at the end. With `--fence RATE` acme has hogs of memory and PCIe as well, and is
+held to such a part of both; then some of their works have to have run narrow, and some to have waited.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from pathlib import Path
 
 from greenlane.load import machine
 
-from .soak_clients import MODELS, ROWS, Client, onnx_of
+from .arrangement import literal
+from .hogs import outgoing, reading
+from .soak_clients import HOGS, MODELS, ROWS, Client, onnx_of
 from .soak_events import Events, Sample, ask, watch
 from .soak_report import Account, Report
 from .watched_server import ServerProcess, server_process
@@ -52,6 +55,8 @@ LIMITS = (
 PLANS = [{"acme": a, "beta": b, "gamma": c} for a, b, c in ((6, 4, 4), (4, 4, 4), (6, 5, 4), (4, 4, 3), (6, 4, 3))]
 KILLED = "beta", "gamma"
 """acme's process lives throughout, so that its memory can be looked at."""
+FENCED = "memory_bandwidth = {0}\npcie = {0}\n"
+HOG_PACE = 0.002
 KINDS = {"kept": (2, 0.03), "new": (1, 0.06), "wrong": (1, 0.08), "leave": (1, 0.15), "slow": (1, 2.0)}
 """Clients a tenant, and seconds between two requests of each on average, by what they do."""
 
@@ -89,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mps", action="store_true", help="a device process for each tenant; with --device cuda")
     parser.add_argument("--every", type=float, default=1.5, help="seconds between two changes, on average; default: 1.5")
     parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between two kills; default: 20")
+    parser.add_argument("--fence", metavar="RATE", help="give acme hogs, and hold it to this part of memory bandwidth and PCIe")
     parser.add_argument("--json", type=Path, help="where the report is written to as JSON")
     options = parser.parse_args(arguments)
     facts = machine.describe(machine.command("benchmarks.soak")) | machine.load()
@@ -102,21 +108,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def soak(folder: Path, options: argparse.Namespace) -> Report:
     """Serve, and do all of it; the report."""
-    texts, config = [configuration(folder, options.device, options.mps, limits) for limits in LIMITS], folder / "greenlane.toml"
+    texts = [configuration(folder, options.device, options.mps, limits) for limits in changes(options.fence)]
+    config = folder / "greenlane.toml"
     for name, width in MODELS.items():
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "1" / "model.onnx").write_bytes(onnx_of(name))
         (folder / "models" / name / "config.pbtxt").write_text(_pbtxt(name, width))
+    if options.fence:
+        write_hogs(folder / "models", options.device)
     config.write_text(texts[0])
     chance, stopped = random.Random(options.seed), threading.Event()
-    program = "server" if options.device == "cuda" else "benchmarks.virtualcores"
-    with server_process([sys.executable, "-m", program, "--config", str(config)]) as server:
+    program = (
+        ["server"] if options.device == "cuda" else ["benchmarks.virtualcores", *(["--bandwidth"] if options.fence else [])]
+    )
+    with server_process([sys.executable, "-m", *program, "--config", str(config)]) as server:
         clients = [
             Client(server.port, tenant, kind, pace, random.Random(chance.getrandbits(64)), stopped)
             for tenant in ("acme", *KILLED)
             for kind, (count, pace) in KINDS.items()
             for _ in range(count)
         ]
+        if options.fence:
+            hogs = ("reading", "reading", "outgoing")
+            clients += [
+                Client(server.port, "acme", kind, HOG_PACE, random.Random(chance.getrandbits(64)), stopped) for kind in hogs
+            ]
         events = Events(
             server,
             config,
@@ -132,8 +148,27 @@ def soak(folder: Path, options: argparse.Namespace) -> Report:
         run.run(options.minutes * 60)
         answered = _answered(server.port, chance)
         account = Account.of(ask(server.port, "GET", "/admin/usage")[1])
+        fence = (
+            ask(server.port, "GET", "/admin/partitions")[1]["partitions"]["acme"].get("fence", {}) if options.fence else None
+        )
         log = [line for line in server.log if "Traceback" in line or "ERROR" in line]
-    return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log)
+    return Report(options.minutes * 60, clients, events.done, run.samples, account, answered, log, fence)
+
+
+def changes(fence: str | None) -> list[dict[str, str]]:
+    """What reloads change; with a fence acme has it in all of them, and another one in the last."""
+    if not fence:
+        return list(LIMITS)
+    rates = [literal(fence)] * (len(LIMITS) - 1) + ['"auto"']
+    return [each | {"acme": FENCED.format(rate) + each["acme"]} for rate, each in zip(rates, LIMITS, strict=True)]
+
+
+def write_hogs(models: Path, device: str) -> None:
+    """Those that a GPU feels, or two cores."""
+    made = {"reading": reading(256, 4) if device == "cuda" else reading(16), "outgoing": outgoing()}
+    for name in HOGS:
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "1" / "model.onnx").write_bytes(made[name].onnx)
 
 
 def configuration(folder: Path, device: str, mps: bool, limits: dict[str, str]) -> str:

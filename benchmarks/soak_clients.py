@@ -26,6 +26,8 @@ ROWS = 8
 WEIGHTS = np.arange(WIDTH * WIDTH, dtype=np.float32).reshape(WIDTH, WIDTH) % 4
 """Whole numbers so small that every sum is exact, in any order and on any device."""
 MODELS = {"copy": LARGE, "double": WIDTH, "product": WIDTH}
+HOGS = {"reading": (1, 1), "outgoing": (1, 16)}
+"""Models that move many bytes, where a tenant is fenced, with the shapes of x. Of zeros they make zeros."""
 PATIENCE = 30.0
 """Seconds after which a request counts as without an answer."""
 WRONG = (
@@ -84,7 +86,8 @@ class Client:
 
     def run(self) -> None:
         """Ask until stopped."""
-        act: Callable[[], tuple[str, str]] = {"leave": self._leave, "slow": self._slow}.get(self.kind, self._ask)
+        others: dict[str, Callable[[], tuple[str, str]]] = {"leave": self._leave, "slow": self._slow}
+        act = others.get(self.kind, self._move if self.kind in HOGS else self._ask)
         while not self.stopped.wait(self.chance.expovariate(1 / self.pace)):
             began = time.monotonic()
             if self._caller.own_port is None:
@@ -115,6 +118,12 @@ class Client:
             return _failed(answer) if answer.status >= 500 else ("wrong", f"{answer.status} for {ask.data[-60:]!r}")
         ask, right = self._request()
         return judge(self._caller.ask(ask), right)
+
+    def _move(self) -> tuple[str, str]:
+        """Have a hog move what it moves."""
+        zeros = np.zeros(HOGS[self.kind], np.float32)
+        answer = self._caller.ask(inference(self.kind, self.tenant, zeros, outputs=("y",)))
+        return judge(answer, np.zeros((1, 8 if self.kind == "outgoing" else 1), np.float32))
 
     def _wrong(self) -> Ask:
         headers = {"X-Tenant": "unknown" if self.chance.random() < 0.1 else self.tenant}

@@ -1,5 +1,6 @@
 """What a soak found: counts, latencies by what was going on, memory and descriptors over time, the account."""
 
+import json
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -62,6 +63,8 @@ class Report:
     account: Account
     answered: dict[str, int]
     log: Sequence[str]
+    fence: dict[str, Any] | None = None
+    """What /admin/partitions says of the tenant that is fenced; None where none is."""
 
     def failures(self) -> list[str]:
         """Why it did not hold."""
@@ -69,6 +72,8 @@ class Report:
         found = [f"{count} {what}" for what, count in counts.items() if what in ("wrong", "unanswered")]
         found += [f"{row['name']}: memory or descriptors grow" for row in self.processes() if not row["flat"]]
         found += [f"{tenant} answers {count} of 20 at the end" for tenant, count in self.answered.items() if count < 20]
+        if self.fence is not None:
+            found += [f"the fence held nothing: 0 {what}" for what in ("launches", "waits") if not self.fence.get(what)]
         if abs(self.account.share - 1) > SUMS:
             found.append(f"the account's sum is {self.account.share:.3f} of what there was")
         return found
@@ -191,6 +196,8 @@ class Report:
             yield f"| {row['name']} | {row['at']} s | {row['KiB'] / 1024:.1f} MiB | {before}, {after} | {during} |"
         share, borrowed, lent = self.account
         yield f"\nAccount: {share:.4f} of the time that passed; borrowed {borrowed:.2f} s, lent {lent:.2f} s."
+        if self.fence is not None:
+            yield f"Fence at the end: {json.dumps(self.fence)}"
         yield f"Right answers of 20 at the end: {', '.join(f'{name} {count}' for name, count in self.answered.items())}."
         yield f"Errors in the log: {len(self.log)}."
         yield from self.log[:10]
@@ -216,6 +223,7 @@ class Report:
             "missing": self._missing(),
             "account": self.account._asdict(),
             "answered": self.answered,
+            "fence": self.fence,
             "failures": self.failures(),
         }
 

@@ -1,7 +1,8 @@
 """`python -m benchmarks.virtualcores`: `python -m server` on a CPU of GRANULES granules, whichever cores there are.
 
 So that a repartition has something to move on a machine of two cores. It isolates nothing: granules share cores, by turns, or
-with `--in-order` the first of them the first core, and so on.
+with `--in-order` the first of them the first core, and so on. With `--bandwidth` it says what it moves, as a GPU does, so that
+tenants are fenced.
 """
 
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from partitions import Device
+from partitions.base import Bandwidth
 from server import __main__ as program
 from server.config.schema import DeviceConfig
 from server.host.leaving import leave
@@ -27,6 +29,13 @@ class InOrder(VirtualDevice):
         return VirtualPartition(sorted(granules), sorted({there[g * len(there) // count] for g in granules}), self._attached)
 
 
+class Moving(VirtualDevice):
+    """Moves so little that small models draw too much."""
+
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(memory=20 * 10**9, unit=2 * 10**9, pcie=2 * 10**9)
+
+
 def by_turns(_: DeviceConfig) -> Device:
     """Open the device in a process of the server, which imports this by its name."""
     return VirtualDevice(GRANULES)
@@ -37,14 +46,20 @@ def in_order(_: DeviceConfig) -> Device:
     return InOrder(GRANULES)
 
 
+def moving(_: DeviceConfig) -> Device:
+    """The same with `--bandwidth`."""
+    return Moving(GRANULES)
+
+
 def main() -> int:
     """Serve as the command line says."""
     from benchmarks import virtualcores
 
     opener = virtualcores.by_turns
-    if "--in-order" in sys.argv:
-        sys.argv.remove("--in-order")
-        opener = virtualcores.in_order
+    for word, another in (("--in-order", virtualcores.in_order), ("--bandwidth", virtualcores.moving)):
+        if word in sys.argv:
+            sys.argv.remove(word)
+            opener = another
     with patch.object(program, "open_configured", opener):
         return program.main()
 

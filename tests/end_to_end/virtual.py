@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from time import monotonic_ns, sleep
 
 from partitions import PartitionError
-from partitions.base import Held, UnpacedLoads
+from partitions.base import Bandwidth, Held, UnpacedLoads
 from partitions.cpu import CpuPartition
 from partitions.deposit import Deposit
 
@@ -79,7 +79,7 @@ class VirtualDevice:
     def memory(self) -> int | None:
         return None
 
-    def bandwidth(self) -> None:
+    def bandwidth(self) -> Bandwidth | None:
         """It has none that is known."""
 
     def energy(self) -> int | None:
