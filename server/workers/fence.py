@@ -20,7 +20,11 @@ SECOND = 10**9
 def at_work(processes: Iterable[memoryview], now: int) -> bool:
     """Whether one of these HTTP processes of neighbours, by its words on its page, has a request open or had one just now."""
     since = now - SETTLED if now > SETTLED else 0
-    return any(words[OPEN] or words[ENDED] > since for words in processes)
+    for words in processes:  # Twice as fast as `any`.
+        if not words[OPEN] and words[ENDED] <= since:
+            continue
+        return True
+    return False
 
 
 def could_exceed(moved: int, home: int, rate: int, units: int, wide: int) -> bool:
