@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
 
@@ -20,6 +21,7 @@ from .mps_daemon import NAME
 from .plans import make_plan
 from .shared import NAME as NAME_OF_SHARED
 
+HEAP = 64 << 20
 serving, hanging = real.serving, real.hanging
 test_answers = real.test_each_tenant_gets_right_answers_from_a_process_of_its_own
 test_an_endless_inference = real.test_a_process_whose_inference_does_not_end_is_ended_and_others_notice_nothing
@@ -106,6 +108,21 @@ def test_the_processes_of_all_tenants_share_one_memory_also_with_one_that_is_sta
             sleep(0.002)
     real.until_ready(serving, "acme")
     assert shared(real.process_of(serving, "acme")) == {before}
+
+
+def heaps(process: int) -> int:
+    """The heaps that glibc has made for threads of this process: each reserves 64 MiB, at a multiple of that."""
+    lines = [line.split() for line in Path(f"/proc/{process}/maps").read_text().splitlines()]
+    spans = [([int(end, 16) for end in words[0].split("-")], words[1]) for words in lines]
+    return sum(
+        begin % HEAP == 0 and end == after and last - begin == HEAP and (mode, free) == ("rw-p", "---p")
+        for ((begin, end), mode), ((after, last), free) in pairwise(spans)
+    )
+
+
+def test_the_threads_of_a_tenant_s_process_share_one_heap(serving: Served) -> None:
+    """As each load of a model took memory from another one (docs/lab/2026-11-27-heaps.md)."""
+    assert {name: heaps(real.process_of(serving, name)) for name in real.TENANTS} == dict.fromkeys(real.TENANTS, 0)
 
 
 def daemons(server: Served) -> set[int]:

@@ -24,7 +24,7 @@ from ...config.schema import Config, DeviceConfig
 from ...config.tenant import TenantConfig
 from ...errors import RequestError
 from ...host import logs
-from ...host.malloc import keep_large_blocks
+from ...host.malloc import keep_large_blocks, share_one_heap
 from ...host.watchdog import Watchdog
 from ...link import ring as links
 from ...link.ring import Descriptors
@@ -216,5 +216,7 @@ def main(arguments: DeviceArguments) -> None:
     set_up(f"dev {arguments.name}", server.log_format, server.log_level, device=True)
     sys.setswitchinterval(SWITCH_INTERVAL)
     keep_large_blocks()
+    if arguments.environment:
+        share_one_heap()  # As all threads are one tenant's; several tenants would wait for each other's allocations.
     uvloop.run(DeviceProcess(arguments).run())
     sys.exit(0)
