@@ -1,7 +1,7 @@
 """`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given.
 
-What HANG_OFF, HANG_ON or HANG_AUTO names is a FIFO: devices with that `mps` are opened once its other end is closed. With UUID
-set they have that one, as GPUs do.
+It says what it moves, as a GPU does. What HANG_OFF, HANG_ON or HANG_AUTO names is a FIFO: devices with that `mps` are opened
+once its other end is closed. With UUID set they have that one, as GPUs do.
 """
 
 import logging
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partitions import Device
+from partitions.base import Bandwidth
 from server import __main__ as command
 from server.config.schema import DeviceConfig
 from server.host.leaving import leave
@@ -27,6 +28,10 @@ class SmallDevice(VirtualDevice):
         super().__init__(GRANULES)
         self._cores = cores
         self.uuid = os.environ.get("UUID", "")
+
+    def bandwidth(self) -> Bandwidth:
+        """As if all of its granules together drew all it has."""
+        return Bandwidth(memory=4 * 10**12, unit=10**12, pcie=60 * 10**9)
 
     def _make(self, granules: Sequence[int]) -> VirtualPartition:
         return VirtualPartition(sorted(granules), self._cores, self._attached)

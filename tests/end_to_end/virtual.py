@@ -80,7 +80,8 @@ class VirtualDevice:
         return None
 
     def bandwidth(self) -> Bandwidth | None:
-        """It has none that is known."""
+        """None that is known."""
+        return None
 
     def energy(self) -> int | None:
         return None

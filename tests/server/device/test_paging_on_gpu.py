@@ -16,6 +16,7 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
 from server.control.descriptions import TenantMemory
+from server.control.fence import FencedTenant
 from server.device.runtime import Runtime
 from server.errors import Unavailable
 from server.link.activity import open_pages
@@ -246,6 +247,37 @@ async def test_a_model_is_on_a_wide_and_a_ready_placement_until_it_is_paged_out_
         await settled(site)
         assert [each.name for each in (await site.memory()).models if each.paged] == ["m1"]
         assert by_kind(await site.memory())["m2"]["graphs"] == 3 * GRAPHS
+
+
+async def test_a_fenced_model_is_narrow_beside_others_and_counts_there_until_it_is_paged_out(tmp_path: Path) -> None:
+    limit, shares = taken(2) + BOTH + 2 * GRAPHS + MIB, {"memory_bandwidth": 0.4, "burst": 4}
+    async with on_gpu(tmp_path, limit, count=2, gpu=visible(), copies="sm", lends=1.0, **shares) as site:
+        await settled(site)
+        await site.infer(1)
+        await settled(site)
+        (granule, *_) = site.controller.devices[0].held["acme"].granules
+        assert by_kind(await site.memory())["m1"] == {"kernels": KERNELS, "graphs": 3 * GRAPHS}
+        assert (await fence(site)).granules == (granule,)
+        for shares_now in ({}, {"acme": 3, "globex": 1}):
+            await site.controller.repartition(shares_now)
+            await settled(site)
+            await site.runtime.placements.moved({"acme": {"m1/1": 10**15}})
+            await site.infer(1)
+            before, admission = (await fence(site)).launches, site.frontends["globex"].tenant.lane.admission  # type: ignore[attr-defined]
+            kind = admission.admit()
+            for _ in range(20):
+                await site.infer(1)
+            admission.leave(kind, "", 0)
+            assert (await fence(site)).launches == before + 20
+        await site.infer(2)
+        await settled(site)
+        assert [each.name for each in (await site.memory()).models if each.paged] == ["m1"]
+        assert by_kind(await site.memory())["m2"]["graphs"] == 3 * GRAPHS
+        await site.infer(1)
+
+
+async def fence(site: OnGpu) -> FencedTenant:
+    return (await site.controller.placements.fences())["acme"]
 
 
 async def test_a_load_of_what_is_served_has_the_shapes_in_use_ready_before_it_takes_over(tmp_path: Path) -> None:

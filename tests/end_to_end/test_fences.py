@@ -1,0 +1,114 @@
+"""Tenants that are held to shares of bandwidth, in real processes: reloads, repartitions, and processes that are killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .fixtures import Site
+from .harness import cores
+from .processes import Load, Running, running_apart, running_devices, tenant
+from .wire import FOREVER, Connection, answered, as_before, client, infer, lane, posted, request, spin, tensor, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+FORMS: dict[str, tuple[Any, str]] = {
+    "device process": (running_devices, '[device]\nbackend = "cpu"\ncores = "0-1"\n'),
+    "device process each": (running_apart, '[device]\nbackend = "cpu"\ncores = "0-1"\nmps = "on"\n'),
+}
+
+LARGE = request(tensor("x", "FP32", [1, 1000], [1.0] * 1000))
+"""4 ms of 1 MB/s."""
+
+
+class Fenced(Site):
+    """A server of acme, which is fenced, and of globex, which is not, and whose HTTP has a helper."""
+
+    def write(self, **keys: object) -> Path:  # type: ignore[override]
+        """Write the file; `keys` are acme's."""
+        acme = tenant("acme", "identity", "spin", **{"granules": 3, "memory_bandwidth": 0.5, **keys})
+        return super().write(acme, tenant("globex", "identity", "spin", http_processes=2))
+
+    def fence(self, name: str = "acme") -> dict[str, Any]:
+        """What is shown of it; empty for none."""
+        with client(self.server) as http:
+            partition = http.get("/admin/partitions").json()["partitions"][name]
+        return dict(partition.get("fence") or {})
+
+
+@pytest.fixture(params=FORMS)
+def site(request: pytest.FixtureRequest, standard: Path, tmp_path: Path) -> Iterator[Fenced]:
+    start, device = FORMS[request.param]
+    site = Fenced(tmp_path, standard, device)
+    with start(site.write(pcie="1MB/s")) as server:
+        site.server = server
+        until(lambda: site.fence().get("granules") == [0, 1])
+        yield site
+
+
+def waited(site: Fenced, server: Running, busy: str) -> bool:
+    """Whether works of acme come to wait for its share of PCIe while this tenant has a request open."""
+    before = site.fence()["waits"]
+    with Connection(server) as connection, client(server, "acme") as http:
+        connection.send(posted("spin", spin(FOREVER), f"X-Tenant: {busy}"))
+        until(lambda: lane(http, busy)["in_flight"] == 1)
+        for _ in range(9):
+            assert infer(http, "identity", LARGE).status_code == 200
+    return bool(site.fence()["waits"] > before)
+
+
+def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_processes(site: Fenced) -> None:
+    server = site.server
+    assert site.fence() == {
+        "memory_bandwidth": 2 * 10**12,
+        "granules": [0, 1],
+        "launches": 0,
+        "pcie": 10**6,
+        "waits": site.fence()["waits"],
+        "notes": [],
+        "problems": [],
+    }
+    assert site.fence("globex") == {}
+    assert waited(site, server, "globex")
+    with Load(server, "acme") as load:
+        site.write(memory_bandwidth=0.25)
+        assert site.reload().status_code == 200
+        until(lambda: site.fence().get("granules") == [0])
+        load.more()
+        site.write(memory_bandwidth=0.5, pcie="1MB/s")
+        assert site.reload().status_code == 200
+        until(lambda: site.fence().get("granules") == [0, 1])
+        with client(server) as http:
+            assert http.put("/admin/partitions", json={"acme": 2}).status_code == 200
+        until(lambda: "it needs no narrower placement" in str(site.fence().get("notes")))
+        assert site.fence()["granules"] == []
+        with client(server) as http:
+            assert http.put("/admin/partitions", json={"acme": 3}).status_code == 200
+        until(lambda: site.fence().get("granules") == [0, 1])
+        os.kill(server.pid("globex"), signal.SIGKILL)
+        with client(server, "globex") as http:
+            until(lambda: answered(http) == 200)
+        load.more()
+    assert load.wrong == []
+    assert waited(site, server, "globex"), "its pages outlive its processes"
+    for pid in server.pids("dev 0"):
+        os.kill(pid, signal.SIGKILL)
+    with client(server, "acme") as http:
+        until(lambda: as_before(http))
+    until(lambda: site.fence().get("granules") == [0, 1])
+    assert waited(site, server, "globex")
+
+
+def test_a_fence_where_there_was_none_needs_a_restart_and_tenants_cannot_come(standard: Path, tmp_path: Path) -> None:
+    site = Fenced(tmp_path, standard, FORMS["device process"][1])
+    with running_devices(site.write(memory_bandwidth=0.25)) as server:
+        site.server = server
+        until(lambda: site.fence().get("granules") == [0])
+        path = site.write(memory_bandwidth=0.25)
+        path.write_text(path.read_text() + tenant("initech", "identity"))
+        answer = site.reload()
+        assert answer.status_code == 409
+        assert "tenant acme is held to a share of bandwidth" in answer.json()["error"]
