@@ -26,9 +26,10 @@ from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
 
 pytestmark = needs_a_compiler
 
-FIGURE = st.one_of(st.integers(0, 2**20), st.integers(0, 2**62))
+FIGURE = st.one_of(st.integers(0, 2**20), st.integers(0, 2**58))
 UNITS = st.integers(1, 132)
-RATE = st.one_of(st.integers(1, 2**20), st.integers(1, 2**62))
+RATE = st.one_of(st.integers(1, 2**20), st.integers(1, 2**58))
+"""Nanoseconds of nine years, and as many bytes: with the units of a device no product of these is more than 128 bits have."""
 
 
 @settings(max_examples=300)
