@@ -53,6 +53,8 @@ class TenantRates:
     age: float
     models: tuple[ModelRates, ...]
     moving: Moving | None = None
+    narrow: float | None = None
+    """Inferences on fewer granules, for a share of bandwidth; None for a tenant without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _tenant(
         age=after["age_seconds"],
         models=models,
         moving=_moving(before, after, counted),
+        narrow=None if new.narrow is None else max(0.0, new.narrow - (old.narrow or 0.0)) / seconds,
     )
 
 

@@ -33,6 +33,8 @@ class Requests:
     answered: float = 0.0
     refused: float = 0.0
     waiting: float = 0.0
+    narrow: float | None = None
+    """Inferences that ran on fewer granules, for a share of bandwidth; None for a tenant without one."""
     buckets: dict[float, float] = field(default_factory=dict)
 
 
@@ -73,6 +75,8 @@ def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:
                 of.answered += value
             elif name in _REFUSED:
                 of.refused += value
+            elif name == "greenlane_narrow_launches_total":
+                of.narrow = value
             elif name == "greenlane_waiting_requests":
                 of.waiting += value
     return found, ready

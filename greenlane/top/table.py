@@ -6,12 +6,13 @@ from .rates import DeviceRates, ModelRates, Moving, Rates, TenantRates
 
 _HEAD = (
     *("TENANT", "DEVICE", "SHARE", "USED%", "IDLE%", "LENT%", "BORROWED", "RUN/S", "REQ/S", "P99", "WAIT", "REFUSED/S"),
-    *("MEMORY", "WATTS", "MOVES", "PCIE"),
+    *("MEMORY", "WATTS", "MOVES", "PCIE", "NARROW/S"),
 )
 _SPARED = (
     "IDLE%",
     "LENT%",
     "BORROWED",
+    "NARROW/S",
     "MEMORY",
     "WATTS",
     "PCIE",
@@ -82,6 +83,7 @@ def _tenant(tenant: TenantRates) -> tuple[str, ...]:
         _bytes(tenant.memory),
         "" if tenant.watts is None else f"{tenant.watts:.1f}",
         *_moving(tenant.moving),
+        "" if tenant.narrow is None else _number(tenant.narrow),
     )
 
 
@@ -104,6 +106,7 @@ def _model(model: ModelRates, tenant: TenantRates) -> tuple[str, ...]:
         "",
         watts,
         *_moving(model.moving),
+        "",
     )
 
 

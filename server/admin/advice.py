@@ -8,18 +8,20 @@ from typing import Annotated
 from fastapi import Query, Response
 from msgspec.structs import asdict
 
+from ..accounts.usage import NS, DeviceTotals
 from ..api.framework import json_response
 from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
+from ..control.fence import FencedTenant
 from ..errors import BadRequest, Unavailable
 from ..facts import milliseconds
 from ..observing import advice as advising
-from ..observing import lending_advice
+from ..observing import bandwidth_advice, lending_advice
 from ..observing.need import Counted, Need, counted, need
 from ..protocol.json_document import show
 from . import schemas
 from .autopilot import shown_need
-from .dependencies import ControllerDep, admin_router
+from .dependencies import ControllerDep, ObserversDep, admin_router
 
 router = admin_router()
 
@@ -32,6 +34,7 @@ _STEP = 0.25
 @router.get("/advice", response_model=schemas.Advices)
 async def advice(
     controller: ControllerDep,
+    observers: ObserversDep,
     seconds: Annotated[
         str,
         Query(
@@ -48,12 +51,14 @@ async def advice(
     length = _length(seconds)
     held = _held(controller)
     before, wide_before = await _counted(controller), await controller.placements.wide()
+    totals_before = await observers.accountant.collect()
     ends = time.monotonic() + length
     while (left := ends - time.monotonic()) > 0:
         await asyncio.sleep(min(_STEP, left))
         if controller.state not in ("serving", "incomplete", "starting"):
             raise Unavailable(f"the server is {controller.state}")
     after, wide = await _counted(controller), await controller.placements.wide()
+    fences, used = await controller.placements.fences(), (await observers.accountant.collect()).less(totals_before).devices
     lends = {tenant.name: report.lending[0] for tenant, report in await controller.reports() if report.lending}
     tenants = {
         name: _advised(controller, device, name, before.get(name), after.get(name), held)
@@ -69,7 +74,34 @@ async def advice(
             about.lending += lending_advice.advise_neighbours(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
+        about.bandwidth = _bandwidth(controller, name, needs, fences, used)
     return json_response(schemas.Advices(length, tenants))
+
+
+def _bandwidth(
+    controller: Controller,
+    name: str,
+    needs: Mapping[str, Need],
+    fences: Mapping[str, FencedTenant],
+    used: Mapping[str, DeviceTotals],
+) -> list[str]:
+    """About a tenant's share of its device's memory bandwidth, or that it has none."""
+    tenant, device = controller.tenants[name], controller.device_of(name)
+    if name in fences:
+        return bandwidth_advice.advise_fenced(name, fences[name], tenant.target_p99)
+    there = used.get(device.name) if device else None
+    if not (device and device.info.bandwidth and there and there.moved_in and name in there.tenants):
+        return []
+    theirs, moved_in = there.tenants[name], there.moved_in / NS
+    beside = [each for each in device.held if each != name and each in needs and needs[each].requests]
+    return bandwidth_advice.advise_hog(
+        name,
+        theirs.moved.memory / moved_in,
+        device.held[name].size / sum(device.info.granules),
+        device.info.bandwidth.memory,
+        beside,
+        theirs.moved.has_much(theirs.estimated),
+    )
 
 
 def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:
@@ -113,7 +145,7 @@ def _advised(
         found = need(before, after)
         said = advising.advise(name, found, share, tenant.target_p99)
     target = milliseconds(tenant.target_p99) if tenant.target_p99 else None
-    return schemas.Advice(granules, device.name, target, *said, _measured(found) if found else None, [])
+    return schemas.Advice(granules, device.name, target, *said, _measured(found) if found else None, [], [])
 
 
 def _measured(found: Need) -> schemas.Needed:

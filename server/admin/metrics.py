@@ -22,6 +22,7 @@ from ..api.openapi import Responses, errors, operation_id
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
+from ..control.fence import FencedTenant
 from ..control.stretch import WidePartition
 from ..http.compression import choose, compress
 from ..observing.observers import Observers
@@ -96,14 +97,15 @@ _DOCUMENTED: Responses = {
 @router.get("/metrics", response_class=Response, responses={**_DOCUMENTED, **errors(400, 401, 503)})
 async def metrics(request: Request, controller: ControllerDep, observers: ObserversDep) -> Response:
     """All counts, by tenant and model. Compressed if the client takes that: there are a hundred lines for each."""
-    reports, executions, memory, wide, _ = await asyncio.gather(
+    reports, executions, memory, wide, fences, _ = await asyncio.gather(
         controller.reports(),
         controller.executions(),
         controller.memory(),
         controller.placements.wide(),
+        controller.placements.fences(),
         observers.accountant.collect(),
     )
-    found = list(ServerCollector(controller, observers, reports, executions, memory, wide).collect())
+    found = list(ServerCollector(controller, observers, reports, executions, memory, wide, fences).collect())
     body = await asyncio.to_thread(_written, found)  # Some megabytes, with thousands of models.
     if not (encoding := choose(request.headers.get("accept-encoding", ""))):
         return Response(body, media_type=CONTENT_TYPE_LATEST)
@@ -117,7 +119,7 @@ def _written(found: list[Metric]) -> bytes:
 
 class ServerCollector(Collector):
     """The metrics of a server at one moment; `reports` are those of its tenants, `executions` those of their models, which take
-    `memory` of the device, and `wide` the tenants' wide partitions.
+    `memory` of the device, `wide` the tenants' wide partitions, and `fences` what holds tenants.
     """
 
     def __init__(
@@ -128,12 +130,14 @@ class ServerCollector(Collector):
         executions: Sequence[Execution],
         memory: Sequence[TenantMemory] = (),
         wide: Mapping[str, WidePartition] = MappingProxyType({}),
+        fences: Mapping[str, FencedTenant] = MappingProxyType({}),
     ) -> None:
         self._controller = controller
         self._observers = observers
         self._executions = executions
         self._memory = memory
         self._wide = wide
+        self._fences = fences
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
@@ -152,6 +156,7 @@ class ServerCollector(Collector):
         yield from usage.families(self._controller, self._observers.accountant)
         yield from families(self._memory)
         yield from tenant_metrics.wide(self._reports, self._wide)
+        yield from tenant_metrics.fences(self._fences)
         yield tenant_metrics.limits(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
         yield tenant_metrics.versions(weights, self._reports)

@@ -322,6 +322,9 @@ class Advice(Fact):
         "What lending did meanwhile, and what would let it do more; empty where there is nothing to say.",
         Meta(examples=[["120 of 300 inferences ran on granules that globex lends"]]),
     ]
+    bandwidth: Annotated[
+        list[str], "Memory bandwidth that it draws beside others, and models that its own share of that makes too slow."
+    ]
 
 
 class Advices(Fact):

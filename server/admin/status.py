@@ -73,6 +73,11 @@ def _device(controller: Controller, device: ControlledDevice, look: Look, monito
         wide=[
             schemas.TenantsWide(**asdict(each), tenant=name) for name, each in look.details.wide.items() if name in device.held
         ],
+        fences=[
+            schemas.TenantsFence(**asdict(each), tenant=name)
+            for name, each in look.details.fences.items()
+            if name in device.held
+        ],
         lent_window_seconds=LENT_WINDOW,
     )
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from ..control.controller import DeviceState
+from ..control.fence import FencedTenant
 from ..control.moves import Move
 from ..control.stretch import WidePartition
 from ..facts import Fact
@@ -38,6 +39,12 @@ class TenantsWide(WidePartition):
     tenant: str
 
 
+class TenantsFence(FencedTenant):
+    """What holds a tenant to its share of bandwidth, and which one."""
+
+    tenant: str
+
+
 class DeviceHealth(Fact):
     """What a GPU says of itself; of cores only how busy they are. Null for what is not known."""
 
@@ -69,6 +76,7 @@ class DeviceNow(Fact):
     health: DeviceHealth
     shares: list[Share]
     wide: list[TenantsWide]
+    fences: list[TenantsFence]
     lent_window_seconds: Annotated[int, "`used`, `lent` and `borrowed` are averages over so long."]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from ..config.tenant import TenantConfig
+from ..control.fence import FencedTenant
 from ..control.stretch import WidePartition
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
@@ -31,6 +32,26 @@ def wide(reports: Reports, states: Mapping[str, WidePartition]) -> Iterator[Metr
         home = (([name, why], count) for name, each in states.items() for why, count in each.home_launches.items())
         about = "Inferences of a tenant with a wide partition that stayed on its own granules, by why"
         yield counter("greenlane_home_launches", about, ["tenant", "reason"], home)
+
+
+def fences(states: Mapping[str, FencedTenant]) -> Iterator[Metric]:
+    """Of tenants that are held to a share of bandwidth, where there are any."""
+    if states:
+        paths = [(name, path, rate) for name, each in states.items() for path, rate in _held(each)]
+        about = "What the tenant is held to while others of its device are at work"
+        yield gauge(
+            "greenlane_fence_bytes_per_second", about, ["tenant", "path"], (([name, p], rate) for name, p, rate in paths)
+        )
+        launches = (([name], each.launches) for name, each in states.items())
+        about = "Inferences on fewer of its granules, as elsewhere they draw more of the memory"
+        yield counter("greenlane_narrow_launches", about, ["tenant"], launches)
+        waits = (([name], each.waits) for name, each in states.items())
+        yield counter("greenlane_pcie_waits", "Inferences that started later for its share of PCIe", ["tenant"], waits)
+
+
+def _held(fence: FencedTenant) -> Iterator[tuple[str, int]]:
+    """The paths that are held, and to which rate."""
+    yield from ((path, rate) for path, rate in (("memory", fence.memory_bandwidth), ("pcie", fence.pcie)) if rate)
 
 
 def limits(reports: Reports) -> Metric:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
+from msgspec import Meta
+
 from partitions.base import Bandwidth
 from partitions.plan import Granules
 
@@ -25,6 +27,15 @@ class Fence(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class FencedModel(Fact):
+    """What is known of a model of a fenced tenant; 0 for what is not."""
+
+    model: Annotated[str, Meta(examples=["resnet/1"])]
+    moved: Annotated[int, "Bytes of the device's memory that an inference moves: measured, or guessed from its tensors."]
+    home_ms: Annotated[float, "What one takes on all of the tenant's granules, as of late."]
+    narrow_ms: Annotated[float, "What one takes on the granules where it is held."]
+
+
 class FencedTenant(Fact):
     """What holds a tenant back while others of its device are at work."""
 
@@ -35,6 +46,7 @@ class FencedTenant(Fact):
     waits: Annotated[int, "Inferences that started later for that so far."]
     notes: Annotated[list[str], "What does not hold it, or need not, and why."]
     problems: Annotated[list[str], "What could not be made."]
+    models: Annotated[list[FencedModel], "Those that are ready on these granules."]
 
 
 def plan_fences(

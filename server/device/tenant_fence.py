@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from partitions import Device, PartitionError
 
-from ..control.fence import Fence, FencedTenant
+from ..control.fence import Fence, FencedModel, FencedTenant
 from ..link.activity import ActivityPage
 from ..link.messages import ModelKey
 from ..workers.narrow import NarrowPlacement, NarrowStatistics
@@ -109,6 +109,7 @@ class TenantFence:
             self._waited + (self.pace.waits if self.pace else 0),
             list(plan.notes),
             [self._problem] if self._problem else refused,
+            _known(made) if made else [],
         )
 
     def _set_pace(self, before: Fence | None, plan: Fence | None) -> None:
@@ -174,3 +175,12 @@ class TenantFence:
         except BaseException:
             partition.close()
             raise
+
+
+def _known(narrow: NarrowPlacement) -> list[FencedModel]:
+    """What is known of the models on a placement; a model that is being loaded again is there twice for a moment."""
+    return [
+        FencedModel(key.rpartition("#")[0], each.moved, round(each.home / 1e6, 4), round(each.narrow / 1e6, 4))
+        for key, each in narrow.measured().items()
+        if key in narrow.executors
+    ]

@@ -11,6 +11,7 @@ from ..accounts.usage import NS, DeviceTotals
 from ..config.tenant import TenantConfig
 from ..control.controlled_device import ControlledDevice
 from ..control.descriptions import Execution, TenantMemory
+from ..control.fence import FencedTenant
 from ..control.placement_plans import PlacementPlans
 from ..control.stretch import WidePartition
 from ..scheduling.limits import LIMITS
@@ -68,6 +69,7 @@ class Details:
     executions: Sequence[Execution] = ()
     memory: Sequence[TenantMemory] = ()
     wide: Mapping[str, WidePartition] = field(default_factory=dict)
+    fences: Mapping[str, FencedTenant] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,9 @@ class Overview:
     async def _ask_details(self) -> Details:
         controller = self._controller
         return Details(
-            *await asyncio.gather(controller.executions(), controller.memory(), controller.placements.wide()),
+            *await asyncio.gather(
+                controller.executions(), controller.memory(), controller.placements.wide(), controller.placements.fences()
+            ),
         )
 
     def _tenant(self, config: TenantConfig, report: Report) -> TenantLook:

@@ -78,9 +78,21 @@ function updateDevice(card, device, status) {
   updateForm(card.querySelector("form"), device, status);
 }
 
-/** What keeps tenants from granules that others lend. */
+/** What keeps tenants from granules that others lend, and what tenants are held to. */
 function notes(device) {
-  return device.wide.flatMap((wide) => [...wide.too_long, ...wide.problems].map((text) => `${wide.tenant}: ${text}`));
+  const lending = device.wide.flatMap((wide) => [...wide.too_long, ...wide.problems].map((text) => `${wide.tenant}: ${text}`));
+  return [...lending, ...device.fences.flatMap((fence) => [held(fence), ...fence.problems.map((text) => `${fence.tenant}: ${text}`)])];
+}
+
+/** A fence in words: the rates, and how often it was felt. */
+function held(fence) {
+  const parts = [];
+  if (fence.memory_bandwidth) {
+    const where = fence.granules.length ? `: ${count(fence.launches, "inference")} on ${ranges(fence.granules)} so far` : "";
+    parts.push(`${perSecond(fence.memory_bandwidth)} of memory${where}`);
+  }
+  if (fence.pcie) parts.push(`${perSecond(fence.pcie)} of PCIe: ${count(fence.waits, "inference")} waited so far`);
+  return parts.length ? `${fence.tenant} has, while others work, ${parts.join("; ")}` : `${fence.tenant} is not held: ${fence.notes.join("; ")}`;
 }
 
 /** What the device says of itself, as far as it does. */

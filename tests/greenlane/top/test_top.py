@@ -299,3 +299,17 @@ def test_the_column_of_devices_stays_where_there_are_several() -> None:
     assert rates
     shown = lines(replace(rates, devices=[*rates.devices, replace(rates.devices[0], name="1")]), width=85)
     assert next(line for line in shown if line.startswith("TENANT")).split()[1] == "DEVICE"
+
+
+def test_a_fenced_tenant_s_narrow_inferences_have_a_column() -> None:
+    def with_narrow(seconds: float, count: int) -> Look:
+        text = f'# TYPE greenlane_narrow_launches counter\ngreenlane_narrow_launches_total{{tenant="acme"}} {count}\n'
+        return Look(usage(seconds, 1.0, 10), *read_metrics(metrics(10) + text))
+
+    rates = between(with_narrow(2.0, 100), with_narrow(4.0, 150))
+    assert rates
+    head, row = [line.split() for line in lines(rates, models=False) if "TENANT" in line or line.startswith("acme")]
+    assert (head[-1], row[-1]) == ("NARROW/S", "25.0")
+    rates = between(looked(2.0, 1.0, 10), looked(4.0, 2.0, 20))
+    assert rates
+    assert "NARROW" not in "\n".join(lines(rates))

@@ -34,7 +34,7 @@ class Runtime(FakeRuntime):
     async def fences(self) -> dict[str, FencedTenant]:
         if self.away:
             raise Unavailable("it is being started again")
-        return {self.name: FencedTenant(10**12, (), 0, 0, 0, [], [])}
+        return {self.name: FencedTenant(10**12, (), 0, 0, 0, [], [], [])}
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self.asked.set()

@@ -11,8 +11,10 @@ import pytest
 from engines import ModelRefused
 from partitions import PartitionError
 from partitions.base import Bandwidth
+from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.control.fence import FencedTenant
+from server.observing.observers import Observers
 from server.workers.narrow import NarrowPlacement
 from tests.fakes import FakePartition
 from tests.server.device.test_runtime import Site, add_model, serving
@@ -81,7 +83,8 @@ async def test_a_fenced_tenant_gets_a_narrow_placement_with_all_its_models(site:
     assert site.granules == {"acme": (0, 1, 2, 3), "globex": (4, 5)}
     assert await runs_narrow(site, "a")
     assert await runs_narrow(site)
-    assert await fence(site) == FencedTenant(2 * 10**12, (0, 1), 2, 15 * 10**9, 0, [], [])
+    found = await fence(site)
+    assert found == FencedTenant(2 * 10**12, (0, 1), 2, 15 * 10**9, 0, [], [], found.models)
     assert site.runtime.workers["globex"].narrow is None
 
 
@@ -273,23 +276,6 @@ async def test_requests_that_wait_for_pcie_hold_up_no_repartition_and_are_answer
     assert [done.failure for done in await asyncio.gather(*asking)] == [None] * 3
 
 
-async def test_a_load_that_waits_for_pcie_hurries_when_the_server_stops(site: Site, root: Path) -> None:
-    add_model(root, "c")
-    (root / "c" / "1" / "model.onnx").write_bytes(bytes(1000))
-    pace = site.runtime.workers["acme"].pace
-    assert pace
-    pace.rate = 1  # A byte a second.
-    admission = site.tenant("globex").lane.admission
-    kind = admission.admit()
-    loading = asyncio.ensure_future(site.controller.load("acme", "c"))
-    while not pace.shared.free_in:
-        await asyncio.sleep(0)
-    assert not loading.done()
-    site.runtime.stop_loading()
-    await loading
-    admission.leave(kind, "", 0)
-
-
 @pytest.mark.parametrize(
     ("moves", "keys", "note"),
     [
@@ -311,3 +297,30 @@ async def test_what_needs_none_or_can_have_none_is_said(
         assert [each for each in state.notes if note in each]
         assert f"tenant acme: {note}" in caplog.text
         await site.infer("acme")
+
+
+async def test_metrics_say_what_a_tenant_is_held_to_and_how_often(site: Site) -> None:
+    assert await runs_narrow(site)
+    fences = await site.controller.placements.fences()
+    collector = ServerCollector(site.controller, Observers(site.controller), (), (), fences=fences)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in collector.collect()
+        if family.name.startswith(("greenlane_fence", "greenlane_narrow", "greenlane_pcie"))
+        for sample in family.samples
+    }
+    assert found == {
+        ("greenlane_fence_bytes_per_second", "acme", "memory"): 2e12,
+        ("greenlane_fence_bytes_per_second", "acme", "pcie"): 15e9,
+        ("greenlane_narrow_launches_total", "acme"): 1,
+        ("greenlane_pcie_waits_total", "acme"): 0,
+    }
+
+
+async def test_what_is_known_of_its_models_is_shown(site: Site) -> None:
+    assert await runs_narrow(site)
+    models = {each.model: each for each in (await fence(site)).models}
+    assert models["b/1"].moved == ALL
+    assert models["b/1"].home_ms > 0
+    assert models["b/1"].narrow_ms > 0
+    assert set(models) == {"a/1", "b/1"}

@@ -1,0 +1,42 @@
+"""What is said of tenants that draw much of a device's memory bandwidth, and of those that are held to a share of it."""
+
+from server.control.fence import FencedModel, FencedTenant
+from server.observing.bandwidth_advice import advise_fenced, advise_hog
+
+WHOLE = 3_350 * 10**9
+
+
+def test_a_hog_that_nothing_holds_reads_which_key_would() -> None:
+    assert advise_hog("acme", 2.3456e12, 0.42, WHOLE, ["globex", "initech"], False) == [
+        "acme draws 2.35 TB/s, 70% of the device's memory bandwidth with 42% of its SMs, which globex and initech may feel. "
+        '`memory_bandwidth = "auto"` would hold acme to its part while others work; `greenlane prove --memory` says what '
+        "they feel"
+    ]
+    assert "draws about 2" in advise_hog("acme", 2e12, 0.42, WHOLE, ["globex"], True)[0]
+
+
+def test_nothing_is_said_of_one_within_its_part_or_alone_or_where_nothing_is_known() -> None:
+    assert advise_hog("acme", 1.4e12, 0.42, WHOLE, ["globex"], False) == []
+    assert advise_hog("acme", 3e12, 0.42, WHOLE, [], False) == []
+    assert advise_hog("acme", 3e12, 0.42, 0, ["globex"], False) == []
+
+
+def fenced(*models: FencedModel, problems: tuple[str, ...] = ()) -> FencedTenant:
+    return FencedTenant(10**12, (0,), 5, 0, 0, [], list(problems), list(models))
+
+
+def test_a_model_that_is_too_slow_where_it_is_held_is_named_with_what_it_takes() -> None:
+    slow = FencedModel("mob/1", 4 * 10**9, 1.5, 4.25)
+    assert advise_fenced("acme", fenced(slow), 0.002) == [
+        "mob/1 takes 4.25 ms where acme's `memory_bandwidth` holds it, and 1.5 ms on all of its share: its target_p99 of 2 ms "
+        "while others work takes at least 2 TB/s"
+    ]
+    (said,) = advise_fenced("acme", fenced(FencedModel("mob/1", 0, 1.5, 4.25)), 0.002)
+    assert said.endswith("while others work takes a larger one")
+
+
+def test_nothing_is_said_of_models_that_are_fast_enough_or_too_slow_anyway() -> None:
+    quick, slow, unknown = FencedModel("a/1", 1, 1.0, 1.9), FencedModel("b/1", 1, 2.5, 9.0), FencedModel("c/1", 1, 0.0, 0.0)
+    assert advise_fenced("acme", fenced(quick, slow, unknown), 0.002) == []
+    assert advise_fenced("acme", fenced(slow), None) == []
+    assert advise_fenced("acme", fenced(problems=("granules [0]: no memory",)), None) == ["granules [0]: no memory"]
