@@ -278,7 +278,13 @@ class Runtime:
     def stop_loading(self) -> None:
         if self._lifecycle.state not in ("closed", "lost"):
             self._lifecycle.set_state("draining")
+        self._hurry_loads()
+
+    def _hurry_loads(self) -> None:
         self.device.loads.hurry()
+        for worker in self.workers.values():
+            if worker.pace:
+                worker.pace.hurry()
         self.builds.close()
 
     def abandon(self, reason: str) -> None:
@@ -289,8 +295,7 @@ class Runtime:
         if self._lifecycle.state == "closed":
             return
         self._lifecycle.set_state("closed")
-        self.device.loads.hurry()
-        self.builds.close()
+        self._hurry_loads()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.
             changing = *self.tenant_models.ordering.values(), *self._locks.changing.values(), *self._locks.paging.values()

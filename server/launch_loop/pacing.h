@@ -24,7 +24,8 @@ static inline int64_t pace_wait(const Pace *p, int64_t now) {
 
 static inline int64_t put_off(int64_t free_at, int64_t now, uint64_t nbytes, int64_t rate) {
     int64_t from = free_at > now - BURST ? free_at : now - BURST;
-    return nbytes ? from + (int64_t)((unsigned __int128)nbytes * 1000000000 / (uint64_t)rate) : free_at;
+    if (!nbytes) return free_at;
+    return from + (int64_t)(((unsigned __int128)nbytes * 1000000000 + (uint64_t)rate - 1) / (uint64_t)rate);
 }
 
 /* A work that begins now moves so many bytes. */

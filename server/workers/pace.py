@@ -30,7 +30,7 @@ YIELD: Final = 200_000
 
 def put_off(free_at: int, now: int, nbytes: int, rate: int) -> int:
     """When a direction is free after a work that moves so many bytes there, and begins now; `rate` is in bytes a second."""
-    return max(free_at, now - BURST) + nbytes * SECOND // rate
+    return max(free_at, now - BURST) - -nbytes * SECOND // rate  # Rounded up, so that no sum of works has more.
 
 
 class Pace:
@@ -47,6 +47,7 @@ class Pace:
         self.pages = tuple(pages)
         self.shared = view_pace(max(1, rate), [each for page in pages for each in page.addresses])
         """The numbers, for the launch loop too."""
+        self._hurried = False
 
     def __repr__(self) -> str:
         return f"<Pace of {self.rate} bytes a second beside {len(self.words)} processes, {self.waits} works waited>"
@@ -88,14 +89,18 @@ class Pace:
         if nbytes and at_work(self.words, now):
             self.shared.free_out = put_off(self.shared.free_out, now, nbytes, self.rate)
 
+    def hurry(self) -> None:
+        """Loads pay no more: the device is about to be closed."""
+        self._hurried = True
+
     def pay(
         self, nbytes: int, pause: Callable[[float], None] = time.sleep, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         """Charge what a load is about to move to the device, a piece after the other, so that works go in between: as much as
-        the load, where they want more than there is. Blocks until all is charged, or the neighbours rest.
+        the load, where they want more than there is. Blocks until all is charged, the neighbours rest, or `hurry` was called.
         """
         latest = 0
-        while nbytes > 0 and at_work(self.words, now := clock()):
+        while nbytes > 0 and not self._hurried and at_work(self.words, now := clock()):
             if (left := int(self.shared.free_in) - now) > -YIELD // 2 and now < latest:
                 pause(min(left + YIELD, latest - now) / SECOND)
                 continue

@@ -52,8 +52,9 @@ def test_commented_out_keys_show_their_defaults(tmp_path: Path) -> None:
     _is_default(held.settings, default_settings(config.device), "profile", "build_profiles", "weight_streaming_budget", "loop")
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
     without_default = (
-        "device burst ladder min_granules device_memory port grpc_port front_cores max_execution target_p99 target_rate "
-        "requests_per_second burst_requests bytes_per_second burst_bytes max_connections max_large_bodies weights"
+        "device burst ladder min_granules memory_bandwidth pcie device_memory port grpc_port front_cores max_execution "
+        "target_p99 target_rate requests_per_second burst_requests bytes_per_second burst_bytes max_connections "
+        "max_large_bodies weights"
     )
     _is_default(config.tenants["acme"], plain, *without_default.split())
 

@@ -276,6 +276,23 @@ async def test_requests_that_wait_for_pcie_hold_up_no_repartition_and_are_answer
     assert [done.failure for done in await asyncio.gather(*asking)] == [None] * 3
 
 
+async def test_a_load_that_waits_for_pcie_hurries_when_the_server_stops(site: Site, root: Path) -> None:
+    add_model(root, "c")
+    (root / "c" / "1" / "model.onnx").write_bytes(bytes(1000))
+    pace = site.runtime.workers["acme"].pace
+    assert pace
+    pace.rate = 1  # A byte a second.
+    admission = site.tenant("globex").lane.admission
+    kind = admission.admit()
+    loading = asyncio.ensure_future(site.controller.load("acme", "c"))
+    while not pace.shared.free_in:
+        await asyncio.sleep(0)
+    assert not loading.done()
+    site.runtime.stop_loading()
+    await loading
+    admission.leave(kind, "", 0)
+
+
 @pytest.mark.parametrize(
     ("moves", "keys", "note"),
     [
