@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from server.link import activity
 from server.link.activity import ENDED, OPEN, Activity, ActivityPage
-from server.link.messages import Failure
+from server.link.messages import Failure, Ticket
+from server.workers.narrow import NarrowPlacement, NarrowStatistics
 from server.workers.pace import BURST, LOOK, PIECE, Pace
 from server.workers.stretching import SETTLED
 from tests.contract import in_a_thread
@@ -349,3 +351,85 @@ def test_weights_that_are_streamed_count_with_the_inputs() -> None:
         bench.wait_until_one_waits()
         bench.neighbour.activity.end()
         assert bench.answer(bench.next()) == [2]
+
+
+class Storm:
+    """Tickets of a paced bench; all that may happen to them, by chance."""
+
+    def __init__(self, bench: Paced, seed: int, narrow: bool) -> None:
+        self._bench = bench
+        self._chance = Random(seed)
+        self._waiting: dict[int, tuple[Ticket, list[float]]] = {}
+        self._busy = False
+        if narrow:
+            self.fence()
+
+    def fence(self) -> None:
+        """Works go to a narrow placement while the neighbour is at work."""
+        bench = self._bench
+        partition = bench.device.carve([1])
+        made = NarrowPlacement(partition, [bench.neighbour.page], 1, NarrowStatistics())
+        made.executors["m/1#1"] = bench.engine.bind(partition)
+        made.set_moved({"m/1#1": 10**12})
+        made.demand("m/1#1").home = 1
+        bench.worker.narrow = made
+        bench.worker.revoke()
+        bench.worker.resume(made)
+
+    def put(self) -> None:
+        bench, chance, tickets = self._bench, self._chance, []
+        free = sorted(set(range(SLOTS)) - self._waiting.keys())
+        for slot in chance.sample(free, chance.randint(0, len(free))):
+            numbers = [float(chance.randint(0, 99))] * chance.choice([1, 1, 1, 3])
+            deadline = time.monotonic() + chance.choice([0, 0.001, 0.01]) if chance.random() < 0.2 else NEVER
+            tickets.append(bench.ticket(slot, *numbers, deadline=deadline))
+            self._waiting[slot] = tickets[-1], numbers
+        bench.put(*tickets)
+
+    def cancel(self) -> None:
+        if self._waiting:
+            ticket, _ = self._chance.choice(list(self._waiting.values()))
+            self._bench.worker.cancel(ticket.slot, ticket.serial)
+
+    def work_or_rest(self) -> None:
+        """The neighbour."""
+        activity = self._bench.neighbour.activity
+        activity.end() if self._busy else activity.begin()
+        self._busy = not self._busy
+
+    def pace(self) -> None:
+        self._bench.worker.pace = None if self._bench.worker.pace else self._bench.pace
+
+    def halt(self) -> None:
+        self._bench.worker.halt()
+        self._bench.worker.serve(self._bench.endpoint)
+
+    def take(self) -> None:
+        """One completion, if any ticket is on its way."""
+        if self._waiting:
+            done = self._bench.next()
+            _, numbers = self._waiting.pop(done.slot)
+            if done.failure is None:
+                assert self._bench.answer(done) == numbers
+            else:
+                assert done.failure.kind in ("cancelled", "expired")
+
+    def end(self) -> None:
+        if self._busy:
+            self.work_or_rest()
+        self._bench.worker.pace = None
+        while self._waiting:
+            self.take()
+        assert not self._bench.errors
+
+
+@pytest.mark.parametrize("launchable", [False, pytest.param(True, marks=needs_a_compiler)], ids=["worker", "launch loop"])
+@pytest.mark.parametrize("narrow", [False, True], ids=["home", "narrow"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_ticket_is_answered_once_whatever_happens_while_some_wait(launchable: bool, narrow: bool, seed: int) -> None:
+    with paced(launchable, rate=2000) as bench:
+        storm, chance = Storm(bench, seed, narrow), Random(seed)
+        happens = [storm.put] * 12 + [storm.take] * 12 + [storm.cancel] * 3 + [storm.work_or_rest, storm.pace, storm.halt]
+        for _ in range(300):
+            chance.choice(happens)()
+        storm.end()
