@@ -30,7 +30,7 @@ from .supervision.mps_group import MpsGroup, memory_limit
 from .supervision.supervised import HostedRuntime, SupervisedDevice
 from .supervision.supervisor import Supervisor
 from .supervision.tenant_processes import TenantProcesses
-from .supervision.transfer import TenantTransfers
+from .supervision.transfer import TenantSides, TenantTransfers
 from .tenant_process import TenantArguments
 
 
@@ -54,23 +54,21 @@ class Composition:
         read: ReadConfig,
     ) -> None:
         self._service = Service(config, [])
-        self._frontends = _open_frontends(config, hosted)
-        self._runtimes: dict[str, RemoteRuntime] = {}
-        self._transfers = TenantTransfers(
-            self._runtimes, self._frontends, self._find_home, lambda side: self._homes.leave(side), config
-        )
+        frontends = _open_frontends(config, hosted)
+        self._tenants: dict[str, TenantSides] = {}
+        transfers = TenantTransfers(self._tenants, self._find_home, lambda side: self._homes.leave(side), config)
         self.counts = process_counts.count(config, hosted, cores)
-        self.controller = Controller(config, self._frontends, self._set_state, self._transfers.transfer)
+        self.controller = Controller(config, frontends, self._set_state, transfers.transfer)
         self._observers = Observers(self.controller)
         self.controller.on_progress = partial(self._set_state, "starting")
         self._opener = opener
         self._groups = groups
-        self.devices, in_tenants = self._add_devices(config, opener, hosted)
+        self.devices, in_tenants = self._add_devices(config, opener, hosted, frontends)
         self._connect(in_tenants)
         self.reloader = Reloader(self.controller, read, self._reconfigure)
         self.supervisor = Supervisor(
             config,
-            self._frontends,
+            frontends,
             listeners,
             own,
             self._application(),
@@ -89,9 +87,7 @@ class Composition:
         )
         self.controller.tenant_host = TenantProcesses(
             self.supervisor.http,
-            self._frontends,
-            self._runtimes,
-            self._transfers.locks,
+            self._tenants,
             self._homes,
             hosted,
             partial(_hosted, opener),
@@ -100,24 +96,25 @@ class Composition:
         )
 
     def _add_devices(
-        self, config: Config, opener: Opener, hosted: Collection[str]
+        self, config: Config, opener: Opener, hosted: Collection[str], frontends: Mapping[str, RemoteFrontend]
     ) -> tuple[list[SupervisedDevice], dict[str, HostedRuntime]]:
         """Add every device to the controller. Returns the device processes, and the device sides in tenants' own processes."""
         processes: list[SupervisedDevice] = []
         in_tenants: dict[str, HostedRuntime] = {}
         for device in config.named_devices:
             on_state = partial(self.controller.on_state, device=device)
-            theirs = {name: self._frontends[name] for name in config.tenants_on(device)}
+            theirs = {name: frontends[name] for name in config.tenants_on(device)}
             if device in hosted:
                 sides = {
-                    name: RemoteRuntime(f"the process of {name}", {name: part}, on_state, self.controller.on_loading)
-                    for name, part in theirs.items()
+                    name: RemoteRuntime(f"the process of {name}", {name: frontend}, on_state, self.controller.on_loading)
+                    for name, frontend in theirs.items()
                 }
                 in_tenants |= {name: _hosted(opener, side, device) for name, side in sides.items()}
                 self.controller.add(sides, device, adopts=False)
             elif device in self._groups:
                 apart = {
-                    name: self._device_process(device, {name: part}, config.tenants[name]) for name, part in theirs.items()
+                    name: self._device_process(device, {name: frontend}, config.tenants[name])
+                    for name, frontend in theirs.items()
                 }
                 processes += apart.values()
                 self.controller.add({name: each.runtime for name, each in apart.items()}, device)
@@ -147,10 +144,10 @@ class Composition:
 
     def _connect(self, in_tenants: Mapping[str, HostedRuntime]) -> None:
         """Give every frontend its device side."""
-        self._runtimes |= {name: hosted.runtime for name, hosted in in_tenants.items()}
-        self._runtimes |= {name: device.runtime for device in self.devices for name in device.runtime.frontends}
-        for name, frontend in self._frontends.items():
-            frontend.open(self._runtimes[name])
+        for runtime in [*(hosted.runtime for hosted in in_tenants.values()), *(device.runtime for device in self.devices)]:
+            for name, frontend in runtime.frontends.items():
+                self._tenants[name] = TenantSides(frontend, runtime)
+                frontend.open(runtime)
 
     def _application(self) -> Any:
         """What answers in this process: the admin API and the status page, with an audit."""
@@ -179,8 +176,9 @@ class Composition:
 
     async def _replace_link(self, tenant: str, free: Callable[[], None]) -> None:
         """A tenant's HTTP process has a new link: have its device side use it, then free the old one."""
-        async with self._transfers.locks[tenant]:
-            await self._runtimes[tenant].handover.replace_link(tenant)
+        sides = self._tenants[tenant]
+        async with sides.link:
+            await sides.runtime.handover.replace_link(tenant)
         free()
 
 

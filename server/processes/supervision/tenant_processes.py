@@ -25,6 +25,7 @@ from .device_homes import DeviceHomes
 from .listen import CannotListen
 from .supervised import HostedRuntime
 from .supervised_http import SupervisedHttp
+from .transfer import TenantSides
 
 log = logging.getLogger("greenlane.processes")
 
@@ -44,18 +45,15 @@ class _Coming:
 class TenantProcesses:
     """Belongs to the supervisor's event loop.
 
-    `frontends`, `runtimes` and `locks` are by tenant, and changed here: the HTTP sides, the device sides, and what is held
-    while a link is replaced. `http` has HTTP processes, `homes` those of devices. `hosted` are the devices that are cores of
-    this host; `host` makes what starts a process with a device side there. `on_state` is called with states of tenants' device
-    sides, and the device's name. `cores` is how many the server may use.
+    `tenants` are those that are served, by name, and changed here. `http` has HTTP processes, `homes` those of devices.
+    `hosted` are the devices that are cores of this host; `host` makes what starts a process with a device side there.
+    `on_state` is called with states of tenants' device sides, and the device's name. `cores` is how many the server may use.
     """
 
     def __init__(
         self,
         http: SupervisedHttp,
-        frontends: dict[str, RemoteFrontend],
-        runtimes: dict[str, RemoteRuntime],
-        locks: dict[str, asyncio.Lock],
+        tenants: dict[str, TenantSides],
         homes: DeviceHomes,
         hosted: Collection[str],
         host: Callable[[RemoteRuntime, str], HostedRuntime],
@@ -63,9 +61,7 @@ class TenantProcesses:
         cores: int,
     ) -> None:
         self._http = http
-        self._frontends = frontends
-        self._runtimes = runtimes
-        self._locks = locks
+        self._tenants = tenants
         self._homes = homes
         self._hosted = hosted
         self._host = host
@@ -74,7 +70,7 @@ class TenantProcesses:
         self._coming: dict[str, _Coming] = {}
 
     def __repr__(self) -> str:
-        return f"<TenantProcesses of {', '.join(self._frontends)}, {len(self._coming)} on their way>"
+        return f"<TenantProcesses of {', '.join(self._tenants)}, {len(self._coming)} on their way>"
 
     async def prepare(self, config: Config, name: str, device: str, granules: Granules) -> Arrival:
         """As `TenantHost.prepare`."""
@@ -115,7 +111,7 @@ class TenantProcesses:
         coming = self._coming.pop(name)
         runtime, frontend = coming.runtime, coming.frontend
         assert runtime
-        self._frontends[name], self._runtimes[name], self._locks[name] = frontend, runtime, asyncio.Lock()
+        self._tenants[name] = TenantSides(frontend, runtime)
         frontend.open(runtime)
         if coming.device not in self._hosted:
             runtime.handover.join(name, frontend, coming.granules, {})
@@ -125,14 +121,13 @@ class TenantProcesses:
     def leave(self, name: str) -> None:
         """As `TenantHost.leave`."""
         self._http.retire(name)
-        if self._homes.has(runtime := self._runtimes[name]):
+        if self._homes.has(runtime := self._tenants[name].runtime):
             runtime.handover.leave(name)
 
     async def end(self, name: str) -> None:
         """As `TenantHost.end`."""
-        runtime, frontend = self._runtimes.pop(name), self._frontends.pop(name)
-        del self._locks[name]
-        await self._end(name, frontend, runtime if self._homes.has(runtime) else None)
+        sides = self._tenants.pop(name)
+        await self._end(name, sides.frontend, sides.runtime if self._homes.has(sides.runtime) else None)
 
     async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
         """End a tenant's processes, have its device process free it if there is one, and free its memory."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from partitions.plan import Granules
 
@@ -20,36 +21,46 @@ from ..remote.remote_runtime import RemoteRuntime
 log = logging.getLogger("greenlane.processes")
 
 
-class TenantTransfers:
-    """Belongs to the supervisor's event loop. `runtimes` are the current ones, by tenant, and changed here.
+@dataclass(slots=True)
+class TenantSides:
+    """A tenant's HTTP side, and the device side that it has now. `link` is held while the link between them is replaced."""
 
-    `find` and `leave` are those of `DeviceHomes`.
+    frontend: RemoteFrontend
+    runtime: RemoteRuntime
+    link: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def serve_from(self, runtime: RemoteRuntime) -> None:
+        """The tenant has this device side from now on."""
+        self.runtime = runtime
+        self.frontend.open(runtime)
+
+
+class TenantTransfers:
+    """Belongs to the supervisor's event loop. `tenants` are those that are served, by name; `find` and `leave` are those of
+    `DeviceHomes`.
 
     1. The new device process makes a partition, page-locks the tenant's memory, and loads its models; the old one serves.
     2. The HTTP process gets a new link, once what is in flight has ended; what it launches from then on waits in that link.
     3. The old device process frees the tenant, and the new one serves the new link, so the waiting inferences run.
     4. The new models are published. Requests that were queued before name the old ones, so both names are known until then.
 
-    The lock of a tenant is held from 2 on. Whoever replaces its link takes it too.
+    A tenant's `link` is held from 2 on. Whoever replaces its link takes it too.
     """
 
     def __init__(
         self,
-        runtimes: dict[str, RemoteRuntime],
-        frontends: Mapping[str, RemoteFrontend],
+        tenants: Mapping[str, TenantSides],
         find: Callable[[str, str], Awaitable[RemoteRuntime]],
         leave: Callable[[RemoteRuntime], Awaitable[None]],
         config: Config,
     ) -> None:
-        self.locks = {name: asyncio.Lock() for name in frontends}
-        self._runtimes = runtimes
-        self._frontends = frontends
+        self._tenants = tenants
         self._find = find
         self._leave = leave
         self._max_pause = config.server.max_pause
 
     def __repr__(self) -> str:
-        moving = [name for name, lock in self.locks.items() if lock.locked()]
+        moving = [name for name, sides in self._tenants.items() if sides.link.locked()]
         return f"<TenantTransfers, moving: {', '.join(moving) or 'none'}>"
 
     async def transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:
@@ -62,14 +73,14 @@ class TenantTransfers:
         try:
             await self._transfer(tenant, source, target, granules)
         except BaseException:
-            if self._runtimes[tenant] is source:
+            if self._tenants[tenant].runtime is source:
                 await asyncio.shield(self._leave(target))
             raise
         await self._leave(source)
         return target
 
     async def _transfer(self, tenant: str, source: RemoteRuntime, target: RemoteRuntime, granules: Granules) -> None:
-        frontend = self._frontends[tenant]
+        frontend = self._tenants[tenant].frontend
         unused, coming = links.renew(frontend.descriptors), Coming()
         try:
             beyond = max((load_of(each.key) for each in frontend.served()), default=0)
@@ -82,7 +93,7 @@ class TenantTransfers:
                 keys = _keys(tenant, frontend.served(), coming.published.values())
                 await self._switch(tenant, source, target, granules, keys)
         except BaseException:
-            if self._runtimes[tenant] is source:
+            if self._tenants[tenant].runtime is source:
                 await asyncio.shield(target.handover.release(tenant))
             raise
         for each in coming.published.values():
@@ -93,8 +104,8 @@ class TenantTransfers:
 
     @asynccontextmanager
     async def _link_of(self, tenant: str) -> AsyncIterator[None]:
-        """Hold its lock. Raises Conflict after `max_pause`, as no granules can change hands meanwhile."""
-        lock, limit = self.locks[tenant], self._max_pause
+        """Hold its `link`. Raises Conflict after `max_pause`, as no granules can change hands meanwhile."""
+        lock, limit = self._tenants[tenant].link, self._max_pause
         try:
             async with asyncio.timeout(limit):
                 await lock.acquire()
@@ -116,16 +127,15 @@ class TenantTransfers:
     ) -> None:
         if source.away:
             raise Unavailable(f"tenant {tenant}: {source.label} has ended and is being started again; move it then")
-        frontend = self._frontends[tenant]
+        sides = self._tenants[tenant]
         before, changes = source.handover.leave(tenant)
         try:
-            free = await frontend.relink(self._max_pause)
+            free = await sides.frontend.relink(self._max_pause)
         except BaseException:
             source.handover.stay(tenant, before)
             raise
-        self._runtimes[tenant] = target
-        frontend.open(target)
-        target.handover.join(tenant, frontend, granules, changes, source.kept.lists.of(tenant))
+        sides.serve_from(target)
+        target.handover.join(tenant, sides.frontend, granules, changes, source.kept.lists.of(tenant))
         await source.handover.release(tenant)
         free()
         await target.handover.serve_adopted(tenant, keys)

@@ -13,7 +13,7 @@ from server.control.descriptions import AS_CONFIGURED
 from server.errors import Conflict
 from server.processes.remote.remote_frontend import open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
-from server.processes.supervision.transfer import TenantTransfers
+from server.processes.supervision.transfer import TenantSides, TenantTransfers
 from server.tenants.frontend import HttpSide
 from tests.fakes import PATIENCE
 
@@ -36,11 +36,10 @@ class Site:
         self.second = Process()
         self.relinking = self.clients.gates["relink"] = asyncio.Event()
         self.clients.answers |= {"relink": True, "page_out": True}
-        self.runtimes = {"acme": self.source}
+        self.sides = TenantSides(self.frontend, self.source)
         server, models = ServerConfig(max_pause=0.1), ModelsConfig(repository=Path())
         config = Config(server=server, models=models, tenants={"acme": ACME}, source="test")
-        self._transfers = TenantTransfers(self.runtimes, {"acme": self.frontend}, self._find, self._leave, config)
-        self.locks = self._transfers.locks
+        self._transfers = TenantTransfers({"acme": self.sides}, self._find, self._leave, config)
 
     async def open(self) -> "Site":
         self.first = await served(self.source)
@@ -52,7 +51,7 @@ class Site:
 
     async def transfer(self) -> None:
         assert await self._transfers.transfer("acme", self.source, "1", (3,)) is self.target
-        assert self.runtimes["acme"] is self.target
+        assert self.sides.runtime is self.target
 
     def close(self) -> None:
         for each in (self.first, self.second, self.clients, self._channel, self.frontend):
@@ -62,7 +61,7 @@ class Site:
         return self.target
 
     async def _leave(self, runtime: RemoteRuntime) -> None:
-        assert runtime is not self.runtimes["acme"]
+        assert runtime is not self.sides.runtime
 
 
 @pytest.fixture
@@ -154,7 +153,7 @@ async def test_what_is_brought_back_while_a_tenant_was_to_leave_is_not_paged_out
     with pytest.raises(Conflict, match="its link was not replaced"):
         await asyncio.wait_for(moving, 10)
     assert site.clients.of("page_in") == [("m/1#1",)]
-    assert site.runtimes["acme"] is site.source
+    assert site.sides.runtime is site.source
 
 
 async def test_a_tenant_whose_process_ends_just_as_it_moves_stays_and_its_process_is_started(site: Site) -> None:
@@ -166,19 +165,19 @@ async def test_a_tenant_whose_process_ends_just_as_it_moves_stays_and_its_proces
     adopting.set()
     with pytest.raises(Conflict, match="its HTTP process is being started"):
         await asyncio.wait_for(moving, PATIENCE)
-    assert site.runtimes["acme"] is site.source
-    assert not any(lock.locked() for lock in site.locks.values())
+    assert site.sides.runtime is site.source
+    assert not site.sides.link.locked()
     free()
 
 
 async def test_a_tenant_whose_process_was_replaced_stays_if_what_that_had_in_flight_does_not_end(site: Site) -> None:
     """Until then the device side has the old link. The move holds the granules of all tenants meanwhile."""
-    async with site.locks["acme"]:
+    async with site.sides.link:
         with pytest.raises(
             Conflict, match=r"^tenant acme: its HTTP process was replaced, .* after 0\.1 s \(server\.max_pause\)"
         ):
             await asyncio.wait_for(site.transfer(), PATIENCE)
-    assert site.runtimes["acme"] is site.source
+    assert site.sides.runtime is site.source
     assert site.second.heard[-1] == ("release", "acme")
     site.relinking.set()
     await asyncio.wait_for(site.transfer(), PATIENCE)
