@@ -129,8 +129,14 @@ class TenantFence:
         return self._plan == self._tried and worker.narrow is self._narrow and wants == (worker.narrow is not None)
 
     async def _replace(self, worker: Worker, plan: Fence | None) -> bool:
-        """Have the placement of this plan in place of another one; whether there is one."""
-        if (before := worker.narrow) and not await self._take_away(worker, before):
+        """Have the placement of this plan in place of another one; whether there is one. One with the same granules stays."""
+        before, tried = worker.narrow, self._tried
+        if before and before is self._narrow and self._known is not None and plan and tried and plan.granules == tried.granules:
+            before.hold(self._open_pages(plan), plan.memory)
+            worker.resume(before)
+            self._tried = plan
+            return True
+        if before and not await self._take_away(worker, before):
             return False
         self._tried, self._narrow, self._known, self._problem = plan, None, None, ""
         if not (plan and plan.granules):

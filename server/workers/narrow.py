@@ -19,10 +19,14 @@ from .stretching import towards
 
 
 class NarrowStatistics:
-    """Of one fenced tenant since its start; the launch loop counts in the same place."""
+    """Of one fenced tenant since its start, whatever placements it has had; the launch loop counts in the same place.
+
+    What works need is kept, too: a tenant whose works drew too much goes on to be held when its placement is another one.
+    """
 
     def __init__(self) -> None:
         self.counted = (c_uint64 * 1)()
+        self.demands: dict[ModelKey, Shared] = {}
 
     def __repr__(self) -> str:
         return f"<NarrowStatistics {self.launches} launches>"
@@ -56,19 +60,24 @@ class NarrowPlacement(SidePlacement):
 
     def __init__(self, partition: Partition, pages: Sequence[ActivityPage], rate: int, statistics: NarrowStatistics) -> None:
         super().__init__(partition, Place(partition.size))
-        self.pages = tuple(pages)
-        self.rate = rate
         self.statistics = statistics
-        self.shared = view_fence(rate, statistics.address, [each for page in pages for each in page.addresses])
-        """The same for the launch loop."""
-        self.shared.kept = self.shared.kept, self.pages
-        self._words = tuple([words for page in pages for words in page.processes])
-        self._demands: dict[ModelKey, Shared] = {}
+        self._demands = statistics.demands
+        for demand in self._demands.values():
+            demand.narrow = 0
         self._last_end = 0
+        self.hold(pages, rate)
 
     def __repr__(self) -> str:
         state = "suspended" if self.suspended else "works in flight" if self.running else "ready"
         return f"<NarrowPlacement on {self.partition!r}, {state}>"
+
+    def hold(self, pages: Sequence[ActivityPage], rate: int) -> None:
+        """From now on hold works to this rate beside these neighbours; `Worker.resume` says so to the launch loop."""
+        self.rate = rate
+        self.shared = view_fence(rate, self.statistics.address, [each for page in pages for each in page.addresses])
+        """The same for the launch loop."""
+        self.shared.kept = self.shared.kept, tuple(pages)
+        self._words = tuple([words for page in pages for words in page.processes])
 
     def set_moved(self, moved: Mapping[ModelKey, int]) -> None:
         """Set how many bytes a work of each of these models moves, 0 for unknown; others stay as they are."""

@@ -155,6 +155,28 @@ async def test_another_share_makes_another_placement_and_none_takes_it_away(site
     await site.infer("acme")
 
 
+async def test_another_rate_for_the_same_granules_leaves_the_placement_as_it_is(site: Site) -> None:
+    before, plans = narrow(site), site.controller.placements
+    assert await runs_narrow(site)
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.6}), "globex": GLOBEX})
+    await settled(site)
+    assert narrow(site) is before
+    assert placement(site).rate == round(2.4 * 10**12)
+    assert (await fence(site)).memory_bandwidth == round(2.4 * 10**12)
+    assert await runs_narrow(site)
+
+
+async def test_what_drew_too_much_is_held_on_another_placement_from_its_first_work_on(site: Site) -> None:
+    assert await runs_narrow(site)
+    admission = site.tenant("globex").lane.admission
+    kind = admission.admit()
+    await site.controller.repartition({"acme": 6})
+    await settled(site)
+    await site.infer("acme")
+    assert narrow(site).stream.ran == 1
+    admission.leave(kind, "", 0)
+
+
 async def test_a_placement_is_taken_away_once_nothing_runs_there(site: Site) -> None:
     assert await runs_narrow(site)
     admission, plans = site.tenant("globex").lane.admission, site.controller.placements

@@ -19,7 +19,7 @@ from server.workers.stretching import SETTLED, towards
 from server.workers.worker import Worker
 from tests.launchable import LaunchableExecutor, needs_a_compiler, open_fake_cuda
 from tests.server.workers.test_fence import NEIGHBOURS, NOW
-from tests.server.workers.test_narrow import HOG, TINY, Fenced
+from tests.server.workers.test_narrow import HOG, TINY, Fenced, Neighbour
 from tests.server.workers.test_narrow import RATE as RATE_OF_TENANT
 from tests.server.workers.test_wide import Borrower
 from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
@@ -249,6 +249,28 @@ def test_after_suspending_everything_is_at_home_and_after_resuming_narrow_again(
     for number in range(5):
         bench.run(number)
     assert bench.launched()[1] > narrow
+
+
+def test_another_rate_or_neighbour_counts_at_once(bench: Looping) -> None:
+    placement = bench.worker.narrow
+    assert placement
+    bench.neighbours[0].activity.begin()
+    bench.run(0)
+    home, narrow = bench.launched()
+    placement.hold([each.page for each in bench.neighbours], 10**9)
+    bench.worker.resume(placement)
+    bench.run(0)
+    assert bench.launched() == (home + 1, narrow)
+    other = Neighbour()
+    placement.hold([other.page], RATE_OF_TENANT)
+    bench.worker.resume(placement)
+    bench.know(placement)
+    bench.run(0)
+    assert bench.launched() == (home + 2, narrow)
+    other.activity.begin()
+    bench.know(placement)
+    bench.run(0)
+    assert bench.launched() == (home + 2, narrow + 1)
 
 
 def test_a_placement_that_is_taken_away_from_a_worker_that_serves_is_used_no_more(bench: Looping) -> None:
