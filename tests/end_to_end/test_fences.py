@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ FORMS: dict[str, tuple[Any, str]] = {
     "device process each": (running_apart, '[device]\nbackend = "cpu"\ncores = "0-1"\nmps = "on"\n'),
 }
 
-LARGE = request(tensor("x", "FP32", [1, 1000], [1.0] * 1000))
-"""4 ms of 1 MB/s."""
+LARGE = request(tensor("x", "FP32", [1, 10_000], [1.0] * 10_000))
+"""40 ms of 1 MB/s: more than a request takes on a busy machine."""
 
 
 class Fenced(Site):
@@ -49,12 +50,13 @@ def site(request: pytest.FixtureRequest, standard: Path, tmp_path: Path) -> Iter
         yield site
 
 
-def waited(site: Fenced, server: Running, busy: str) -> bool:
-    """Whether works of acme come to wait for its share of PCIe while this tenant has a request open."""
+def waited(site: Fenced, server: Running, *busy: str) -> bool:
+    """Whether works of acme come to wait for its share of PCIe while these tenants have a request open each."""
     before = site.fence()["waits"]
-    with Connection(server) as connection, client(server, "acme") as http:
-        connection.send(posted("spin", spin(FOREVER), f"X-Tenant: {busy}"))
-        until(lambda: lane(http, busy)["in_flight"] == 1)
+    with ExitStack() as opened, client(server, "acme") as http:
+        for name in busy:
+            opened.enter_context(Connection(server)).send(posted("spin", spin(FOREVER), f"X-Tenant: {name}"))
+            until(lambda name=name: lane(http, name)["in_flight"] == 1)  # type: ignore[misc]
         for _ in range(9):
             assert infer(http, "identity", LARGE).status_code == 200
     return bool(site.fence()["waits"] > before)
@@ -112,3 +114,23 @@ def test_a_fence_where_there_was_none_needs_a_restart_and_tenants_cannot_come(st
         answer = site.reload()
         assert answer.status_code == 409
         assert "tenant acme is held to a share of bandwidth" in answer.json()["error"]
+
+
+def test_a_fenced_tenant_that_moves_to_another_device_is_held_there_for_the_sake_of_others(
+    standard: Path, tmp_path: Path
+) -> None:
+    site = Fenced(tmp_path, standard)
+    devices = [f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"\n' for name, core in zip("01", cores()[:2], strict=True)]
+    acme = tenant("acme", "identity", "spin", device="0", granules=3, memory_bandwidth=0.5, pcie="1MB/s")
+    others = tenant("globex", "identity", "spin", device="0") + tenant("initech", "spin", device="1")
+    with running_devices(Site.write(site, *devices, acme, others)) as server:
+        site.server = server
+        until(lambda: site.fence().get("granules") == [0, 1])
+        assert waited(site, server, "globex")
+        with client(server) as http:
+            assert http.put("/admin/tenants/acme/device", json={"device": "1"}).status_code == 200
+            shown = http.get("/admin/partitions").json()["partitions"]
+        assert (shown["acme"]["device"], shown["acme"]["granules"]) == ("1", [1, 2, 3])
+        until(lambda: site.fence().get("granules") == [1, 2])
+        assert not waited(site, server, "globex"), "it is on another device now"
+        assert waited(site, server, "initech")
