@@ -120,7 +120,7 @@ for part in "$@"; do
     fence-prove)
       # shellcheck disable=SC2086  # Options.
       run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.25}" \
-        --memory --seconds 40 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
+        --memory --seconds 32 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.
