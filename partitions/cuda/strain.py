@@ -193,16 +193,16 @@ def _launched(
     sleeping = EventOptions(blocking_sync=True)
     with ExitStack() as left:
         free = deque(left.enter_context(closing(device.create_event(sleeping))) for _ in range(AHEAD))
-        flying, began, nbytes, last = deque[Event](), perf_counter(), 0, Place(None, 0)
+        flying, began, nbytes, last = deque[Event](), perf_counter(), 0, decide()
         left.callback(_wait, flying)  # Also on other streams than the memory's.
         while not nbytes or perf_counter() < end:
             if not free:
                 flying[0].sync()
                 free.append(flying.popleft())
-            place = decide()
+            place = decide() if nbytes else last
             if nbytes and perf_counter() >= end:
                 break
-            if place != last and flying:
+            if place.stream is not last.stream or place.held != last.held:
                 _wait(flying)
                 free.extend(flying)
                 flying.clear()

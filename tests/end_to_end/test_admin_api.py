@@ -130,6 +130,9 @@ def test_a_strain_moves_bytes_on_a_tenant_s_cores_while_it_is_served(admin: http
         assert done["bytes"] > 0
         assert done["gigabytes_per_second"] == pytest.approx(done["bytes"] / done["seconds"] / 1e9, rel=0.01, abs=0.001)
     assert admin.get("/admin/partitions").json()["partitions"]["acme"]["granules"] == [0, 1]
+    (acme,) = [each for each in admin.get("/admin/usage").json()["tenants"] if each["tenant"] == "acme"]
+    used = {(each["name"], each["version"]): each["used"] for each in acme["models"]}
+    assert min(used["strain", "memory read"], used["strain", "L2"]) >= 2 * 0.05, "of two cores"
 
 
 @pytest.mark.parametrize(
