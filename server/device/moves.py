@@ -108,11 +108,14 @@ class PartitionMoves:
         before = {name: self._workers[name] for name in prepared if name in self._workers}
         self._workers.update(prepared)
         self._prepared, self._taken = {}, frozenset()
+        fenced = [name for name, old in before.items() if self._placements.of(name).tenant_fence.hand_over(old, prepared[name])]
         try:
             self._resume()
             pauses = {name: Paused(milliseconds(self._worker_control.paused(name)), name in taken) for name in before}
             for name in prepared.keys() - before.keys():
                 self._worker_control.serve(name)
+            for name in fenced:
+                await asyncio.to_thread(prepared[name].revoke)
             for name in taken:
                 old = before.pop(name)
                 await asyncio.to_thread(old.retire)

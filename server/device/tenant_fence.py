@@ -21,7 +21,7 @@ Add = Callable[[Worker, Placement], Awaitable[bool]]
 
 
 class TenantFence:
-    """Belongs to the event loop. The narrow placement closes with the worker that has it.
+    """Belongs to the event loop. The narrow placement closes with the worker that has it, unless that hands it over.
 
     `pages` has, by tenant, the descriptor of its page of shared memory, and `moved` says what a work of each model that this
     tenant has now moves, in bytes.
@@ -77,6 +77,17 @@ class TenantFence:
         """What works of the models move is known better, or models have changed."""
         if self._narrow:
             self._narrow.set_moved(self._moved())
+
+    def hand_over(self, before: Worker, after: Worker) -> bool:
+        """The tenant goes on with another worker, and the one before has halted: give that one its narrow placement if it is a
+        part of its home, too. Returns whether it is; `Worker.revoke` lets the launch loop know, later. Otherwise the tenant is
+        held again once it has another, by a plan for what it has now.
+        """
+        narrow = before.narrow
+        if narrow is None or not set(narrow.partition.granules) < set(after.partition.granules):
+            return False
+        before.narrow, after.narrow = None, narrow
+        return True
 
     async def make(self, worker: Worker, add: Add) -> bool:
         """Make the next thing; whether there was one. With the tenant's locks held. Does not raise PartitionError."""

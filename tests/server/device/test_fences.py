@@ -114,11 +114,16 @@ async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_l
 async def test_a_tenant_that_moves_is_fenced_on_its_new_granules(site: Site) -> None:
     before = narrow(site)
     await site.controller.repartition({"acme": 6})
+    assert narrow(site) is before, "it is a part of what the tenant has now, which is fenced all the time"
+    assert await runs_narrow(site)
     await settled(site)
-    assert before.closed
     assert set(narrow(site).granules) < set(site.granules["acme"])
     assert len(narrow(site).granules) == 2
     assert await runs_narrow(site)
+    before = narrow(site)
+    await site.controller.repartition({"acme": 2})
+    await settled(site)
+    assert before.closed
 
 
 async def test_a_move_of_others_leaves_the_placement_as_it_is(site: Site) -> None:
@@ -168,11 +173,12 @@ async def test_another_rate_for_the_same_granules_leaves_the_placement_as_it_is(
 
 async def test_what_drew_too_much_is_held_on_another_placement_from_its_first_work_on(site: Site) -> None:
     assert await runs_narrow(site)
-    admission = site.tenant("globex").lane.admission
+    before, admission = narrow(site), site.tenant("globex").lane.admission
     kind = admission.admit()
-    await site.controller.repartition({"acme": 6})
+    site.controller.placements.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.75}), "globex": GLOBEX})
     await settled(site)
     await site.infer("acme")
+    assert narrow(site) is not before
     assert narrow(site).stream.ran == 1
     admission.leave(kind, "", 0)
 

@@ -44,5 +44,10 @@ async def test_answers_are_right_while_a_neighbour_comes_and_goes_and_after_the_
         found = placement.measured()
         assert all(each.home and each.narrow for each in found.values()), found
         await site.controller.repartition({"acme": 3, "globex": 1})
+        assert site.runtime.workers["acme"].narrow is placement, "it is a part of the new home"
+        before, done = placement.statistics.launches, 0
+        await asyncio.gather(*[client() for _ in range(4)])
+        assert before < placement.statistics.launches < before + done
+        await site.controller.repartition({"acme": 1})
         assert site.runtime.workers["acme"].narrow is None, "it closed with the worker"
         await site.infer(1)
