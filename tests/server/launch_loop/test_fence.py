@@ -321,6 +321,28 @@ def test_the_next_worker_launches_the_first_ticket_narrow_without_having_run_one
     following.close()
 
 
+def test_the_loop_of_the_next_worker_uses_the_placement_that_it_takes_over(bench: Looping) -> None:
+    placement, partition = bench.worker.narrow, bench.device.carve([0, 1, 2])
+    assert placement
+    home = Placement(partition, {HOG: bench.worker.executors[HOG].rebind(partition)})
+    following = Worker(home, bench.lost.append, bench.priorities, meter=bench.meter)
+    following.take_over(bench.endpoint, bench.worker)
+    bench.worker.halt()
+    bench.worker.narrow, following.narrow = None, placement
+    following.serve(bench.endpoint)
+    following.revoke()
+    bench.neighbours[0].activity.begin()
+    bench.run(1)
+    (_, narrow), enqueued = bench.launched(), bench.script.reached["enqueue"]
+    for number in range(5):
+        bench.run(number)
+    assert (bench.launched()[1], bench.script.reached["enqueue"]) == (narrow + 5, enqueued)
+    bench.worker.retire()
+    assert not bench.narrow.closed
+    following.close()
+    assert bench.narrow.closed
+
+
 def test_an_error_of_the_device_during_a_narrow_work_is_reported(bench: Looping) -> None:
     bench.neighbours[0].activity.begin()
     bench.script.fail("run", error=DeviceLost("gone"))
