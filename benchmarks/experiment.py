@@ -20,7 +20,7 @@ from .verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, OWN, UNDER, Co
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
-LEARNING = 6.0
+LEARNING = 4.5
 """Seconds of an aggressor alone where it is fenced, in which the server learns what its works move: NVML is read every two."""
 BETWEEN = 0.8
 """Seconds from the end of a phase to the beginning of the next, as a rule: load processes are started, and begin ahead."""

@@ -116,7 +116,7 @@ for part in "$@"; do
     fence)
       # shellcheck disable=SC2086  # Options.
       run fence "$(limit "${LIMIT_fence:-280}")" "$python" -u -m benchmarks.isolation --device cuda --memory \
-        --fence "${FENCE:-0.25}" --victim resnet --rate 400 --seconds 1.5 --rounds 2 --json "$out/fence.json" ${FENCE_OPTIONS:-} ;;
+        --fence "${FENCE:-0.25}" --victim resnet --rate 400 --seconds 1.2 --rounds 2 --json "$out/fence.json" ${FENCE_OPTIONS:-} ;;
     fence-prove)
       # shellcheck disable=SC2086  # Options.
       run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.25}" \
