@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -238,6 +239,28 @@ def test_a_strain_moves_as_much_as_it_is_about_and_leaves_no_memory_taken(
     assert done.rate > RATES[kind]
     assert times[0] < 1000
     assert lost <= 2 * MIB
+
+
+@pytest.mark.parametrize("kind", ["memory read", "memory copy", "random sectors", "L2", "PCIe out", "PCIe in"])
+def test_a_strain_that_is_held_draws_no_more_than_its_granule_can(device: Any, figures: dict[str, Any], kind: Strain) -> None:
+    """Also where only every second pass is, each of which waits until those elsewhere have ended."""
+    found = device.bandwidth()
+    assert found, "what it moves is not known"
+    with closing(device.carve(range(len(device.granules) // 2))) as half, closing(device.carve([0])) as one:
+        half.strain(kind, 0.5)
+        turns = cycle([None, one])
+        done = {
+            "free": half.strain(kind, 0.5),
+            "held": half.strain(kind, 0.5, lambda _: one),
+            "by turns": half.strain(kind, 0.5, lambda _: next(turns)),
+        }
+        most = one.size * found.unit / 1e9
+        rates = {how: round(each.rate, 2) for how, each in done.items()}
+        figures[f"strain, held: {kind}"] = rates | {"GB/s that a granule draws at most": most}
+        assert max(each.seconds for each in done.values()) < 1.0
+    assert rates["held"] <= most
+    assert rates["held"] < 1.1 * rates["free"]
+    assert rates["by turns"] > 0.9 * min(rates["held"], rates["free"])
 
 
 def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
