@@ -443,6 +443,12 @@ class Contract:
             assert done.rate == pytest.approx(done.nbytes / done.seconds / 1e9)
         assert run(executor, ONE)[0].tolist() == ONE.tolist()
 
+    def test_before_each_pass_of_a_strain_it_is_asked_where_that_runs(self, partition: Partition) -> None:
+        asked = list[int]()
+        assert partition.strain("memory read", 0.02, asked.append).nbytes > 0
+        assert asked
+        assert min(asked) >= 0
+
     def test_a_strain_does_not_wait_for_work_in_flight(
         self, subject: Subject, partition: Partition, executor: Executor
     ) -> None:

@@ -28,7 +28,7 @@ INTERVAL = 1.0
 GUESSING = 60.0
 """Seconds between two looks at what models take of devices' memory, from which it is guessed what their works move."""
 SAYING = 2.0
-"""The same where tenants are fenced, after which their device sides are said what works move."""
+"""The same where tenants are fenced. After so long, and when a meter was read, device sides are said what works move."""
 LIMIT = 2.0
 """Seconds that the end of the server waits for the last row of the file."""
 
@@ -162,10 +162,10 @@ class Accountant:
             self._said.clear()
             try:
                 now, fenced = self._clock(), [device for device in self._devices if device.fences]
-                if self._moved or fenced:
+                if (read := bool(self._moved)) or fenced:
                     await self._guess(now, SAYING if fenced else GUESSING)
                 totals = await self.collect()
-                if fenced and (self._said_at is None or now - self._said_at >= SAYING * NS):
+                if fenced and (read or self._said_at is None or now - self._said_at >= SAYING * NS):
                     self._said_at = now
                     await together(self._say(device) for device in fenced)
                 self._history.add(totals)
