@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from partitions import DoesNotFit, Move
 from partitions.plan import Granules, assign
 
+from ..config.bandwidth import too_much
 from ..config.changes import arrivals, removals, resized
 from ..config.schema import Config
 from ..config.tables import ConfigError
+from ..config.tenant import FENCES
 from ..errors import Conflict
 from .controlled_device import ControlledDevice
 from .descriptions import NOT_OPENED
@@ -47,6 +49,7 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
         other = [name for name in changed if name in device.runtimes]
         found.go |= dict.fromkeys(leaving, device)
         if not there and not other:
+            problems += _bandwidth(old, new, device)
             continue
         if device.info is NOT_OPENED:
             problems.append(f"device {device.name}: it had no tenant at the start, so it is not open; restart the server")
@@ -61,6 +64,14 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
     if problems:
         raise Conflict("\n".join([f"{UNCHANGED}, as the tenants do not fit:", *problems]))
     return found
+
+
+def _bandwidth(old: Config, new: Config, device: ControlledDevice) -> list[str]:
+    """Why the shares of bandwidth of a device's tenants are too much, if one of them is another one now."""
+    counts = {name: len(partition.granules) for name, partition in device.held.items() if name in new.tenants}
+    same = all(getattr(old.tenants[name], key) == getattr(new.tenants[name], key) for name in counts for key in FENCES)
+    found = [] if same else too_much(new.tenants, counts, device.info.granules, device.info.bandwidth)
+    return [f"{new.source}: {text}" for text in found]
 
 
 def _plan_device(

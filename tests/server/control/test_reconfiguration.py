@@ -232,6 +232,17 @@ async def test_what_does_not_fit_is_refused_with_the_arithmetic_before_anything_
     assert site.held == {"acme": (0, 1, 3), "hooli": (2,)}, "it keeps what the operator gave it"
 
 
+async def test_shares_of_bandwidth_that_are_too_much_are_refused_where_they_change() -> None:
+    site = await Site().start()
+    await site.use(tenant("acme", 2, pcie=0.5), tenant("globex", pcie=0.5))
+    with pytest.raises(Conflict, match=r"test: tenants\.acme\.pcie 0\.7 \+ tenants\.globex\.pcie 0\.5 = 1\.2 of the"):
+        await site.use(tenant("acme", 2, pcie=0.7), tenant("globex", pcie=0.5))
+    assert site.controller.tenants["acme"].pcie == 0.5
+    await site.use(tenant("acme", 2, pcie=0.7), tenant("globex"))
+    await site.controller.repartition({"acme": 3})
+    await site.use(tenant("acme", 2, pcie="auto"), tenant("globex", pcie=0.25))
+
+
 async def test_what_fits_once_a_repartition_has_ended_is_not_refused_while_it_goes_on() -> None:
     site = await Site().start()
     await site.controller.repartition({"acme": 3})
