@@ -10,7 +10,7 @@
 #   soak     python -m benchmarks.soak for 8 minutes                        soak.log, soak.json
 #   prove    python -m tests.gpu.proving: greenlane prove of two tenants    prove.log, prove.json
 #   change   python -m benchmarks.change                                    change.log, change.json
-#   fence    python -m benchmarks.isolation --memory --fence FENCE (0.25): hogs with and without a fence      fence.log, fence.json
+#   fence    python -m benchmarks.isolation --memory --fence FENCE (0.2): hogs with and without a fence      fence.log, fence.json
 #   fence-prove  python -m tests.gpu.proving --memory twice, without a fence and with one   fence-prove.log, fence-prove*.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
@@ -116,10 +116,10 @@ for part in "$@"; do
     fence)
       # shellcheck disable=SC2086  # Options.
       run fence "$(limit "${LIMIT_fence:-280}")" "$python" -u -m benchmarks.isolation --device cuda --memory \
-        --fence "${FENCE:-0.25}" --victim resnet --rate 400 --seconds 1.2 --rounds 2 --json "$out/fence.json" ${FENCE_OPTIONS:-} ;;
+        --fence "${FENCE:-0.2}" --victim resnet --rate 400 --seconds 1.2 --rounds 2 --json "$out/fence.json" ${FENCE_OPTIONS:-} ;;
     fence-prove)
       # shellcheck disable=SC2086  # Options.
-      run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.25}" \
+      run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.2}" \
         --memory --seconds 32 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
