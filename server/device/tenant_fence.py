@@ -48,8 +48,8 @@ class TenantFence:
         self._tried: Fence | None = None
         """The plan of `_narrow`, or one that needs none, or that could not be carried out, for which there is a `_problem`."""
         self._narrow: NarrowPlacement | None = None
-        self._known: set[ModelKey] | None = None
-        """The models there that the launch loop may know of; None before works go there."""
+        self._in_use = self._grown = False
+        """Whether works go there; whether a model has come there, or come back, of which the launch loop does not know yet."""
         self._changed = False
         self._problem = ""
         self._statistics = NarrowStatistics()
@@ -98,11 +98,12 @@ class TenantFence:
         if narrow is None:
             return False
         if await add(worker, narrow):
+            self._grown = True
             return True
         self.set_moved()
-        if self._known is None or not narrow.executors.keys() <= self._known:
+        if self._grown or not self._in_use:
             await asyncio.to_thread(worker.revoke)
-            self._known = {*narrow.executors}
+            self._in_use, self._grown = True, False
             worker.resume(narrow)
         return False
 
@@ -110,7 +111,7 @@ class TenantFence:
         """What holds the tenant now; None if nothing is planned to."""
         if (plan := self._plan) is None:
             return None
-        made = worker.narrow if self._known is not None and worker.narrow is self._narrow else None
+        made = worker.narrow if self._in_use and worker.narrow is self._narrow else None
         refused = [f"{key.rpartition('#')[0]}: {each.why}" for key, each in made.refused.items()] if made else []
         return FencedTenant(
             plan.memory,
@@ -142,14 +143,15 @@ class TenantFence:
     async def _replace(self, worker: Worker, plan: Fence | None) -> bool:
         """Have the placement of this plan in place of another one; whether there is one. One with the same granules stays."""
         before, tried = worker.narrow, self._tried
-        if before and before is self._narrow and self._known is not None and plan and tried and plan.granules == tried.granules:
+        if before and before is self._narrow and self._in_use and plan and tried and plan.granules == tried.granules:
             before.hold(self._open_pages(plan), plan.memory)
             worker.resume(before)
             self._tried = plan
             return True
         if before and not await self._take_away(worker, before):
             return False
-        self._tried, self._narrow, self._known, self._problem = plan, None, None, ""
+        self._tried, self._narrow, self._problem = plan, None, ""
+        self._in_use = self._grown = False
         if not (plan and plan.granules):
             return False
         granules = list(plan.granules)

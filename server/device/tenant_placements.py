@@ -71,8 +71,8 @@ class TenantPlacements:
         self._tried: Wide | None = None
         """The plan of `_wide`, or one that could not be carried out, for which there is a `_problem`."""
         self._wide: WidePlacement | None = None
-        self._told: set[ModelKey] | None = None
-        """The models on the wide placement that the launch loop may know of; None before works go there."""
+        self._in_use = self._grown = False
+        """Of the wide placement as in `TenantFence`."""
         self._changed = self._narrowed = False
         self._problem = ""
         self._too_long: dict[ModelKey, str] = {}
@@ -94,7 +94,7 @@ class TenantPlacements:
     def stretch(self, plan: Wide | None) -> None:
         """Have a wide placement by this plan, or none, and use it from now on. Does not wait."""
         self._plan, self._narrowed = plan, False
-        if (worker := self.worker) and self._has(worker, plan) and self._wide and self._told is not None:
+        if (worker := self.worker) and self._has(worker, plan) and self._wide and self._in_use:
             worker.resume(self._wide)
             self._problem = ""
             return
@@ -202,7 +202,7 @@ class TenantPlacements:
         worker = self.worker
         if worker is None or self._tried is None:
             return None
-        is_made = self._wide and self._told is not None and worker.wide is self._wide
+        is_made = self._wide and self._in_use and worker.wide is self._wide
         made = self._wide if is_made else None
         refused = [f"{_label(key)}: {each.why}" for key, each in made.refused.items()] if made else []
         return WidePartition(
@@ -259,10 +259,11 @@ class TenantPlacements:
         if self._wide is None:
             return False
         if await self._add(worker, self._wide):
+            self._grown = True
             return True
-        if self._told is None or not self._wide.executors.keys() <= self._told:
+        if self._grown or not self._in_use:
             await asyncio.to_thread(worker.revoke)
-            self._told = {*self._wide.executors}
+            self._in_use, self._grown = True, False
             if not self._narrowed:
                 worker.resume(self._wide)
         return False
@@ -285,7 +286,8 @@ class TenantPlacements:
                 return False
             worker.wide = None
             await asyncio.to_thread(before.close)
-        self._tried, self._wide, self._told, self._problem = plan, None, None, ""
+        self._tried, self._wide, self._problem = plan, None, ""
+        self._in_use = self._grown = False
         if plan is None:
             return False
         try:

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partitions import DeviceLost
+from server.control.fence import Fence
+from server.device.tenant_fence import TenantFence
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, address, view_fence
 from server.link import activity
@@ -390,6 +392,56 @@ def test_no_ticket_is_lost_whatever_neighbours_do_and_is_revoked_and_cancelled(b
         assert [bench.answer(done) for done in dones if done.failure is None] == [[turn]] * (SLOTS - (turn % 7 == 0))
     assert both == []
     assert placement.statistics.launches > 100
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Looping, TenantFence]]:
+    """A bench whose tenant has a fence that makes the narrow placement itself."""
+    with benched(kind=Looping, launchable=True) as bench:
+        bench.neighbours = [Neighbour()]
+        bench.worker.executors[TINY] = bench.engine.bind(bench.partition)
+        pages = {"globex": bench.neighbours[0].descriptor}
+        fence = TenantFence("acme", bench.device, pages, 10, dict)
+        fence.set(Fence(("globex",), RATE_OF_TENANT, (0,)), bench.worker)
+        bench.worker.serve(bench.endpoint)
+        yield bench, fence
+        bench.worker.halt()
+
+
+async def make_all(bench: Looping, fence: TenantFence) -> None:
+    """Carry the plan out, with all models at home."""
+
+    async def add(worker: Worker, placement: Placement) -> bool:
+        lacking = [model for model in worker.executors if model not in placement.executors]
+        for model in lacking[:1]:
+            placement.executors[model] = worker.executors[model].alternate(placement.partition)
+        return bool(lacking)
+
+    while await fence.make(bench.worker, add):
+        pass
+    assert bench.worker.narrow
+    bench.narrow = bench.worker.narrow.partition  # type: ignore[assignment]
+
+
+async def test_a_model_that_was_paged_out_is_held_again_from_when_it_is_ready_there(
+    held: tuple[Looping, TenantFence],
+) -> None:
+    bench, fence = held
+    await make_all(bench, fence)
+    placement = bench.worker.narrow
+    assert placement
+    bench.worker.executors[HOG].close()
+    placement.executors.pop(HOG).close()
+    bench.worker.executors[HOG] = bench.engine.bind(bench.partition)
+    for number in (1, 1, 2):
+        bench.run(number)  # The loop learns it before it is ready on the narrow placement.
+    await make_all(bench, fence)
+    bench.neighbours[0].activity.begin()
+    narrow = placement.statistics.launches
+    for number in range(1, 6):
+        bench.know(placement)
+        bench.run(number)
+    assert placement.statistics.launches == narrow + 5
 
 
 def test_a_graph_on_the_narrow_placement_is_captured_when_the_loop_learns_the_home_one() -> None:
