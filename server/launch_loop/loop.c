@@ -337,6 +337,7 @@ int launch_loop_run(Loop *l) {
     l->look_at = 0;
     for (;;) {
         while (may_start(l) && waiting(l)) start(l);
+        if (!waiting(l)) l->look_at = 0; /* The HTTP side may have taken back the ticket that waits. */
         if ((int64_t)(l->read - first) - l->unread > l->link.count) count_announced(l, first);
         if (in_flight(l) && !l->lost) {
             wait_oldest(l);

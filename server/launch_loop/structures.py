@@ -112,7 +112,8 @@ class Fence(ctypes.Structure):
 
 
 class Pace(ctypes.Structure):
-    kept: Neighbours
+    kept: Any
+    """What it refers to."""
     _fields_ = (
         ("rate", c_int64),
         ("free_in", c_int64),

@@ -44,8 +44,8 @@ class Pace:
 
     def __init__(self, pages: Sequence[ActivityPage], rate: int) -> None:
         self.words = tuple([words for page in pages for words in page.processes])
-        self.pages = tuple(pages)
         self.shared = view_pace(max(1, rate), [each for page in pages for each in page.addresses])
+        self.shared.kept = self.shared.kept, tuple(pages)
         """The numbers, for the launch loop too."""
         self._hurried = False
 

@@ -2,7 +2,9 @@
 
 import mmap
 import os
+import select
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -294,6 +296,31 @@ def test_a_ticket_that_waits_holds_up_no_halt_and_is_left_to_the_next_worker(ben
     other.serve(bench.endpoint)
     assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
     other.halt()
+
+
+def test_an_http_process_that_takes_back_a_ticket_that_waits_costs_no_time(bench: Paced) -> None:
+    """It can write to the whole link, also how many tickets it has put."""
+    bench.use_up(0.05)
+    bench.put(bench.ticket(0, 0))
+    bench.wait_until_one_waits()
+    put = bench.link.arena.total_put
+    put[0] -= 1
+    began = time.process_time()
+    poller = select.poll()
+    poller.register(bench.link.completions.event, select.POLLIN)
+    poller.poll(400)
+    assert time.process_time() - began < 0.2
+    put[0] += 1
+
+
+def test_the_pages_of_neighbours_outlive_what_the_launch_loop_reads_them_by() -> None:
+    """A share that is taken away may be read until the loop has seen that."""
+    neighbour = Neighbour()
+    shared, kept = Pace([neighbour.page], GB).shared, weakref.ref(neighbour.page)
+    del neighbour
+    assert kept() is not None
+    del shared
+    assert kept() is None
 
 
 def test_a_share_that_is_taken_away_or_given_holds_from_then_on(bench: Paced) -> None:
