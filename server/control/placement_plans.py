@@ -42,6 +42,8 @@ class PlacementPlans:
         self._changing = changing
         self._logged: dict[str, list[ReadyShare]] = {}
         """What was ready for a move when the last plan was carried out, by tenant."""
+        self._fencing: set[str] = set()
+        """Devices with a fence that was sent, and not taken back."""
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
 
@@ -173,11 +175,15 @@ class PlacementPlans:
             for device in self._devices:
                 before, device.fences = device.fences, self._plan_fences(device)
                 _log_notes(before, device.fences)
-                for runtime in device.distinct() if before or device.fences else ():
+                if device.fences:
+                    self._fencing.add(device.name)
+                for runtime in device.distinct() if device.name in self._fencing else ():
                     try:
                         await runtime.placements.fence(device.of(runtime, device.fences))
                     except _FAILURES as error:
                         fence_log.warning("no fences for now: %s", error)
+                if not device.fences:
+                    self._fencing.discard(device.name)
             for device in self._devices if self._any("burst") else ():
                 device.wide = self._plan_wide(device)
                 for runtime in device.distinct():

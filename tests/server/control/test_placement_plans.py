@@ -29,6 +29,10 @@ class Runtime(FakeRuntime):
         self.fenced: list[Mapping[str, Fence]] = []
 
     async def fence(self, plans: Mapping[str, Fence]) -> None:
+        self.asked.set()
+        await self.free.wait()
+        if self.away:
+            raise Unavailable("it is being started again")
         self.fenced.append(plans)
 
     async def fences(self) -> dict[str, FencedTenant]:
@@ -108,3 +112,25 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
     plans.remake()
     await plans.carried_out()
     assert len(sides["acme"].fenced) == count, "without a fence nothing is said"
+
+
+async def test_a_fence_that_could_not_be_taken_back_is_taken_back_with_the_next_plan() -> None:
+    side = Runtime("acme")
+    runtimes: Any = {"acme": side, "globex": side}
+    moves = Bandwidth(memory=4 * 10**12, unit=10**12)
+    device = ControlledDevice("0", runtimes, info=DeviceInfo("cuda", "", "SM", (1,) * 8, bandwidth=moves))
+    device.hold({"acme": (0, 1, 2), "globex": (4, 5)})
+    globex = TenantConfig(name="globex", granules=2, models=("*",))
+    acme = TenantConfig(name="acme", granules=3, models=("*",), memory_bandwidth=0.5)
+    plans = PlacementPlans({"acme": acme, "globex": globex}, [device], asyncio.Lock())
+    plans.begin(loaded)
+    await plans.carried_out()
+    assert side.fenced[-1]
+    side.free.clear()
+    side.asked.clear()
+    plans.reconfigure({"acme": acme.model_copy(update={"memory_bandwidth": None}), "globex": globex})
+    await side.asked.wait()  # It has not come yet when there is another plan.
+    side.free.set()
+    plans.remake()
+    await plans.carried_out()
+    assert side.fenced[-1] == {}
