@@ -321,6 +321,28 @@ async def test_a_load_that_waits_for_pcie_hurries_when_the_server_stops(site: Si
     admission.leave(kind, "", 0)
 
 
+async def test_a_tenant_is_fenced_beside_its_ladder_and_what_it_borrows(root: Path) -> None:
+    acme = ACME.model_copy(update={"ladder": (2, 4, 6), "burst": 8})
+    async with serving(root, tenants=(acme, GLOBEX.model_copy(update={"lend": 1.0})), moves=MOVES) as site:
+        await settled(site)
+        worker = site.runtime.workers["acme"]
+        assert worker.wide
+        assert worker.wide.partition.granules == (0, 1, 2, 3, 4, 5)
+        assert await runs_narrow(site)
+        for count, granules in ((6, (0, 1)), (4, (0, 1)), (2, ()), (6, (0, 1))):
+            await site.controller.repartition({"acme": count})
+            assert [*site.controller.moves][-1].paused["acme"].ladder, count
+            await settled(site)
+            assert (await fence(site)).granules == granules, count
+            if granules:
+                assert await runs_narrow(site), count
+                assert len(placement(site).executors) == 2
+            else:
+                assert site.runtime.workers["acme"].narrow is None
+                assert (await fence(site)).notes[0].startswith("it needs no narrower placement")
+            await site.infer("acme")
+
+
 @pytest.mark.parametrize(
     ("moves", "keys", "note"),
     [
