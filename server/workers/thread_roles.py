@@ -38,9 +38,11 @@ class ThreadRoles:
         """Called first by the second thread: blocks while it is parked."""
         self._parking.acquire()
 
-    def listens(self) -> bool:
-        """Called by an idle thread: whether it should listen for tickets, or end. Blocks while the thread is parked."""
-        if not self.long and not self.alone:
+    def listens(self, timed: bool = False) -> bool:
+        """Called by an idle thread: whether it should listen for tickets, or end. Blocks while the thread is parked, which is
+        not if it is `timed`: the other one may listen for longer.
+        """
+        if not self.long and not self.alone and not timed:
             self._park()
         return not self.stopped
 

@@ -160,13 +160,13 @@ class TicketRunner:
     def _work(self) -> None:
         session = self.session
         roles = session.roles
-        while roles.listens():
+        while roles.listens(bool(self._paced)):
             self._enqueue(self._listen())
             while session.flights and roles.waits():
                 self._wait()
                 roles.done()
             self._ring()  # Before this thread blocks, to listen or parked.
-            session.wake_listener(bool(self.in_flight))
+            session.wake_listener(bool(self.in_flight or self._paced))
 
     def _listen(self) -> int:
         """As `Session.listen`. If the driver fails meanwhile, what the launch loop had in flight has failed."""

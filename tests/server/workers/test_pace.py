@@ -313,6 +313,20 @@ def test_an_http_process_that_takes_back_a_ticket_that_waits_costs_no_time(bench
     put[0] += 1
 
 
+def test_a_ticket_that_waits_costs_no_time(bench: Paced) -> None:
+    """Also one that the launch loop does not know, which waits in Python although there is a loop."""
+    bench.use_up()
+    bench.put(bench.ticket(0, 1, 2, 3))
+    bench.wait_until_one_waits()
+    began = time.process_time()
+    poller = select.poll()
+    poller.register(bench.link.completions.event, select.POLLIN)
+    poller.poll(400)
+    assert time.process_time() - began < 0.2
+    bench.neighbour.activity.end()
+    assert bench.answer(bench.next()) == [1, 2, 3]
+
+
 def test_the_pages_of_neighbours_outlive_what_the_launch_loop_reads_them_by() -> None:
     """A share that is taken away may be read until the loop has seen that."""
     neighbour = Neighbour()

@@ -79,6 +79,15 @@ def test_once_works_are_short_one_idle_thread_is_parked_and_the_other_listens(ro
     assert listens.result(PATIENCE)
 
 
+def test_a_thread_that_listens_for_a_time_only_is_not_parked(roles: ThreadRoles) -> None:
+    """The other may listen for a ticket that has come already."""
+    roles.expect(True)
+    roles.enter()
+    roles.expect(False)
+    assert roles.listens(timed=True)
+    assert not parked(roles)
+
+
 def test_stop_wakes_listening_and_parked_threads_and_ends_listening(roles: ThreadRoles, wakes: Wakes) -> None:
     _, entered = in_a_thread(roles.enter)
     roles.stop()
