@@ -169,7 +169,7 @@ class TrafficFit(Generic[K]):
         keeps = 1 - 1 / MEMORY
         self._squares = self._squares * keeps + moved * moved
         missed = abs(moved - float(window @ self._found))
-        self._misses = self._misses * keeps + missed**2
+        self._misses = self._misses * keeps + min(missed, moved) ** 2  # Or the first windows would count for hundreds.
         off, ran = missed / max(1.0, moved), window > 0
         self._off[ran] = np.minimum(off, self._off[ran] + (off - self._off[ran]) / 8)
         self.residual = math.sqrt(self._misses / self._squares) if self._squares else 0.0
