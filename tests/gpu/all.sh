@@ -34,7 +34,7 @@ mkdir -p "$out/felt$mps"
 python=${PYTHON:-python3}
 apart="tests/gpu/test_change.py tests/gpu/test_isolation.py tests/gpu/test_confinement.py"
 faults="tests/gpu/test_mps.py tests/gpu/test_loading.py tests/gpu/test_mps_server.py"
-servers="tests/gpu/test_process.py tests/gpu/test_lost.py tests/gpu/test_ladder.py"
+servers="tests/gpu/test_process.py tests/gpu/test_lost.py tests/gpu/test_ladder.py tests/gpu/test_fence.py"
 side_by_side=tests/gpu
 ignored=()
 for file in $apart $faults tests/gpu/test_two_devices.py; do ignored+=("--ignore=$file"); done
