@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from ...errors import RequestError, Unavailable
@@ -25,11 +26,19 @@ Start = Callable[[SupervisedProcess, Any, Any], Awaitable[None]]
 
 
 class HelperProcesses:
-    """Those of one lead. Belongs to the event loop. `start` starts a process."""
+    """Those of one lead. Belongs to the event loop. `start` starts a process; `ended` is called with one that has ended."""
 
-    def __init__(self, lead: SupervisedProcess, start: Start, dispatcher: SupervisedDispatcher, restarts: Restarts) -> None:
+    def __init__(
+        self,
+        lead: SupervisedProcess,
+        start: Start,
+        ended: Callable[[SupervisedProcess], None],
+        dispatcher: SupervisedDispatcher,
+        restarts: Restarts,
+    ) -> None:
         self._lead = lead
         self._start_process = start
+        self._ended = ended
         self._dispatcher = dispatcher
         self._restarts = restarts
         self._keeping: list[asyncio.Task[None]] = []
@@ -94,7 +103,7 @@ class HelperProcesses:
                 return
             self._dispatcher.withdraw(each)
             frontend.remove_helper(each.number)
-            await self._restarts.wait_for_end(each.process, each.label, each.backoff)
+            await self._restarts.wait_for_end(each.process, each.label, each.backoff, partial(self._ended, each))
 
     async def _start(self, each: SupervisedProcess) -> None:
         """Raises OSError or EOFError, and Unavailable once the lead has ended."""

@@ -37,11 +37,14 @@ class Restarts:
     def __repr__(self) -> str:
         return f"<Restarts {dict(self.counts)}>"
 
-    async def wait_for_end(self, process: BaseProcess | None, label: str, backoff: Backoff) -> None:
-        """Wait until this process has ended, and then for as long as `backoff` says."""
+    async def wait_for_end(
+        self, process: BaseProcess | None, label: str, backoff: Backoff, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until this process has ended, call `ended`, and then wait for as long as `backoff` says."""
         assert process
         await asyncio.to_thread(spawn.join, process, EXIT_TIMEOUT)
         await asyncio.to_thread(spawn.Forkserver.end_orphans)
+        ended()
         self.counts[label] = self.counts.get(label, 0) + 1
         delay = backoff.delay(time.monotonic())
         log.error("%s ended (%s); starting another%s", label, spawn.exit_reason(process), f" in {delay:g} s" if delay else "")

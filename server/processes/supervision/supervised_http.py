@@ -78,7 +78,9 @@ class SupervisedHttp:
             numbers = range(LEAD + 1, count + LEAD)
             each.helpers = [SupervisedProcess(each.tenant, None, each.listeners, number=number) for number in numbers]
             self._processes |= {one.name: one for one in each.helpers}
-            self._helpers[each.name] = HelperProcesses(each, self._start_process, self._dispatcher, self._restarts)
+            self._helpers[each.name] = HelperProcesses(
+                each, self._start_process, self._reset_pages, self._dispatcher, self._restarts
+            )
 
     def processes(self) -> list[BaseProcess | None]:
         return [each.process for each in self._processes.values()]
@@ -354,10 +356,10 @@ class SupervisedHttp:
                 await self._helpers[each.name].end()
             if each.hosted:
                 each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
-            await self._restarts.wait_for_end(each.process, each.label, each.backoff)
+            ended = partial(self._reset_pages, each, *each.helpers)
+            await self._restarts.wait_for_end(each.process, each.label, each.backoff, ended)
             if each.retired:  # Its tenant has gone meanwhile, and another one of its name may have come.
                 return
-            self._reset_pages(each, *each.helpers)
             if (frontend := each.frontend) and not each.hosted:
                 # The worker frees the old link before another process may write to the memory that it reads from.
                 await self._restarts.retry(lambda: self._on_relinked(each.name, frontend.renew()))
@@ -366,7 +368,7 @@ class SupervisedHttp:
     def _reset_pages(self, *ended: SupervisedProcess) -> None:
         """These processes of tenants have ended, and have no request open any more."""
         for each in ended:
-            if (page := self._pages.get(each.tenant)) is not None:
+            if not each.retired and (page := self._pages.get(each.tenant)) is not None:
                 activity.reset(page, each.number)
 
     def _end_stuck(self, each: SupervisedProcess, reason: str) -> None:

@@ -39,7 +39,7 @@ async def test_helpers_whose_start_is_given_up_are_not_started_any_more() -> Non
     lead.descriptors, theirs = descriptors.pair()
     lead.helpers = [SupervisedProcess("acme", None, number=number) for number in (2, 3)]
     dispatcher = SupervisedDispatcher([], {}, Current(config), restarts)
-    helpers = HelperProcesses(lead, unused, dispatcher, restarts)
+    helpers = HelperProcesses(lead, unused, lambda _: None, dispatcher, restarts)
     before = asyncio.all_tasks()
     starting = asyncio.create_task(helpers.start())
     await restarts.failed.wait()

@@ -4,8 +4,10 @@ What the supervisor does with real processes is in tests/end_to_end/test_http_pr
 """
 
 import asyncio
+import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -57,8 +59,9 @@ class RecordedRestarts(Restarts):
         super().__init__()
         self._events = events
 
-    async def wait_for_end(self, *_: Any) -> None:
+    async def wait_for_end(self, *given: Any) -> None:
         self._events.append("ended")
+        given[-1]()
 
 
 class Staged(SupervisedHttp):
@@ -110,6 +113,21 @@ async def test_a_replacement_starts_after_the_worker_has_left_the_old_link() -> 
     assert http.events == ["ended", ("relinked", now), ("started", now)]
     assert now != before
     http.frontend.close()
+
+
+async def test_what_a_process_left_behind_is_seen_to_before_the_pause_until_the_next_one() -> None:
+    """Its page may say that it has requests open, for whose sake others are held back."""
+    events: list[object] = []
+
+    class Pausing(Restarts):
+        async def sleep(self, seconds: float) -> None:
+            events.append(seconds)
+
+    process, backoff = multiprocessing.get_context("spawn").Process(target=int), Backoff()
+    process.start()
+    backoff.started(time.monotonic())
+    await Pausing().wait_for_end(process, "a process", backoff, lambda: events.append("ended"))
+    assert events == ["ended", 0.1]
 
 
 async def test_the_process_of_a_tenant_that_goes_while_it_is_to_be_replaced_is_not_started_again() -> None:
