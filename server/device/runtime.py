@@ -181,6 +181,8 @@ class Runtime:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""
         if name not in self._locks.changing:
             return
+        if (worker := self.workers.get(name)) and worker.pace:
+            worker.pace.hurry()
         async with self.tenant_models.ordering[name], self._locks.both(name), self._worker_control.locks[name]:
             await self.placements.remove(name)
             if worker := self.workers.pop(name, None):

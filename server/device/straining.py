@@ -45,14 +45,15 @@ class Straining:
         self.finish()
         self._until = self._until or monotonic() + self._seconds
         worker = self._worker()
+        pace, narrow = (worker.pace, worker.narrow) if worker else (None, None)  # Each may be taken away meanwhile.
         held: Partition | None = None
-        if worker and self._kind.startswith("PCIe"):
-            if worker.pace and worker.pace.applies():
+        if self._kind.startswith("PCIe"):
+            if pace and pace.applies():
                 held = self._home
                 with suppress(_Over):
-                    worker.pace.pay(nbytes, self._pause)
-        elif worker and worker.narrow and worker.narrow.applies():
-            held = worker.narrow.partition
+                    pace.pay(nbytes, self._pause)
+        elif narrow and narrow.applies():
+            held = narrow.partition
         self._place, self._began = held or self._home, monotonic_ns()
         return held
 

@@ -129,7 +129,9 @@ class TenantFence:
         if self.pace and before and plan and plan.pcie and before.neighbours == plan.neighbours:
             self.pace.rate = plan.pcie
             return
-        self._waited += self.pace.waits if self.pace else 0
+        if self.pace:
+            self._waited += self.pace.waits
+            self.pace.hurry()
         self.pace = Pace(self._open_pages(plan), plan.pcie) if plan and plan.pcie else None
 
     def _open_pages(self, plan: Fence) -> list[ActivityPage]:

@@ -90,7 +90,7 @@ class Pace:
             self.shared.free_out = put_off(self.shared.free_out, now, nbytes, self.rate)
 
     def hurry(self) -> None:
-        """Loads pay no more: the device is about to be closed."""
+        """Loads pay no more: the device is about to be closed, or the tenant has no such share any more, or leaves."""
         self._hurried = True
 
     def pay(

@@ -343,6 +343,30 @@ async def test_a_tenant_is_fenced_beside_its_ladder_and_what_it_borrows(root: Pa
             await site.infer("acme")
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_load_that_waits_for_pcie_hurries_when_the_share_is_taken_away_or_its_tenant_leaves(
+    site: Site, root: Path, leaves: bool
+) -> None:
+    add_model(root, "c")
+    (root / "c" / "1" / "model.onnx").write_bytes(bytes(20_000))
+    pace = site.runtime.workers["acme"].pace
+    assert pace
+    pace.rate = 1  # A byte a second.
+    admission = site.tenant("globex").lane.admission
+    kind = admission.admit()
+    loading = asyncio.ensure_future(site.controller.load("acme", "c"))
+    while not pace.shared.free_in:
+        await asyncio.sleep(0)
+    assert not loading.done()
+    if leaves:
+        await asyncio.wait_for(site.runtime.release("acme"), 30)
+        site.frontends.pop("acme")
+    else:
+        await site.runtime.placements.fence({})
+    await asyncio.wait_for(loading, 30)
+    admission.leave(kind, "", 0)
+
+
 @pytest.mark.parametrize(
     ("moves", "keys", "note"),
     [
