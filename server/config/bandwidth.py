@@ -7,6 +7,7 @@ from partitions.base import Bandwidth
 from .forms import RATES, write_rate
 from .tables import dotted
 from .tenant import FENCES, TenantConfig
+from .values import LEAST_RATE
 
 NAMES = {"memory_bandwidth": "memory bandwidth", "pcie": "PCIe"}
 """What FENCES are shares of."""
@@ -20,11 +21,16 @@ def whole(key: str, moves: Bandwidth | None) -> int:
 
 
 def rate(tenant: TenantConfig, key: str, units: float, there: int) -> int:
-    """The bytes a second that a tenant with this part of the units is held to, of so many; 0 for none, or for one not known."""
+    """The bytes a second that a tenant with this part of the units is held to, of so many; 0 for none, or for one not known.
+
+    A part is `LEAST_RATE` at least, as a rate is: with less it would have nothing, and with 0 nothing would hold it.
+    """
     value = getattr(tenant, key)
-    if value is None:
+    if isinstance(value, int):
+        return value
+    if value is None or not there:
         return 0
-    return value if isinstance(value, int) else int((units if value == "auto" else value) * there)
+    return max(LEAST_RATE, int((units if value == "auto" else value) * there))
 
 
 def too_much(

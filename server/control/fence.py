@@ -82,7 +82,8 @@ def _fence(
         drawn, all_drawn = (sum(each) * moves.unit for each in (units[: len(granules)], units))
         here = f"{in_words(all_drawn)} at most, and its memory_bandwidth is {in_words(memory)}"
         if all_drawn <= memory:
-            notes.append(f"it needs no narrower placement: its {sum(units)} {unit}s draw {here}")
+            beyond = "; what it borrows is not held" if tenant.burst is not None else ""
+            notes.append(f"it needs no narrower placement: its {sum(units)} {unit}s draw {here}{beyond}")
             granules = ()
         elif len(home) == 1:
             notes.append(f"it has one granule, which cannot be narrowed: its {sum(units)} {unit}s draw {here}")

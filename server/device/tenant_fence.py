@@ -182,6 +182,7 @@ class TenantFence:
             why = f"an inference there has been running for {self._max_pause:g} s (server.max_pause)"
             log.warning("tenant %s keeps its narrow placement for now: %s", self._name, why)
             worker.resume(narrow)
+            self._changed = True  # For the next time that something is made.
             return False
         await asyncio.to_thread(worker.revoke)
         worker.narrow = None

@@ -113,10 +113,12 @@ def test_where_the_whole_is_not_known_rates_do_not_count() -> None:
     assert problem.endswith("= 1.2 of the device's memory bandwidth: lower them by 0.2")
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, 0), ("auto", 250), (0.4, 400), (10**6, 10**6)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, 0), ("auto", 25 * 10**7), (0.4, 4 * 10**8), (10**6, 10**6), (1e-12, 10**6)]
+)
 def test_a_share_comes_to_a_rate(value: Any, expected: int) -> None:
     (tenant,) = tenants(acme={"memory_bandwidth": value}).values()
-    assert rate(tenant, "memory_bandwidth", 0.25, 1000) == expected
+    assert rate(tenant, "memory_bandwidth", 0.25, 10**9) == expected
 
 
 def test_shares_change_while_serving_where_a_tenant_had_one_at_the_start(tmp_path: Path) -> None:

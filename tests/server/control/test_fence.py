@@ -38,6 +38,8 @@ def test_a_home_that_cannot_draw_more_needs_none() -> None:
     assert fence.notes == (
         "it needs no narrower placement: its 16 SMs draw 2 TB/s at most, and its memory_bandwidth is 2 TB/s",
     )
+    borrows = plan({"acme": (0, 1), "globex": (2,)}, acme={"memory_bandwidth": "2TB/s", "burst": 4})["acme"]
+    assert borrows.notes[0].endswith("its memory_bandwidth is 2 TB/s; what it borrows is not held")
 
 
 def test_one_granule_cannot_be_narrowed_and_its_pcie_is_held_all_the_same() -> None:
