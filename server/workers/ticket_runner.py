@@ -238,8 +238,8 @@ class TicketRunner:
             now, waited = time.monotonic_ns(), 0
             priority.yield_gil(now)
         priority.end_enqueuing()
-        if pacing and not waited and self.pace is not None:
-            self.pace.count_wait()
+        if pacing and not waited and (pace := self.pace) is not None:
+            pace.count_wait()
         if pacing and not self._paced:
             tickets.wake()  # Another thread may listen already, until the next ticket comes.
         self._paced = pacing
@@ -251,7 +251,7 @@ class TicketRunner:
 
     def _share_in(self, now: int) -> int:
         """As `Pace.wait`."""
-        return 0 if self.pace is None else self.pace.wait(now)
+        return 0 if (pace := self.pace) is None else pace.wait(now)
 
     def _start_deferred(self) -> int:
         """Start deferred tickets that are ready, a few at a time, and fail those that need not be run any more.
@@ -298,8 +298,8 @@ class TicketRunner:
             self._fail(ticket.slot, self._failure(error), time.monotonic_ns())
             return
         self.in_flight[ticket.slot] = flight
-        if self.pace is not None:
-            self.pace.charge_in(_moved_in(executor, ticket), flight.launched)
+        if (pace := self.pace) is not None:
+            pace.charge_in(_moved_in(executor, ticket), flight.launched)
         counter = flight.counter = self._metering.counter(executor, ticket.model)
         if (placement := flight.placement) is not None:
             flight.counter = self._metering.counter(flight.executor, ticket.model, placement.place)
@@ -376,8 +376,8 @@ class TicketRunner:
                 self._metering.end(flight, ended, own)
             if loop_runs is not None:
                 loop_runs.learn(flight.ticket, own)
-            if self.pace is not None:
-                self.pace.charge_out(sum([each.nbytes for each in outputs]), ended)
+            if (pace := self.pace) is not None:
+                pace.charge_out(sum([each.nbytes for each in outputs]), ended)
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)
