@@ -3,6 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 from partitions import DeviceLost
 from server.control.fence import Fence
+from server.control.stretch import Wide
 from server.device.tenant_fence import TenantFence
+from server.device.tenant_locks import TenantLocks
+from server.device.tenant_placements import Means, TenantPlacements
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, address, view_fence
 from server.link import activity
@@ -442,6 +446,33 @@ async def test_a_model_that_was_paged_out_is_held_again_from_when_it_is_ready_th
         bench.know(placement)
         bench.run(number)
     assert placement.statistics.launches == narrow + 5
+
+
+async def test_a_model_that_was_paged_out_may_borrow_again_from_when_it_is_ready_there() -> None:
+    with benched(kind=Looping, launchable=True) as bench, ThreadPoolExecutor(1) as threads:
+        worker, lender = bench.worker, Neighbour()
+        pages, numbers = {"globex": lender.descriptor}, {"acme": 0, "globex": 1}
+        means = Means(bench.device, {"acme": worker}, TenantLocks(["acme"]), pages, numbers, 10, threads)
+        placements = TenantPlacements("acme", means)
+        worker.serve(bench.endpoint)
+        placements.stretch(Wide((0, 1), {"globex": (1,)}, 1.0))
+        await placements.settled()
+        assert worker.wide
+        assert worker.runner
+        loop = worker.runner.session.loop
+        assert loop
+        for each in (*placements.leave([HOG]), worker.executors[HOG]):
+            each.close()
+        worker.executors[HOG] = bench.engine.bind(bench.partition)
+        for number in (1, 1, 2):
+            bench.run(number)
+        assert loop.knows_any
+        placements.follow()
+        await placements.settled()
+        assert list(worker.wide.executors) == [HOG]
+        assert not loop.knows_any, "it learns all again, with the wide placement"
+        bench.run(3)
+        await placements.close()
 
 
 def test_a_graph_on_the_narrow_placement_is_captured_when_the_loop_learns_the_home_one() -> None:
