@@ -26,7 +26,8 @@ class Health:
     that clocks may be low for, and whether each holds. `ecc` counts memory errors since the driver was loaded, `xids` errors
     that the driver reported (by number) since this is watched. `moved` has the bytes that it has moved since then, by path:
     `memory` (its own, read and written), `pcie_in` and `pcie_out` as the GPU sees them; `memory_bandwidth` is the most of the
-    first in a second. `lost`: it does not answer on the bus any more.
+    first in a second. `lost`: it does not answer on the bus any more. `missing` says what it needs to report the rest, and is
+    empty where nothing is missing but what the GPU does not support.
     """
 
     uuid: str = ""
@@ -45,6 +46,7 @@ class Health:
     moved: Mapping[str, int] = field(default_factory=dict)
     memory_bandwidth: int | None = None
     lost: bool = False
+    missing: str = ""
 
 
 def command(addresses: Sequence[str]) -> list[str]:

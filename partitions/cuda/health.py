@@ -2,7 +2,8 @@
 `partitions.health`.
 
 `python -m partitions.cuda.health ADDRESS ...` writes a line for each GPU every two seconds, and when the driver reports an
-error of it. It opens no CUDA context and takes no memory of the GPU.
+error of it. It opens no CUDA context and takes no memory of the GPU. Where `cuda.core.system` is missing, or its bindings are
+too old, the lines have only what the GPUs moved and took.
 """
 
 import os
@@ -10,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from ..health import INTERVAL, Health, to_line
-from .nvml import Traffic, open_nvml
+from .nvml import Nvml, Traffic, open_nvml
 
 NEEDS = "needs cuda-core 1.2 and cuda-bindings 13.2 or newer"
 _NOT_THROTTLED = ("none", "gpu_idle")
@@ -23,14 +25,18 @@ _ECC = {"corrected": "DEV_ECC_SBE_VOL_TOTAL", "uncorrected": "DEV_ECC_DBE_VOL_TO
 
 def main(addresses: list[str]) -> None:
     """Watch these GPUs until standard input ends, or say in one line why they cannot be read."""
+    missing = ""
+    system: Any = None
+    devices: dict[str, Any] = dict.fromkeys(addresses)
     try:
-        from cuda.core import system
-
+        system = import_module("cuda.core.system")
         if not system.CUDA_BINDINGS_NVML_IS_COMPATIBLE:
             raise ImportError(NEEDS)
         devices = {address: system.Device(pci_bus_id=address) for address in addresses}
     except Exception as error:
-        raise SystemExit(f"the health of GPUs cannot be read: {error}") from error
+        missing, system = str(error), None
+        if not any(nvml and nvml.traffic() for nvml in map(open_nvml, addresses)):
+            raise SystemExit(f"the health of GPUs cannot be read: {error}") from error
     os.nice(10)
     lock = threading.Lock()
 
@@ -40,29 +46,40 @@ def main(addresses: list[str]) -> None:
             sys.stdout.flush()
 
     for address, device in devices.items():
-        threading.Thread(target=watch, args=(system, address, device, write), daemon=True).start()
+        threading.Thread(target=watch, args=(system, address, device, write, missing), daemon=True).start()
     sys.stdin.read()
     os._exit(0)  # A thread may be in a call that does not return.
 
 
-def watch(system: Any, address: str, device: Any, write: Callable[[str], object]) -> None:
-    """Write readings of a GPU until they cannot be written any more. Blocks; each GPU has a thread."""
+def watch(system: Any, address: str, device: Any, write: Callable[[str], object], missing: str = "") -> None:
+    """Write readings of a GPU until they cannot be written any more. Blocks; each GPU has a thread.
+
+    `system` and `device` are None where most of them cannot be read; `missing` says why.
+    """
     xids: dict[str, int] = {}
     nvml = open_nvml(address)
     traffic = nvml.traffic() if nvml else None
-    try:
-        events = device.register_events([system.typing.EventType.XID_CRITICAL_ERROR])
-    except system.NvmlError:  # Virtual GPUs have none.
-        events = None
+    events = _events(system, device)
     try:
         while True:
-            write(to_line(address, read(system, device, xids, traffic)))
+            found = read(system, device, xids, traffic) if system else _read_traffic(nvml, traffic, missing)
+            write(to_line(address, found))
             if events is None:
                 time.sleep(INTERVAL)
             else:
                 events = _wait(system, events, xids)
     except (OSError, ValueError):  # The other end of standard output is gone.
         return
+
+
+def _events(system: Any, device: Any) -> Any:
+    """What reports errors of the driver; None where nothing does, as for virtual GPUs."""
+    if system is None:
+        return None
+    try:
+        return device.register_events([system.typing.EventType.XID_CRITICAL_ERROR])
+    except system.NvmlError:
+        return None
 
 
 def _wait(system: Any, events: Any, xids: dict[str, int]) -> Any:
@@ -126,6 +143,17 @@ def read(system: Any, device: Any, xids: Mapping[str, int], traffic: Traffic | N
         moved=traffic.read() if traffic and not lost else {},
         memory_bandwidth=traffic.bandwidth if traffic else None,
         lost=lost,
+    )
+
+
+def _read_traffic(nvml: Nvml | None, traffic: Traffic | None, missing: str) -> Health:
+    """One reading of what NVML says without `cuda.core.system`."""
+    taken = nvml.energy() if nvml else None
+    return Health(
+        energy=None if taken is None else taken / 1e6,
+        moved=traffic.read() if traffic else {},
+        memory_bandwidth=traffic.bandwidth if traffic else None,
+        missing=missing,
     )
 
 

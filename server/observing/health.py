@@ -100,6 +100,8 @@ class HealthMonitor:
     def take(self, address: str, device: str, health: Health) -> None:
         """This is how the GPU at this address is now. Logs that it is lost, and errors of the driver, when they are new."""
         previous = self._readings.get(device)
+        if health.missing and previous is None:
+            log.warning("device %s: of the GPU's state only what it moves and takes is read: %s", device, health.missing)
         if health.lost and not (previous and previous[0].lost):
             log.critical("GPU %s (device %s) does not answer any more: it is lost", address, device)
         for number, count in health.xids.items():

@@ -117,6 +117,25 @@ def test_errors_of_the_driver_are_counted_by_number(
     assert after.power == 350.5
 
 
+def test_what_a_gpu_moved_is_read_where_bindings_are_too_old_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "INTERVAL", 0.3)
+    gpu, lines = Gpu(), list[str]()
+
+    def write(line: str) -> None:
+        lines.append(line)
+        gpu.moved, gpu.seconds = (3e11, 2e9, 1e9), 1.0
+        if len(lines) == 2:
+            raise BrokenPipeError
+
+    with installed(gpu) as cuda:
+        monkeypatch.setattr(health, "open_nvml", cuda.open_nvml)
+        health.watch(None, ADDRESS, None, write, health.NEEDS)
+    (_, found), (_, later) = map(from_line, lines)
+    assert (found.missing, found.memory_bandwidth) == (health.NEEDS, 3_352_320_000_000)
+    assert set(later.moved) == {"memory", "pcie_in", "pcie_out"}
+    assert (found.utilization, found.temperature, found.lost) == (None, None, False)
+
+
 def test_without_a_driver_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="the health of GPUs cannot be read: "):
         health.main([ADDRESS])

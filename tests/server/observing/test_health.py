@@ -88,6 +88,16 @@ async def test_a_process_that_reads_nothing_is_not_started_again(caplog: pytest.
     assert caplog.text.count("are not among the metrics") == 1
 
 
+async def test_what_readings_need_to_be_whole_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    lines = [
+        to_line(ADDRESS, Health(moved={"memory": count, "pcie_in": 0, "pcie_out": 0}, missing="it is old")) for count in (1, 2)
+    ]
+    async with watching(f"print({''.join(lines)!r}, end='')" + WAITS) as monitor:
+        await until(lambda: (found := monitor.reading("0")) and found[0].moved["memory"] == 2)
+    said = [each.message for each in caplog.records if "it is old" in each.message]
+    assert said == ["device 0: of the GPU's state only what it moves and takes is read: it is old"]
+
+
 async def test_a_process_that_ends_is_started_again_and_a_loss_and_an_error_are_logged(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
