@@ -55,7 +55,8 @@ def plan_fences(
     """The fence of each tenant of a device that asks for one. The device has granules of these sizes in `unit`s, and `homes`
     are those of each tenant.
 
-    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may; one at least.
+    A narrow placement has the first granules of its home, as many as cannot draw more than the tenant may; one at least. Where
+    the home cannot draw more or is one granule, only a tenant that borrows has one, of the whole home.
     """
     plans = {}
     for name, home in homes.items():
@@ -81,16 +82,17 @@ def _fence(
         granules = tuple(home[: max(1, _fitting(units, moves.unit, memory))])
         drawn, all_drawn = (sum(each) * moves.unit for each in (units[: len(granules)], units))
         here = f"{in_words(all_drawn)} at most, and its memory_bandwidth is {in_words(memory)}"
-        if all_drawn <= memory:
-            beyond = "; what it borrows is not held" if tenant.burst is not None else ""
-            notes.append(f"it needs no narrower placement: its {sum(units)} {unit}s draw {here}{beyond}")
+        borrows = tenant.burst is not None
+        if all_drawn <= memory and not borrows:
+            notes.append(f"it needs no narrower placement: its {sum(units)} {unit}s draw {here}")
             granules = ()
-        elif len(home) == 1:
+        elif len(home) == 1 and not borrows:
             notes.append(f"it has one granule, which cannot be narrowed: its {sum(units)} {unit}s draw {here}")
             memory, granules = 0, ()
         elif drawn > memory:
             what = f"its memory_bandwidth is {in_words(memory)}, but one granule ({units[0]} {unit}s) draws {in_words(drawn)}"
             notes.append(f"{what} at most: works that draw more run on that, and are held to that")
+            memory = drawn if len(home) == 1 else memory  # Else works would only go from its home to the same granule.
     return Fence(neighbours, memory, granules, pcie, tuple(notes))
 
 

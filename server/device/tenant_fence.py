@@ -84,7 +84,7 @@ class TenantFence:
         held again once it has another, by a plan for what it has now.
         """
         narrow = before.narrow
-        if narrow is None or not set(narrow.partition.granules) < set(after.partition.granules):
+        if narrow is None or not set(narrow.partition.granules) <= set(after.partition.granules):
             return False
         before.narrow, after.narrow = None, narrow
         return True
@@ -157,7 +157,7 @@ class TenantFence:
         if not (plan and plan.granules):
             return False
         granules = list(plan.granules)
-        if not set(granules) < set(worker.partition.granules):
+        if not set(granules) <= set(worker.partition.granules):
             self._problem = f"granules {granules}: the tenant has others now, for which there is another plan soon"
             return False
         try:

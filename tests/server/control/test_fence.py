@@ -38,8 +38,17 @@ def test_a_home_that_cannot_draw_more_needs_none() -> None:
     assert fence.notes == (
         "it needs no narrower placement: its 16 SMs draw 2 TB/s at most, and its memory_bandwidth is 2 TB/s",
     )
-    borrows = plan({"acme": (0, 1), "globex": (2,)}, acme={"memory_bandwidth": "2TB/s", "burst": 4})["acme"]
-    assert borrows.notes[0].endswith("its memory_bandwidth is 2 TB/s; what it borrows is not held")
+
+
+def test_who_borrows_has_one_of_its_whole_home_so_as_not_to_draw_more_on_granules_of_others() -> None:
+    fence = plan({"acme": (0, 1), "globex": (2,)}, acme={"memory_bandwidth": "2TB/s", "burst": 4})["acme"]
+    assert (fence.granules, fence.memory, fence.notes) == ((0, 1), 2 * 10**12, ())
+    fence = plan({"acme": (3,), "globex": (2,)}, acme={"memory_bandwidth": 0.1, "burst": 4})["acme"]
+    assert (fence.granules, fence.memory) == ((3,), 10**12)
+    assert fence.notes == (
+        "its memory_bandwidth is 335.2 GB/s, but one granule (8 SMs) draws 1 TB/s at most: works that draw more run on that, "
+        "and are held to that",
+    )
 
 
 def test_one_granule_cannot_be_narrowed_and_its_pcie_is_held_all_the_same() -> None:

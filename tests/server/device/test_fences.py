@@ -329,18 +329,39 @@ async def test_a_tenant_is_fenced_beside_its_ladder_and_what_it_borrows(root: Pa
         assert worker.wide
         assert worker.wide.partition.granules == (0, 1, 2, 3, 4, 5)
         assert await runs_narrow(site)
-        for count, granules in ((6, (0, 1)), (4, (0, 1)), (2, ()), (6, (0, 1))):
+        for count in (6, 4, 2, 6):
             await site.controller.repartition({"acme": count})
             assert [*site.controller.moves][-1].paused["acme"].ladder, count
             await settled(site)
-            assert (await fence(site)).granules == granules, count
-            if granules:
-                assert await runs_narrow(site), count
-                assert len(placement(site).executors) == 2
-            else:
-                assert site.runtime.workers["acme"].narrow is None
-                assert (await fence(site)).notes[0].startswith("it needs no narrower placement")
+            assert (await fence(site)).granules == (0, 1), count
+            assert await runs_narrow(site), count
+            assert len(placement(site).executors) == 2
             await site.infer("acme")
+
+
+async def test_a_home_that_cannot_draw_too_much_is_not_left_for_granules_of_others_beside_a_neighbour(root: Path) -> None:
+    acme = ACME.model_copy(update={"granules": 2, "burst": 6})
+    lender = TenantConfig(name="lender", granules=2, lend=1.0, models=("b",))
+    async with serving(root, tenants=(acme, GLOBEX, lender), moves=MOVES) as site:
+        await settled(site)
+        wide = site.runtime.workers["acme"].wide
+        assert wide
+        assert (await fence(site)).granules == (0, 1)
+        await site.infer("acme")
+        for times in wide.times.values():
+            times.home = 10**8
+        await site.runtime.placements.moved({"acme": {"b/1": 16 * 10**11}})
+        for demand in placement(site).statistics.demands.values():
+            demand.home = 10**9  # 1.6 TB/s at home, of 2.
+        before = wide.statistics.launches
+        await site.infer("acme")
+        assert wide.statistics.launches == before + 1
+        admission = site.tenant("globex").lane.admission
+        kind = admission.admit()
+        await site.infer("acme")
+        admission.leave(kind, "", 0)
+        assert (wide.statistics.launches, wide.statistics.why_home()["fenced"]) == (before + 1, 1)
+        assert placement(site).statistics.launches == 0
 
 
 @pytest.mark.parametrize("leaves", [False, True])
