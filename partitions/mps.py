@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +46,7 @@ fault.
 _PID_FILE = f"{COMMAND}.pid"
 _KEEPER = Path(__file__).with_name("mps_keeper.py")
 _FOLDER = "greenlane-mps-"
+_NOWHERE = "/nonexistent"
 _LONGEST_SOCKET = "control_privileged"
 _MOST = 107
 """Bytes of a UNIX socket's path."""
@@ -460,6 +461,17 @@ async def find_other(environ: Mapping[str, str] = os.environ, limit: float = ANS
     except MpsError:
         return None
     return pipes
+
+
+def stay_outside(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have this process, which has not used CUDA yet, be a client of no daemon, as it would be of an operator's by itself.
+
+    There SMs are numbered again in each partition, so that those of several tenants in one process cannot be seen to be apart.
+    """
+    for name in [each for each in environ if each.startswith(PREFIX)]:
+        del environ[name]
+    if (DEFAULT_PIPES / "control").exists():
+        environ[f"{PREFIX}PIPE_DIRECTORY"] = _NOWHERE
 
 
 def default_parent(environ: Mapping[str, str] = os.environ) -> Path:

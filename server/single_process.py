@@ -7,6 +7,8 @@ import logging
 import sys
 from collections.abc import Iterator
 
+from partitions.mps import stay_outside
+
 from .config.schema import Config
 from .config.server import ServerConfig
 from .config.tables import ConfigError, dotted
@@ -28,6 +30,7 @@ def prepare(config: Config) -> None:
     if problems := list(_refused(config)):
         raise ConfigError(problems)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    stay_outside()
     install()
     if lines := list(_not_honoured(config)):
         log.warning("%s", "\n  ".join([f"not all of {config.source} is honoured by uvicorn server.app:app:", *lines]))

@@ -25,7 +25,7 @@ from partitions import probe
 from partitions.cuda.driver_memory import Taken
 from partitions.deposit import Deposit, open_deposit
 from partitions.errors import MpsError, PartitionError
-from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client
+from partitions.mps import COMMAND, MpsDaemon, default_parent, find_command, find_other, is_mps_client, stay_outside
 from tests.gpu.mps_client import TAKES
 from tests.simulation import Gpu, installed
 from tests.simulation.mps import FakeMps
@@ -600,6 +600,18 @@ async def test_an_operator_s_daemon_is_found_by_the_variable_or_where_it_is_by_d
     assert await find_other(daemon.environment) is None
     await daemon.close()
     assert await find_other({}) is None
+
+
+@pytest.mark.parametrize("where", ["variable", "default"])
+def test_a_process_stays_outside_an_operator_s_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    (tmp_path / "control").touch()
+    monkeypatch.setattr("partitions.mps.DEFAULT_PIPES", tmp_path if where == "default" else tmp_path / "none")
+    pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)} if where == "variable" else {}
+    variables = {"HOME": "/", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", **pipes}
+    stay_outside(variables)
+    assert variables.pop("HOME") == "/"
+    assert list(variables) == ([] if where == "variable" else ["CUDA_MPS_PIPE_DIRECTORY"])
+    assert not any(Path(each, "control").exists() for each in variables.values())
 
 
 def test_a_process_without_an_mps_server_is_no_client() -> None:

@@ -1,5 +1,6 @@
 """What a plain uvicorn keeps of a configuration; how a real one starts is in tests/end_to_end/test_shutdown.py."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,12 @@ def test_a_device_process_for_each_tenant_is_refused() -> None:
         ConfigError, match=r'^c.toml: device.mps: "on", but uvicorn server.app:app is one process for all tenants'
     ):
         prepare(configured(ACME).with_devices({"0": DeviceConfig(backend="cuda", mps="on")}))
+
+
+def test_it_stays_outside_an_operator_s_mps_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    prepare(configured(ACME))
+    assert os.environ.get("CUDA_MPS_PIPE_DIRECTORY") != str(tmp_path)
 
 
 def test_ports_of_tenants_are_all_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -11,13 +12,14 @@ from time import sleep
 
 import pytest
 
+from tests.end_to_end.wire import until
 from tests.gpu import test_mps_server as real
 from tests.gpu import test_two_devices as two
 from tests.gpu.networks import add
 from tests.gpu.process import Client, Served
 
 from .mps import FakeMps
-from .mps_daemon import NAME
+from .mps_daemon import NAME, PIPES
 from .plans import make_plan
 from .shared import NAME as NAME_OF_SHARED
 
@@ -89,6 +91,26 @@ def test_each_tenant_has_a_process_of_its_own_by_itself_where_processes_can_be_c
         assert found == {"greenlane dev 0"}
         assert 'WARNING greenlane.processes: device 0: one device process (mps = "auto"): ' in server.log
     assert (" under MPS, " in description, len(left)) == (clients > 0, clients > 0)
+
+
+@pytest.mark.parametrize("mps", ["auto", "off"])
+def test_beside_a_daemon_of_the_operator_s_all_tenants_share_a_process_outside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mps: str
+) -> None:
+    pipes = tmp_path / "pipes"
+    pipes.mkdir()
+    monkeypatch.setenv(PIPES, str(pipes))
+    with subprocess.Popen([FakeMps(tmp_path / "theirs").folder / NAME, "-f"]) as theirs:
+        try:
+            until((pipes / "control").exists)
+            with start(tmp_path, real.DEVICE.replace('"on"', f'"{mps}"'), real.tenants()) as server:
+                for name in real.TENANTS:
+                    real.until_ready(server, name)
+                real.check_all(server, 1)
+                assert " under MPS, " not in server.admin("GET", "device")["description"]
+                assert (f"an MPS daemon of yours runs in {pipes}" in server.log) == (mps == "auto")
+        finally:
+            theirs.kill()
 
 
 def shared(process: int) -> set[str]:

@@ -17,7 +17,7 @@ import uvloop
 
 from partitions import Device, DeviceUnavailable
 from partitions.deposit import deposit_of
-from partitions.mps import PREFIX
+from partitions.mps import stay_outside
 from partitions.plan import Granules
 
 from ...config.schema import Config, DeviceConfig
@@ -203,15 +203,13 @@ def as_client(opener: Opener, deposit: Sequence[int] = ()) -> Opener:
 
 def enter(environment: Mapping[str, str]) -> None:
     """Have this process, which has not used CUDA yet, be a client of this MPS daemon only; of none if it is empty."""
-    for name in [each for each in os.environ if each.startswith(PREFIX)]:
-        del os.environ[name]
+    stay_outside()
     os.environ.update(environment)
 
 
 def main(arguments: DeviceArguments) -> None:
     """The process."""
-    if arguments.environment:
-        enter(arguments.environment)
+    enter(arguments.environment)
     server = arguments.config.server
     set_up(f"dev {arguments.name}", server.log_format, server.log_level, device=True)
     sys.setswitchinterval(SWITCH_INTERVAL)
