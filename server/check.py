@@ -176,10 +176,11 @@ class _Check:
         if mps == "off" or (mps == "auto" and not uuid):
             return
         if mps == "auto" and (why := asyncio.run(why_shared(count, uuid))):
-            _print_line(f"  one device process: {why}")
+            _print_line(f"  one device process for all tenants: {why}")
             return
         self._apart.add(name)
-        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, each of which takes some 360 MiB of the GPU")
+        what = "each of which takes some 360 MiB of the GPU, and loads its tenant's models for itself"
+        _print_line(f"  {count} device process{'es' * (count != 1)} under MPS, {what}")
         key = (*self._key(name), "mps")
         if device and not uuid:
             self._wrong(key, f'"on", which is for GPUs, and this is {device.describe()}; leave it out')

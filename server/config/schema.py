@@ -59,9 +59,9 @@ class DeviceConfig(Section, frozen=True):
         'engines that all tenants share ("engine"), or the better of both ("auto").',
     )
     mps: Literal["auto", "off", "on"] = Field(
-        default="off",
+        default="auto",
         description='GPU only: a device process for each tenant, under CUDA MPS ("on"), or one for all ("off"). "auto": "on" '
-        "for a GPU that has two or more tenants at the start, where MPS can run. On trial.",
+        "for a GPU that has two or more tenants at the start, where MPS can run.",
     )
 
 

@@ -247,7 +247,9 @@ def test_what_mps_auto_has_chosen_at_the_start_stays_when_a_second_tenant_comes(
     device, path = '[device]\nbackend = "cpu"\ncores = "0-1"\nmps = "auto"\n', tmp_path / "c.toml"
     configure(path, standard, device + tenant("globex", "identity"))
     with running_apart(path) as server, client(server) as http:
-        assert 'device 0: one device process (mps = "auto"): it has fewer than two tenants' in "".join(server.log)
+        assert 'device 0: one device process for all tenants (mps = "auto"): it has fewer than two tenants' in "".join(
+            server.log
+        )
         configure(path, standard, device + tenant("globex", "identity") + tenant("acme", "identity"))
         assert http.post("/admin/reload").status_code == 200
         with client(server, "acme") as acme:

@@ -14,7 +14,8 @@
 #   fence-prove  python -m tests.gpu.proving --memory twice, without a fence and with one   fence-prove.log, fence-prove*.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
-# for each tenant, which soak, prove and fence-prove have then as well. Their files have names as felt-mps.log.
+# for each tenant, which soak, prove and fence-prove have then as well. Their files have names as felt-mps.log. Without it all of
+# these have mps = "off", which is not the default; a server with the default is among what the part mps starts.
 # The parts fence and fence-prove take 280 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
@@ -23,7 +24,7 @@
 # "--tenants 15 --only t00 --seconds 120"), FENCE_OPTIONS, CHANGE_OPTIONS, LENDING_OPTIONS and ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,25s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,26s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
 [ $# -gt 0 ] || set -- tests alone felt memcheck two mps change

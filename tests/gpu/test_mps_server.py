@@ -137,7 +137,8 @@ def used(server: Served) -> int:
 
 
 def test_auto_finds_that_it_can_give_each_tenant_a_process_and_its_trial_disturbs_none(models: Path, tmp_path: Path) -> None:
-    with two.serving(models, tmp_path, DEVICE.replace('"on"', '"auto"'), tenants()) as served:
+    """Which is the default."""
+    with two.serving(models, tmp_path, DEVICE.replace('mps = "on"\n', ""), tenants()) as served:
         for name in TENANTS:
             until_ready(served, name)
         assert len({process_of(served, name) for name in TENANTS}) == len(TENANTS)

@@ -76,7 +76,8 @@ def server(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize("clients", [48, 0])
 def test_each_tenant_has_a_process_of_its_own_by_itself_where_processes_can_be_clients(tmp_path: Path, clients: int) -> None:
-    devices, names = real.DEVICE.replace('"on"', '"auto"'), ("acme", "globex", "initech")
+    """As by default."""
+    devices, names = real.DEVICE.replace('mps = "on"\n', ""), ("acme", "globex", "initech")
     with start(tmp_path, devices, real.tenants(), most=clients) as server:
         for name in names:
             real.until_ready(server, name)
@@ -89,7 +90,7 @@ def test_each_tenant_has_a_process_of_its_own_by_itself_where_processes_can_be_c
         assert 'device 0: a device process for each of its 3 tenants, under MPS (mps = "auto")' in server.log
     else:
         assert found == {"greenlane dev 0"}
-        assert 'WARNING greenlane.processes: device 0: one device process (mps = "auto"): ' in server.log
+        assert 'WARNING greenlane.processes: device 0: one device process for all tenants (mps = "auto"): ' in server.log
     assert (" under MPS, " in description, len(left)) == (clients > 0, clients > 0)
 
 

@@ -41,7 +41,12 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
         if why := await why_shared(tenants) or await _try(groups[name], partial(identify, name, only)):
             del apart[name]
             level = logging.WARNING if tenants >= FEWEST else logging.INFO
-            log.log(level, 'device %s: one device process (mps = "auto"): %s', name, why.removeprefix(f"device {name}: "))
+            log.log(
+                level,
+                'device %s: one device process for all tenants (mps = "auto"): %s',
+                name,
+                why.removeprefix(f"device {name}: "),
+            )
         else:
             log.info('device %s: a device process for each of its %d tenants, under MPS (mps = "auto")', name, tenants)
 

@@ -112,7 +112,7 @@ async def test_a_gpu_where_that_cannot_be_has_one_process_and_the_log_says_why(
     with caplog.at_level(logging.INFO, "greenlane.processes"):
         assert await open_groups(configured(tenants, **{"0": AUTO}), (), Looking(refused).identify) == {}
     (line,) = (each for each in caplog.records if each.name == "greenlane.processes")
-    assert line.message.startswith(f'device 0: one device process (mps = "auto"): {said}'), line.message
+    assert line.message.startswith(f'device 0: one device process for all tenants (mps = "auto"): {said}'), line.message
     assert line.levelname == ("INFO" if tenants < 2 else "WARNING")
     assert not os.listdir(folder), "no daemon is left"
 
@@ -123,7 +123,9 @@ async def test_without_nvidia_s_command_the_gpu_is_not_looked_at(
     monkeypatch.setenv("PATH", str(tmp_path))
     looking = Looking({})
     assert await open_groups(configured(2, **{"0": AUTO}), (), looking.identify) == {}
-    assert caplog.messages[0].startswith(f'device 0: one device process (mps = "auto"): {COMMAND} is not on PATH; ')
+    assert caplog.messages[0].startswith(
+        f'device 0: one device process for all tenants (mps = "auto"): {COMMAND} is not on PATH; '
+    )
     assert looking.seen == []
 
 
@@ -134,7 +136,10 @@ async def test_beside_a_daemon_of_the_operator_s_tenants_share_a_process(
     pipes = (await others["0"].environment())["CUDA_MPS_PIPE_DIRECTORY"]
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", pipes)
     assert await open_groups(configured(2, **{"0": AUTO}), (), Looking({}).identify) == {}
-    assert f'device 0: one device process (mps = "auto"): an MPS daemon of yours runs in {pipes}' in caplog.messages[-1]
+    assert (
+        f'device 0: one device process for all tenants (mps = "auto"): an MPS daemon of yours runs in {pipes}'
+        in caplog.messages[-1]
+    )
     await close(others)
 
 
