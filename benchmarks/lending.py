@@ -73,7 +73,7 @@ def on_cores(cores: str, root: Path) -> Setting:
     return Setting(f'[device]\nbackend = "cpu"\ncores = "{cores}"', 1, "100ms", [pair])
 
 
-def on_gpu(granules: int, root: Path) -> Setting:
+def on_gpu(granules: int, root: Path, mps: str) -> Setting:
     """The first `granules` of a GPU: batches of an encoder, a MobileNet and convolutions beside long works and short ones.
 
     HTTP carries 2 MB each way for a batch of `enc`, 5 MB for one of `mob`, and 0.2 MB for one of `conv`.
@@ -90,7 +90,7 @@ def on_gpu(granules: int, root: Path) -> Setting:
     pairs = [
         Pair(f"{one} b{rows} beside {other}", ask(one, "acme", rows), ask(other, "globex", 1)) for one, rows, other in names
     ]
-    return Setting('[device]\nbackend = "cuda"\nmps = "off"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
+    return Setting(f'[device]\nbackend = "cuda"\nmps = "{mps}"', granules // 2, "1ms", pairs, 6, "http_processes = 3")
 
 
 class Round(NamedTuple):
@@ -206,6 +206,7 @@ def main() -> None:
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--cores", default="0-1", help="of the CPU")
     options.add_argument("--granules", type=int, default=15, help="of the GPU; default: 15, as an H100 has them")
+    options.add_argument("--mps", action="store_true", help="a device process for each tenant; with --device cuda")
     options.add_argument("--lend", help="the lender's `lend`; default: 100ms on cores, 1ms on a GPU")
     options.add_argument("--loads", type=float, nargs="*", default=[0.0, 0.1, 0.3, 0.6], help="of the lender's capacity")
     options.add_argument("--rounds", type=int, default=8)
@@ -219,7 +220,11 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root = chosen.repository or folder / "models"
-        setting = on_cores(chosen.cores, root) if chosen.device == "cpu" else on_gpu(chosen.granules, root)
+        setting = (
+            on_cores(chosen.cores, root)
+            if chosen.device == "cpu"
+            else on_gpu(chosen.granules, root, "on" if chosen.mps else "off")
+        )
         all_cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
         cases = [case for case in all_cases if case not in chosen.without]
         texts = {case: setting.config(case, root, chosen.lend or setting.lend) for case in cases}

@@ -130,7 +130,7 @@ class ServerConfig(Section, frozen=True):
         default=300.0,
         description='Longest run of one inference on the device; "0s": no limit. On a CPU it is stopped with 504. '
         "What cannot be stopped, as on a GPU: five seconds later its tenant is refused with 503 until it ends, and a "
-        "process that serves no other tenant (as with `device.mps`) is replaced.",
+        "process that serves no other tenant (as under MPS) is replaced.",
     )
     max_pause: Duration = Field(
         default=5.0,

@@ -14,7 +14,7 @@
 #   fence-prove  python -m tests.gpu.proving --memory twice, without a fence and with one   fence-prove.log, fence-prove*.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
-# for each tenant, which soak, prove and fence-prove have then as well. Their files have names as felt-mps.log. Without it all of
+# for each tenant, which soak, prove, fence-prove and lending have then as well. Their files have names as felt-mps.log. Without it all of
 # these have mps = "off", which is not the default; a server with the default is among what the part mps starts.
 # The parts fence and fence-prove take 280 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
@@ -131,7 +131,8 @@ for part in "$@"; do
       run starting "$(limit "${LIMIT_starting:-240}")" "$python" -m benchmarks.starting --device cuda --starts 5 ;;
     lending)
       # shellcheck disable=SC2086  # Options.
-      run lending "$(limit "${LIMIT_lending:-580}")" "$python" -u -m benchmarks.lending --device cuda ${LENDING_OPTIONS:-} ;;
+      run "lending$mps" "$(limit "${LIMIT_lending:-580}")" "$python" -u -m benchmarks.lending --device cuda ${mps:+--mps} \
+        ${LENDING_OPTIONS:-} ;;
     isolation)
       # shellcheck disable=SC2086  # Options.
       run isolation "$(limit "${LIMIT_isolation:-580}")" "$python" -u -m benchmarks.isolation --device cuda --json "$out/isolation.json" \
