@@ -175,7 +175,7 @@ class _Check:
         uuid = device.uuid if device else ""
         if mps == "off" or (mps == "auto" and not uuid):
             return
-        if mps == "auto" and (why := asyncio.run(why_shared(count, uuid))):
+        if mps == "auto" and (why := asyncio.run(why_shared(self._config, name, uuid))):
             _print_line(f"  one device process for all tenants: {why}")
             return
         self._apart.add(name)

@@ -38,7 +38,7 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
 
     async def choose(name: str) -> None:
         tenants, only = len(config.tenants_on(name)), named[name].model_copy(update={"index": 0})  # The GPU that a client sees.
-        if why := await why_shared(tenants) or await _try(groups[name], partial(identify, name, only)):
+        if why := await why_shared(config, name) or await _try(groups[name], partial(identify, name, only)):
             del apart[name]
             level = logging.WARNING if tenants >= FEWEST else logging.INFO
             log.log(
@@ -59,10 +59,14 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
     return apart
 
 
-async def why_shared(tenants: int, uuid: str = "") -> str:
-    """Why `mps = "auto"` has so many tenants of a GPU share a process; "" if that cannot be seen without starting a daemon."""
+async def why_shared(config: Config, device: str, uuid: str = "") -> str:
+    """Why `mps = "auto"` has the tenants of a GPU share a process; "" if that cannot be seen without starting a daemon."""
+    names = config.tenants_on(device)
+    tenants = len(names)
     if tenants < FEWEST:
         return "it has fewer than two tenants"
+    if borrowers := [name for name in names if config.tenants[name].burst]:
+        return f'{borrowers[0]} borrows granules, which was measured in one process only; mps = "on" has it in several'
     if tenants > MOST_CLIENTS:
         return f"it has {tenants} tenants, and a daemon takes the processes of {MOST_CLIENTS}"
     return await hindrance(uuid)

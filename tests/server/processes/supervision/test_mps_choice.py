@@ -117,6 +117,19 @@ async def test_a_gpu_where_that_cannot_be_has_one_process_and_the_log_says_why(
     assert not os.listdir(folder), "no daemon is left"
 
 
+async def test_tenants_that_borrow_share_a_process_with_those_that_lend(
+    fake: FakeMps, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, looking = configured(2, **{"0": AUTO}), Looking({})
+    tenants = {
+        name: each.model_copy(update={"burst": 2} if name == "t10" else {"lend": 0.001})
+        for name, each in config.tenants.items()
+    }
+    assert await open_groups(config.model_copy(update={"tenants": tenants}), (), looking.identify) == {}
+    assert "t10 borrows granules, which was measured in one process only" in caplog.messages[0]
+    assert looking.seen == []
+
+
 async def test_without_nvidia_s_command_the_gpu_is_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
