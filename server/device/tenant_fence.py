@@ -51,6 +51,8 @@ class TenantFence:
         self._in_use = self._grown = False
         """Whether works go there; whether a model has come there, or come back, of which the launch loop does not know yet."""
         self._changed = False
+        self.late = False
+        """Whether a placement that is not planned any more is in use still, so that `make` has to be called once more later."""
         self._problem = ""
         self._statistics = NarrowStatistics()
 
@@ -94,6 +96,7 @@ class TenantFence:
         changed, self._changed = self._changed, False
         if not self._has(worker):
             return changed and await self._replace(worker, self._plan)
+        self.late = False
         narrow = self._narrow
         if narrow is None:
             return False
@@ -153,7 +156,7 @@ class TenantFence:
         if before and not await self._take_away(worker, before):
             return False
         self._tried, self._narrow, self._problem = plan, None, ""
-        self._in_use = self._grown = False
+        self._in_use = self._grown = self.late = False
         if not (plan and plan.granules):
             return False
         granules = list(plan.granules)
@@ -180,9 +183,10 @@ class TenantFence:
                 await asyncio.wait({asyncio.wrap_future(left)})
         except TimeoutError:
             why = f"an inference there has been running for {self._max_pause:g} s (server.max_pause)"
-            log.warning("tenant %s keeps its narrow placement for now: %s", self._name, why)
+            if not self.late:
+                log.warning("tenant %s keeps its narrow placement for now: %s", self._name, why)
             worker.resume(narrow)
-            self._changed = True  # For the next time that something is made.
+            self._changed = self.late = True
             return False
         await asyncio.to_thread(worker.revoke)
         worker.narrow = None

@@ -82,6 +82,7 @@ class TenantPlacements:
         self.tenant_fence = TenantFence(name, means.device, means.pages, means.max_pause, self.moved_by_key)
         self._making: asyncio.Task[None] | None = None
         self._again = False
+        self._later: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<TenantPlacements of {self._name}: {self._others}>"
@@ -190,6 +191,8 @@ class TenantPlacements:
         self.tenant_fence.set(None, self.worker)
         if self._making:
             self._making.cancel()
+        if self._later:
+            self._later.cancel()
         ready, self.ready = list(self.ready.values()), {}
         await asyncio.to_thread(close_all, ready)
 
@@ -226,6 +229,8 @@ class TenantPlacements:
 
     def _made(self, task: "asyncio.Task[None]") -> None:
         self._making = None
+        if self.tenant_fence.late and not task.cancelled():
+            self._later = asyncio.get_running_loop().call_later(self._means.max_pause, self.follow)
         if not task.cancelled() and (error := task.exception()):
             text = "what %s has beside its share is not made any further: %s"
             ladder_log.error(text, self._name, error, exc_info=error)
