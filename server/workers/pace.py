@@ -37,9 +37,9 @@ class Pace:
     """What one tenant may move over PCIe. Its workers use it one after the other, so that a move forgets nothing.
 
     `pages` are its neighbours' on that device, which the launch loop reads too, and `rate` is what it has each way. A worker
-    charges inputs when it starts a work, and outputs when that has ended, as it knows their size then; the launch loop charges
-    both when it starts one. One thread at a time for each direction, and those that load: two that charge at the same moment
-    may count one of both charges only.
+    charges inputs when it starts a work, and outputs when that has ended, as it knows their size then, as of its start; the
+    launch loop charges both when it starts one. One thread at a time for each direction, and those that load: two that charge
+    at the same moment may count one of both charges only.
     """
 
     def __init__(self, pages: Sequence[ActivityPage], rate: int) -> None:
@@ -85,7 +85,7 @@ class Pace:
             self.shared.free_in = put_off(self.shared.free_in, now, nbytes, self.rate)
 
     def charge_out(self, nbytes: int, now: int) -> None:
-        """The same from the device."""
+        """The same from the device. The work may have begun earlier."""
         if nbytes and at_work(self.words, now):
             self.shared.free_out = put_off(self.shared.free_out, now, nbytes, self.rate)
 

@@ -377,7 +377,7 @@ class TicketRunner:
             if loop_runs is not None:
                 loop_runs.learn(flight.ticket, own)
             if (pace := self.pace) is not None:
-                pace.charge_out(sum([each.nbytes for each in outputs]), ended)
+                pace.charge_out(sum([each.nbytes for each in outputs]), flight.launched)
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)

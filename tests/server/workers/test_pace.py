@@ -362,6 +362,20 @@ def test_inputs_and_outputs_count(bench: Paced) -> None:
 
 
 @needs_a_compiler
+def test_the_time_that_a_work_takes_is_not_lost_to_its_tenant(bench: Paced) -> None:
+    """Its outputs count from when it began, although their size is known at its end only."""
+    bench.neighbour.activity.begin()
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()
+    began = time.monotonic_ns()
+    while time.monotonic_ns() - began < 20_000_000:
+        pass
+    gate.open()
+    assert bench.answer(bench.next()) == [1]
+    assert 0 < bench.pace.shared.free_out <= began + 4 * SECOND // bench.pace.rate
+
+
 def test_outputs_that_are_not_asked_for_and_not_copied_do_not_count() -> None:
     with paced(True) as bench:
         bench.put(bench.ticket(0, 1)._replace(unasked=1))
