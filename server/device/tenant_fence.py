@@ -86,7 +86,7 @@ class TenantFence:
         held again once it has another, by a plan for what it has now.
         """
         narrow = before.narrow
-        if narrow is None or not set(narrow.partition.granules) <= set(after.partition.granules):
+        if narrow is None or not set(narrow.partition.granules) < set(after.partition.granules):
             return False
         before.narrow, after.narrow = None, narrow
         return True
