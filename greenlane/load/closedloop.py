@@ -26,7 +26,7 @@ class Load(ABC):
     def __init__(self, job: ClosedLoop) -> None:
         self._job = job
         self._asks = cycle(job.asks)
-        self.tally = Tally(job.name, job.seconds)
+        self.tally = Tally(job.name, job.ahead + job.seconds)
 
     @abstractmethod
     def run(self, start: float) -> Tally:

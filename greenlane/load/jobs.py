@@ -111,7 +111,8 @@ class Seen:
 class Tally:
     """Result of a closed loop: answers by status (0: the connection ended without one), connections, and bytes both ways.
 
-    `bodies` are those of answers, where the behaviour is `once`.
+    `seconds` is how long it lasted, with those before the start that everybody is given. `bodies` are those of answers, where
+    the behaviour is `once`.
     """
 
     name: str

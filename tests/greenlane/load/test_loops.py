@@ -367,6 +367,7 @@ def test_a_load_may_start_later_than_others(serve: Callable[[Answer], Server]) -
     assert isinstance(tally, Tally)
     assert seen.samples.latency[0] < 1_000_000, "it was not sent before its time"
     assert tally.answers > 0
+    assert tally.seconds == pytest.approx(0.2), "what it was answered is divided by how long it asked"
 
 
 def test_an_open_loop_may_make_a_connection_for_each_request(serve: Callable[[Answer], Server]) -> None:
