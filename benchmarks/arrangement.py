@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from .deployment import Deployment, Tenant
 from .kinds import KINDS, TRIO, TRIO_OF
+from .subjects import SUBJECTS
 
 SPLIT, SHARED, QUARTERS = "split", "shared", "quarters"
 VICTIM, AGGRESSOR, EVERYONE = "victim", "aggressor", "everyone"
@@ -42,12 +43,19 @@ def share_cores(every: Sequence[int], own: Sequence[int], each: int, tenants: in
 
 
 def deployments(
-    device: str, granules: int, victims: Sequence[str], kinds: Sequence[str], cores: Cores, fence: str | None = None
+    device: str,
+    granules: int,
+    victims: Sequence[str],
+    kinds: Sequence[str],
+    cores: Cores,
+    fence: str | None = None,
+    mps: str = "off",
 ) -> dict[str, Deployment]:
     """The servers by their names: SPLIT with a partition for the victims and one for the aggressor, SHARED with one for all.
 
     For the three aggressors at a time, QUARTERS with four partitions of one size. With a `fence` SPLIT holds the aggressor to
-    such a part of memory bandwidth and PCIe, and SHARED is the same two partitions without it. Raises Impossible.
+    such a part of memory bandwidth and PCIe, and SHARED is the same two partitions without it. `mps` is as in the
+    configuration. Raises Impossible.
     """
     models = tuple(sorted({model for kind in kinds for model in _models(kind)}))
     one, other = halves(device, granules)
@@ -59,9 +67,14 @@ def deployments(
     else:
         everything = granules if device == "cuda" else one + other
         tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({*victims, *models})), cores.of(0, 1)),)
+    streamed = [model for model in models if device == "cuda" and SUBJECTS[model].kept]
+    options = tuple(line for model in streamed for line in (f"[models.{model}]", f'weight_budget = "{SUBJECTS[model].kept}"'))
     if TRIO in kinds:
         tenants[QUARTERS] = _quarters(fourth(device, granules), victims, cores)
-    return {name: Deployment(name, device, group, cores.all, cores.carved) for name, group in tenants.items()}
+    return {
+        name: Deployment(name, device, group, cores.all, cores.carved, mps=mps, options=options)
+        for name, group in tenants.items()
+    }
 
 
 def literal(fence: str) -> str:
@@ -87,7 +100,7 @@ def halves(device: str, granules: int) -> tuple[int, int]:
     if granules < 2:
         raise Impossible(f"the device has {granules} granule; two tenants need 2")
     if device == "cuda":
-        return granules // 2, max(1, granules // 2 - 1)
+        return granules // 2, max(1, granules - 1 - granules // 2)
     return min(MOST_CORES, granules // 2), min(MOST_CORES, granules // 2)
 
 

@@ -9,7 +9,8 @@ import orjson
 from greenlane.load.jobs import Ask
 from greenlane.load.wire import post
 
-from .subjects import SUBJECTS, Array, expected
+from .nets import Array
+from .subjects import SUBJECTS, expected
 
 TOLERANCE = 2e-2
 """Of the largest value: a GPU multiplies FP32 as TF32."""

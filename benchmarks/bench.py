@@ -24,8 +24,7 @@ from .asks import TOLERANCE, inference, wrong
 from .clients import apart
 from .deployment import Deployment, Server, Tenant, ask, granules, launched
 from .goals import Felt, felt
-from .nets import NETS
-from .subjects import Array
+from .nets import NETS, Array
 from .virtualcores import GRANULES
 
 T = TypeVar("T")

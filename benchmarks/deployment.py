@@ -36,7 +36,7 @@ class Deployment:
     """A server: its device, its tenants, the cores it may use, and those that a CPU device carves; none are any.
 
     `program` is what `python -m` runs. `settings` are further lines of `[server]`. `mps` is as in the configuration.
-    `log_level` is the lowest level that its log has.
+    `log_level` is the lowest level that its log has. `options` are further lines at the end, as tables of models.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Deployment:
     settings: tuple[str, ...] = ()
     log_level: str = "warning"
     mps: str = "off"
+    options: tuple[str, ...] = ()
 
     def config(self, repository: Path) -> str:
         """The configuration file."""
@@ -60,7 +61,7 @@ class Deployment:
             lines += [f"[tenants.{tenant.name}]", f"granules = {tenant.granules}", "queue = 1024", f"models = [{models}]"]
             lines += tenant.settings
             lines += [f'front_cores = "{_list(tenant.front_cores)}"'] if tenant.front_cores else []
-        return "\n".join([*lines, ""])
+        return "\n".join([*lines, *self.options, ""])
 
 
 class NotServed(Exception):

@@ -41,11 +41,10 @@ from .asks import TOLERANCE
 from .cases import Request
 from .client import Load, drive
 from .inside import quiet
-from .nets import MOST_ROWS, NETS
+from .nets import MOST_ROWS, NETS, Array
 from .seat import Seat, all_at_once, back_to_back, open_seat
 from .servers import launch
 from .sidebyside import WARM_UP
-from .subjects import Array
 
 CLIENTS = 4
 ROUNDS = 3

@@ -1,9 +1,10 @@
 """The isolation experiment over HTTP: phases in turns, on servers that all run at the same time.
 
-Alone and under load follow each other again and again, so that whatever else the machine does meets both alike.
+Alone and under load follow each other again and again, so that whatever else the machine does meets both alike. Where a fence
+is compared with none, servers follow each other: each reads what its works move from a meter of the whole GPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
@@ -16,11 +17,11 @@ from .asks import as_json, binary, truth, wrong
 from .clients import Clients
 from .kinds import KINDS, TRIO, TRIO_OF
 from .loads import arrivals, share, together
-from .verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, OWN, UNDER, Combination, Phase
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, LEARNING, OWN, UNDER, Combination, Phase
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
-LEARNING = 4.5
+LEARNS = 4.5
 """Seconds of an aggressor alone where it is fenced, in which the server learns what its works move: NVML is read every two."""
 BETWEEN = 0.8
 """Seconds from the end of a phase to the beginning of the next, as a rule: load processes are started, and begin ahead."""
@@ -44,14 +45,21 @@ class Settings:
     bound: float = BOUND
     control: bool = True
     fence: str | None = None
-    learning: float = LEARNING
+    learning: float = LEARNS
     clients: Clients = field(default_factory=Clients)
 
     def steps(self) -> "list[Step]":
         """All phases in order; every round begins with another aggressor."""
-        rounds = [step for number in range(self.rounds) for victim in self.victims for step in self._round(victim, number)]
-        own = [Step("", kind, aggressor, 0) for aggressor in self.kinds for kind in (OWN, CONTROL_OWN)]
-        return [*(own if self.fence else ()), *rounds]
+        numbers = range(self.rounds)
+        if not self.fence:
+            return [step for number in numbers for victim in self.victims for step in self._round(victim, number)]
+        learning = [Step("", LEARNING, aggressor, 0) for aggressor in self.kinds]
+        held = [step for number in numbers for step in self._one(number, ALONE, OWN, UNDER)]
+        return [
+            *learning,
+            *held,
+            *(step for number in numbers for step in self._one(number, CONTROL_ALONE, CONTROL_OWN, CONTROL)),
+        ]
 
     @property
     def duration(self) -> float:
@@ -60,14 +68,25 @@ class Settings:
 
     def lasts(self, step: "Step") -> float:
         """The seconds of a phase."""
-        return max(self.learning, self.seconds) if step.kind == OWN else self.seconds
+        return max(self.learning, self.seconds) if step.kind == LEARNING else self.seconds
 
     def _round(self, victim: str, number: int) -> "Iterator[Step]":
-        at, kinds = number % len(self.kinds), (ALONE, UNDER, CONTROL) if self.control else (ALONE, UNDER)
+        kinds = (ALONE, UNDER, CONTROL) if self.control else (ALONE, UNDER)
         if self.control:
             yield Step(victim, CONTROL_ALONE, "", number)
-        for aggressor in (*self.kinds[at:], *self.kinds[:at]):
+        for aggressor in self._turned(number):
             yield from (Step(victim, kind, aggressor, number) for kind in kinds)
+
+    def _one(self, number: int, alone: str, own: str, under: str) -> "Iterator[Step]":
+        """A round on one server: each victim alone, then each aggressor alone and beside each of them."""
+        yield from (Step(victim, alone, "", number) for victim in self.victims)
+        for aggressor in self._turned(number):
+            yield Step("", own, aggressor, number)
+            yield from (Step(victim, under, aggressor, number) for victim in self.victims)
+
+    def _turned(self, number: int) -> tuple[str, ...]:
+        at = number % len(self.kinds)
+        return *self.kinds[at:], *self.kinds[:at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,37 +103,51 @@ class Step:
 
 
 class Experiment:
-    """Servers that are ready, by their names, and the settings. `run` does it all."""
+    """Phases on servers that are ready, as the settings say: `run` on some at a time, then `combinations`."""
 
-    def __init__(self, settings: Settings, ports: dict[str, int], report: Callable[[int, int, str], None]) -> None:
+    def __init__(self, settings: Settings, report: Callable[[int, int, str], None]) -> None:
         self._settings = settings
-        self._ports = ports
         self._report = report
+        self._began = 0.0
         self._done: list[tuple[Step, Phase]] = []
         self._bodies: list[tuple[str, Phase, list[bytes]]] = []
 
-    def run(self) -> list[Combination]:
-        """Every phase of every round, or of those that were over before SIGINT came. Blocks. Raises LoadProcessFailed."""
-        plan, began = self._settings.steps(), perf_counter()
+    @property
+    def rounds(self) -> int:
+        """How many are over on the servers that hold aggressors off, so that there is something to show."""
+        return len({step.round for step, _ in self._done if step.kind == UNDER})
+
+    def run(self, ports: Mapping[str, int]) -> None:
+        """Every phase on the servers of these names. Blocks.
+
+        Raises LoadProcessFailed, and KeyboardInterrupt if SIGINT comes: what was done in rounds that were over then is kept.
+        """
+        plan, before = self._settings.steps(), list(self._done)
+        self._began = self._began or perf_counter()
+        step = plan[0]
         try:
             for number, step in enumerate(plan):
-                self._report(number, len(plan), str(step))
-                self._done.append((step, self._phase(step, began)))
-                sleep(SETTLE)
+                if _server(step) in ports:
+                    self._report(number, len(plan), str(step))
+                    phase = self._phase(step, ports[_server(step)])
+                    if step.kind != LEARNING:
+                        self._done.append((step, phase))
+                    sleep(SETTLE)
         except KeyboardInterrupt:
-            self._done = [(each, phase) for each, phase in self._done if each.round < step.round]
-            if not step.round:
-                raise
+            self._done = [*before, *((each, phase) for each, phase in self._done[len(before) :] if each.round < step.round)]
+            raise
+
+    def combinations(self) -> list[Combination]:
+        """What came of every victim and aggressor; all answers are compared with the models' first. Blocks."""
         self._check()
         return [self._combination(victim, kind) for victim in self._settings.victims for kind in self._settings.kinds]
 
-    def _phase(self, step: Step, began: float) -> Phase:
-        port = self._ports[_server(step)]
+    def _phase(self, step: Step, port: int) -> Phase:
         jobs: list[OpenLoop | ClosedLoop] = [*self._victims(port, step)] if step.victim else []
-        jobs += self._aggressors(port, step) if step.kind in (UNDER, CONTROL, OWN, CONTROL_OWN) else []
+        jobs += self._aggressors(port, step) if step.kind not in (ALONE, CONTROL_ALONE) else []
         start, results = run(jobs)
         samples, tallies, late, sizes, bodies = together(results)
-        phase = Phase(step.kind, step.round, start - began, samples, _busy(tallies), late, sizes)
+        phase = Phase(step.kind, step.round, start - self._began, samples, _busy(tallies), late, sizes)
         if step.victim:
             self._bodies.append((step.victim, phase, bodies))
         return phase

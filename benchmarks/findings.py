@@ -8,7 +8,7 @@ from typing import Any
 from greenlane.load.figures import Figures, figures
 from greenlane.load.rules import ENOUGH
 
-from .verdicts import CONTROL, CONTROL_OWN, KINDS, OWN, UNDER, Combination, Phase, Verdict
+from .verdicts import CONTROL_OWN, KINDS, OWN, Combination, Phase, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Findings:
     aggressors: dict[str, str]
     notes: tuple[str, ...]
     throughput: tuple[Throughput, ...] = field(default=())
+    held: dict[str, Any] = field(default_factory=dict)
+    """What the server says of what holds the aggressor, as in `fence` of GET /admin/partitions."""
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -84,19 +86,7 @@ def table(findings: Findings) -> str:
         f"throughput of {one.name}: {one.partitions:,.0f} a second on partitions, {one.plain:,.0f} without: {one.ratio:.2f}"
         for one in findings.throughput
     ]
-    return "\n".join([HEADING, *map(line, verdicts), *why, *few(verdicts), *fenced(findings), *total])
-
-
-def fenced(findings: Findings) -> list[str]:
-    """What was left to each aggressor that was fenced: of its own rate while others rest, and beside the victim."""
-    found = []
-    for one in findings.combinations:
-        alone, free, beside, unheld = (one.own(kind) for kind in (OWN, CONTROL_OWN, UNDER, CONTROL))
-        if not math.isnan(alone):
-            rest = f"alone {alone:,.1f}/s, {times(alone / free)} of that without the fence"
-            held = f"beside {one.victim} {times(beside / free)}, without the fence {times(unheld / free)}"
-            found.append(f"{one.aggressor}'s own rate: {rest}; {held}; its fence is {findings.settings.get('fence', '-')}")
-    return found
+    return "\n".join([HEADING, *map(line, verdicts), *why, *few(verdicts), *total])
 
 
 def document(findings: Findings) -> dict[str, Any]:
@@ -108,6 +98,7 @@ def document(findings: Findings) -> dict[str, Any]:
             "machine": findings.machine,
             "verdicts": [asdict(verdict) for verdict in findings.verdicts],
             "combinations": [_combination(combination) for combination in findings.combinations],
+            "held": findings.held,
             "throughput": [asdict(one) | {"ratio": one.ratio} for one in findings.throughput],
             "notes": findings.notes,
         }

@@ -23,6 +23,7 @@ from .arrangement import Impossible
 from .awake import awake
 from .clients import ANY, ENOUGH, TENANTS
 from .deployment import NotServed
+from .fences import lines as fence_lines
 from .findings import Findings, document, table
 from .kinds import UNFENCED
 from .options import cores
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--memory is for the experiment over HTTP; --inside has bandwidth in its trio")
     if options.fence and not options.memory:
         parser.error("--fence holds aggressors that move bytes; it takes --memory, and perhaps --only some of those")
+    if options.mps and (options.inside or options.device != "cuda"):
+        parser.error("--mps is for servers on a GPU; it takes --device cuda, and not --inside")
     if options.fence and (others := [name for name in options.only or () if name not in UNFENCED]):
         parser.error(f"--fence does not hold {others[0]}, as partitions do; leave it out of --only")
     try:
@@ -65,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"isolation: {error}", file=sys.stderr)
         return 2
     print(table(findings))
+    if options.fence:
+        print(*fence_lines(findings), sep="\n")
     keep(findings, options.json, options.out)
     return status(findings, options.memory)
 
@@ -139,10 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     memory = f"also try what no partition fences, {', '.join(UNFENCED)}, and let leaks there count"
     parser.add_argument("--memory", action="store_true", help=memory)
     fence = "hold the aggressor to such a part of memory bandwidth and PCIe, a rate such as 1.2TB/s, or auto; in the control "
-    fence += "it is not held; also prints what is left of its own rate"
+    fence += "it is not held; also prints what that is to victims and aggressors"
     parser.add_argument("--fence", metavar="RATE", help=fence)
-    models = ["mlp", "resnet", "identity"]
-    parser.add_argument("--victim", choices=models, nargs="+", help="one after another; default: mlp, and resnet on a GPU")
+    parser.add_argument("--mps", action="store_true", help="a device process for each tenant; with --device cuda")
+    models = ["mlp", "resnet", "identity", "gemm", "mob", "enc", "tiny"]
+    victim = "one after another; default: mlp, and resnet on a GPU; gemm is bound by memory"
+    parser.add_argument("--victim", choices=models, nargs="+", help=victim)
     parser.add_argument("--form", choices=["binary", "json"], default="binary", help="the victim's tensors; default: binary")
     parser.add_argument("--rate", type=positive, help="the victim's requests a second; default: 200, and 40 of resnet on a CPU")
     parser.add_argument("--arrivals", choices=["poisson", "fixed"], default="poisson", help="default: poisson")

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
 
 from .asks import as_json, binary, invalid, unauthenticated
-from .subjects import ROWS
+from .subjects import ROWS, SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One way. `asks` makes its requests for a tenant, given the rows of a large batch.
 
-    `fenced` is whether a partition is there to hold it off: none does so with memory, caches and PCIe.
+    `fenced` is whether a partition is there to hold it off: none does so with memory, caches and PCIe. `mib` is what a request
+    moves of these, on cores and on a GPU.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Kind:
     asks: Callable[[str, int], tuple[Ask, ...]]
     behaviour: Behaviour = "flood"
     fenced: bool = True
+    mib: tuple[float, float] = (0, 0)
 
     def jobs(
         self, port: int, tenant: str, seconds: float, rows: int, processes: int, cores: tuple[int, ...] | None = None
@@ -44,7 +46,11 @@ class Kind:
 
 def _moving(name: str, what: str, model: str) -> Kind:
     """A model that moves bytes, on four connections: one of their requests is always there when another has ended."""
-    return Kind(name, what, model, 4, lambda t, _: (binary(model, t, outputs=("y",)),), fenced=False)
+
+    def asks(tenant: str, _: int) -> tuple[Ask, ...]:
+        return (binary(model, tenant, outputs=("y",)),)
+
+    return Kind(name, what, model, 4, asks, fenced=False, mib=SUBJECTS[model].mib)
 
 
 KINDS = {
@@ -59,14 +65,23 @@ KINDS = {
         Kind("churn", "a new connection for each request", "identity", 16, lambda t, _: (binary("identity", t),), "churn"),
         Kind("invalid", "nothing but wrong requests of its own", "identity", 16, lambda t, _: invalid(t)),
         Kind("unauthenticated", "requests of no tenant, some not even HTTP", "identity", 16, lambda _, __: unauthenticated()),
-        _moving("memory-read", "a model that reads memory, 1 GB on a GPU", "reading"),
-        _moving("memory-write", "a model that writes memory, 1 GB on a GPU", "writing"),
+        _moving("memory-read", "a model that reads memory, 2 GB on a GPU", "reading"),
+        _moving("memory-write", "a model that writes memory, 2 GB on a GPU", "writing"),
         _moving("memory-copy", "a model that reads and writes memory, 1 GB each on a GPU", "copying"),
         _moving("random-sectors", "a model that reads 32 bytes here and there in memory", "random"),
         _moving("l2-16", "a model that reads 16 MB of a cache again and again", "cached16"),
         _moving("l2-40", "a model that reads 40 MB of a cache again and again", "cached40"),
         _moving("pcie-out", "small requests of a model with an output of 4 MB that they do not ask for", "outgoing"),
-        Kind("pcie-in", "38 MB bodies, 8 connections", "image", 8, lambda t, _: (binary("image", t, ROWS),), fenced=False),
+        _moving("pcie-stream", "a model of which a GPU keeps 64 of 512 MiB, and reads the rest from the host", "streamed"),
+        Kind(
+            "pcie-in",
+            "38 MB bodies, 8 connections",
+            "image",
+            8,
+            lambda t, _: (binary("image", t, ROWS),),
+            fenced=False,
+            mib=(36.75, 36.75),
+        ),
     )
 }
 FENCED, UNFENCED = (tuple(name for name, kind in KINDS.items() if kind.fenced == fenced) for fenced in (True, False))

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.gpu.networks import Draft
 
-from .subjects import Array
-
+Array = np.ndarray[Any, np.dtype[np.float32]]
 IMAGE = (3, 224, 224)
 MOST_ROWS = 8
 """The largest batch of each, but for `mean`."""

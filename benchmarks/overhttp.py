@@ -1,16 +1,18 @@
 """The experiment over HTTP from a command line's options to findings: servers started, phases run, servers ended."""
 
 import argparse
+import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from greenlane.load import machine
+from greenlane.load import machine, wire
 
 from . import subjects
-from .arrangement import deployments, share_cores
+from .arrangement import AGGRESSOR, deployments, share_cores
 from .clients import apart, place
 from .deployment import Deployment, Server, granules, launched
 from .experiment import Experiment, Settings
@@ -18,7 +20,7 @@ from .findings import Findings
 from .kinds import FENCED, KINDS, TRIO, TRIO_OF, UNFENCED
 from .notes import notes
 
-RATES = {("resnet", "cpu"): 40.0}
+RATES = {("resnet", "cpu"): 40.0, ("gemm", "cpu"): 5.0, ("mob", "cpu"): 20.0, ("enc", "cpu"): 20.0}
 """Requests a second that are modest for a victim on one core, where they are not RATE."""
 RATE = 200.0
 WHAT = {name: kind.what for name, kind in KINDS.items()} | {TRIO: f"{', '.join(TRIO_OF)} at once, on four partitions"}
@@ -29,9 +31,17 @@ def over_http(options: argparse.Namespace, report: Callable[[int, int, str], Non
     settings, servers = plan(options)
     count, minutes = len(settings.steps()), settings.duration / 60
     report(0, count, f"starting servers; then {count} phases of {settings.seconds:g} s, some {minutes:.1f} minutes")
-    with running(servers, options.device == "cuda") as started:
-        ports = {server.deployment.name: server.port for server in started}
-        combinations = Experiment(settings, ports, report).run()
+    experiment, held = Experiment(settings, report), dict[str, Any]()
+    with models(servers, options.device == "cuda") as folder:
+        try:
+            for each in [[server] for server in servers.values()] if settings.fence else [list(servers.values())]:
+                with running(each, folder) as started:
+                    experiment.run({server.deployment.name: server.port for server in started})
+                    held = held or _held(started[0])
+        except KeyboardInterrupt:
+            if not experiment.rounds:
+                raise
+    combinations = experiment.combinations()
     title = f"Isolation over HTTP: {' and '.join(settings.victims)} on {'a GPU' if options.device == 'cuda' else 'CPU cores'}"
     facts = machine.describe(machine.command("benchmarks.isolation"))
     return Findings(
@@ -41,7 +51,15 @@ def over_http(options: argparse.Namespace, report: Callable[[int, int, str], Non
         tuple(combinations),
         WHAT,
         tuple(notes(settings, servers, combinations)),
+        held=held,
     )
+
+
+def _held(server: Server) -> dict[str, Any]:
+    """What the server says of what holds the aggressor; empty where nothing does."""
+    found: dict[str, Any] = json.loads(wire.ask(server.port, "GET", "/admin/partitions").body)
+    fence: dict[str, Any] = found["partitions"].get(AGGRESSOR, {}).get("fence") or {}
+    return fence
 
 
 def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
@@ -56,7 +74,7 @@ def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
     if options.fence:
         kinds = tuple(name for name in kinds if name in UNFENCED)
     kinds += (TRIO,) if not options.only and count >= 4 and not options.fence else ()
-    servers = deployments(options.device, count, victims, kinds, cores, options.fence)
+    servers = deployments(options.device, count, victims, kinds, cores, options.fence, "on" if options.mps else "off")
     settings = Settings(
         victims={victim: options.rate or RATES.get((victim, options.device), RATE) for victim in victims},
         kinds=kinds,
@@ -74,13 +92,19 @@ def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
 
 
 @contextmanager
-def running(servers: dict[str, Deployment], plans: bool) -> Iterator[list[Server]]:
-    """All servers at the same time, over one repository of models, ready. Raises NotServed."""
+def models(servers: Mapping[str, Deployment], plans: bool) -> Iterator[Path]:
+    """A folder for servers, in which `models` is the repository of all of them."""
+    with tempfile.TemporaryDirectory(prefix="greenlane-isolation-") as name:
+        wanted = {model for server in servers.values() for tenant in server.tenants for model in tenant.models}
+        subjects.write(Path(name, "models"), wanted, plans)
+        yield Path(name)
+
+
+@contextmanager
+def running(servers: Iterable[Deployment], folder: Path) -> Iterator[list[Server]]:
+    """These servers at the same time, over the repository in `folder`, ready. Raises NotServed."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="greenlane-isolation-")))
-        models = {model for server in servers.values() for tenant in server.tenants for model in tenant.models}
-        subjects.write(folder / "models", models, plans)
-        started = [stack.enter_context(launched(server, folder, folder / "models")) for server in servers.values()]
+        started = [stack.enter_context(launched(server, folder, folder / "models")) for server in servers]
         for server in started:
             server.wait_ready()
         yield started
@@ -92,6 +116,7 @@ def _asked(options: argparse.Namespace, settings: Settings, servers: dict[str, D
     return {
         "device": options.device,
         **({"fence": options.fence} if options.fence else {}),
+        **({"mps": "on"} if options.mps else {}),
         "granules of each server's tenants": "; ".join(shares),
         "victim": f"{', '.join(settings.victims)}; {settings.form}",
         "cores of each HTTP process": str(options.front_cores or "the server's default"),

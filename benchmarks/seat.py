@@ -18,7 +18,7 @@ from partitions import Device, Partition
 from server.workers.gil_priority import GilPriorities, GilPriority
 from server.workers.ticket_runner import BUNDLE
 
-from .subjects import Array
+from .nets import Array
 
 T = TypeVar("T")
 AHEAD = 2

@@ -5,17 +5,16 @@ All are made on the spot with random weights. Rows are the first dimension, wher
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tests.gpu.networks import Draft, Network, mlp, resnet
 
-from . import hogs
+from . import hogs, nets
+from .nets import IMAGE, Array
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
-IMAGE = (3, 224, 224)
 ROWS = 64
 """The largest batch: 64 images are 38 MB."""
 
@@ -65,6 +64,28 @@ def wide() -> Network:
     return Network(draft.finish({"x": (1, 16)}, {"y": (2**17, 16)}), {}, ())
 
 
+@cache
+def gemm(width: int = 8192) -> Network:
+    """Two layers whose weights, 537 MB, no cache holds: one row takes as long as reading them does. Kept: it takes seconds."""
+    draft, x, chance = Draft(), "x", np.random.default_rng(1)
+    for _ in range(2):
+        weight = (chance.random((width, width), np.float32) - np.float32(0.5)) * np.float32((24 / width) ** 0.5)
+        x = draft.op("Relu", draft.op("MatMul", x, draft.constant(weight)))
+    draft.named("y", x)
+    return Network(draft.finish({"x": ("b", width)}, {"y": ("b", width)}), _few(width), ())
+
+
+def _few(*shape: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """Made for one row, and able to take some."""
+    return {"x": ((1, *shape), (1, *shape), (nets.MOST_ROWS, *shape))}
+
+
+def _net(name: str) -> Network:
+    """One of the change experiment, as a GPU has it."""
+    net = nets.NETS["cuda"][name]
+    return Network(net.make(nets.SEEDS[name]), _few(*net.row), ())
+
+
 def _rows(*shape: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
     return {"x": ((1, *shape), (ROWS, *shape), (ROWS, *shape))}
 
@@ -73,13 +94,25 @@ def _rows(*shape: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tupl
 class Subject:
     """A model with one FP32 input x, of which one row has this shape, and one FP32 output y.
 
-    `on_gpu` makes a larger one for a GPU, where that has to be larger to do what it is about.
+    `on_gpu` makes a larger one for a GPU, where that has to be larger to do what it is about. `mib` is what an inference moves
+    through memory, a cache or over PCIe, on cores and on a GPU; 0 for models that are not about that. `kept` is the size of the
+    weights that a GPU keeps; what is beyond it is streamed. "" for all.
     """
 
     name: str
     network: Callable[[], Network]
     row: tuple[int, ...]
     on_gpu: Callable[[], Network] | None = None
+    mib: tuple[float, float] = (0, 0)
+    kept: str = ""
+
+
+def _hog(
+    name: str, make: Callable[[int, int], Network], cores: tuple[int, int], gpu: tuple[int, int], each: float = 1
+) -> Subject:
+    """One that moves `each` byte of so many MiB so many times, on cores and on a GPU."""
+    moved = cores[0] * cores[1] * each, gpu[0] * gpu[1] * each
+    return Subject(name, lambda: make(*cores), (1,), lambda: make(*gpu), moved)
 
 
 SUBJECTS = {
@@ -93,13 +126,16 @@ SUBJECTS = {
         Subject("image", image, IMAGE),
         Subject("elementwise", lambda: elementwise(8), (1,)),
         Subject("wide", wide, (16,)),
-        Subject("reading", lambda: hogs.reading(64), (1,), lambda: hogs.reading(256, 4)),
-        Subject("writing", lambda: hogs.writing(64), (1,), lambda: hogs.writing(256, 4)),
-        Subject("copying", lambda: hogs.copying(64), (1,), lambda: hogs.copying(256, 4)),
-        Subject("random", lambda: hogs.random(64), (1,), lambda: hogs.random(512, 8)),
-        Subject("cached16", lambda: hogs.cached(16, 8), (1,), lambda: hogs.cached(16)),
-        Subject("cached40", lambda: hogs.cached(40, 8), (1,), lambda: hogs.cached(40)),
-        Subject("outgoing", hogs.outgoing, (16,)),
+        Subject("gemm", gemm, (8192,)),
+        *(Subject(name, partial(_net, name), nets.NETS["cuda"][name].row) for name in ("mob", "enc", "tiny")),
+        _hog("reading", hogs.reading, (64, 1), (512, 4)),
+        _hog("writing", hogs.writing, (64, 1), (512, 4)),
+        _hog("copying", hogs.copying, (64, 1), (256, 4), each=2),
+        _hog("random", hogs.random, (64, 1), (512, 8), each=1 / 8),
+        _hog("cached16", hogs.cached, (16, 8), (16, 64)),
+        _hog("cached40", hogs.cached, (40, 8), (40, 64)),
+        Subject("outgoing", hogs.outgoing, (16,), mib=(4, 4)),
+        Subject("streamed", gemm, (8192,), mib=(512, 448), kept="64MiB"),
     )
 }
 
@@ -112,16 +148,19 @@ def write(root: Path, names: set[str], plans: bool) -> None:
         subject = SUBJECTS[name]
         network = ((subject.on_gpu if plans else None) or subject.network)()
         path = folder / ("model.plan" if plans else "model.onnx")
-        path.write_bytes(plan(network) if plans else network.onnx)
+        path.write_bytes(plan(network, bool(subject.kept)) if plans else network.onnx)
 
 
-def plan(network: Network) -> bytes:
-    """An engine file, for batches from one row to all. Needs TensorRT, and no GPU if that is TensorRT-RTX. Blocks."""
+def plan(network: Network, streams: bool = False) -> bytes:
+    """An engine file, for batches from one row to all, which may stream its weights. Blocks.
+
+    Needs TensorRT, and no GPU if that is TensorRT-RTX.
+    """
     from engines.model_files.profiles import Profile, Range
     from engines.tensorrt.building.builder import BuildOptions, build
 
     ranges = {name: Range(*shapes) for name, shapes in network.ranges.items()}
-    return build(network.onnx, BuildOptions(profiles=(Profile(ranges),)))
+    return build(network.onnx, BuildOptions(profiles=(Profile(ranges),), flags=("weight_streaming",) if streams else ()))
 
 
 def expected(network: Network, x: Array) -> Array:

@@ -13,6 +13,8 @@ ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", 
 KINDS = (ALONE, UNDER, CONTROL_ALONE, CONTROL)
 OWN, CONTROL_OWN = "aggressor alone", "control, aggressor alone"
 """Phases without a victim, which are measured where the aggressor is fenced, as the fence is to cost it nothing then."""
+LEARNING = "aggressor alone, so that the server learns what it moves"
+"""Phases of which nothing is kept."""
 INTERFERENCE = 1.2
 """The least that the victim's p99 has to grow on one partition for a combination to prove anything."""
 STEADY = 3.0
@@ -64,8 +66,12 @@ class Combination:
     @property
     def growth(self) -> Interval:
         """How many times p99 grew beside the aggressor, over all rounds together, with the interval of `greenlane prove`."""
-        alone, under = ([phase.samples for phase in self.of(kind)] for kind in (ALONE, UNDER))
-        return growth(alone, under, 0.99)
+        return self.grew(ALONE, UNDER, 0.99)
+
+    def grew(self, alone: str, under: str, quantile: float) -> Interval:
+        """The same of phases of these kinds, and of any percentile."""
+        before, after = ([phase.samples for phase in self.of(kind)] for kind in (alone, under))
+        return growth(before, after, quantile)
 
     @property
     def wrong(self) -> int:

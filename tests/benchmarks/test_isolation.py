@@ -14,7 +14,7 @@ import pytest
 from benchmarks.arrangement import SPLIT, Cores, deployments
 from benchmarks.clients import place
 from benchmarks.experiment import Experiment, Settings
-from benchmarks.overhttp import running
+from benchmarks.overhttp import models, running
 from benchmarks.verdicts import Combination, Verdict
 
 pytestmark = pytest.mark.load
@@ -40,9 +40,11 @@ def measured(kinds: tuple[str, ...], program: str = "server", control: bool = Tr
         control=control,
         clients=place("cpu", cores, len(cores), (), None),
     )
-    with running(servers if control else {SPLIT: servers[SPLIT]}, plans=False) as started:
-        ports = {server.deployment.name: server.port for server in started}
-        return {found.aggressor: found for found in Experiment(settings, ports, lambda *_: None).run()}
+    servers = servers if control else {SPLIT: servers[SPLIT]}
+    experiment = Experiment(settings, lambda *_: None)
+    with models(servers, plans=False) as folder, running(servers.values(), folder) as started:
+        experiment.run({server.deployment.name: server.port for server in started})
+    return {found.aggressor: found for found in experiment.combinations()}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import kinds, subjects
+from benchmarks import fences, kinds, subjects
 from benchmarks.arrangement import (
     EVERYONE,
     QUARTERS,
@@ -25,12 +25,12 @@ from benchmarks.arrangement import (
 from benchmarks.asks import as_json, binary, invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
-from benchmarks.findings import Findings, Throughput, busiest, document, fenced, few, milliseconds, table, times
+from benchmarks.findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
 from benchmarks.isolation import main, status
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import cumulative, draw
-from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, KINDS, OWN, UNDER, Combination, Phase
+from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, CONTROL_OWN, KINDS, LEARNING, OWN, UNDER, Combination, Phase
 from greenlane.load.figures import Samples
 from greenlane.load.machine import describe
 from greenlane.load.rules import ENOUGH
@@ -139,40 +139,57 @@ def test_every_loaded_phase_follows_a_baseline_and_rounds_rotate_aggressors() ->
     assert [step.kind for step in plan].count(CONTROL_ALONE) == 4
 
 
-def test_where_the_aggressor_is_fenced_its_own_rate_is_measured_first_for_as_long_as_the_server_learns() -> None:
-    settings = Settings(victims={"mlp": 400}, kinds=("memory-read",), rounds=1, fence="0.4", learning=6.0)
+def test_a_fence_is_compared_with_none_on_one_server_after_another_once_the_first_has_learnt_what_aggressors_move() -> None:
+    settings = Settings(victims={"mlp": 400, "gemm": 200}, kinds=("memory-read",), rounds=2, fence="0.4", learning=6.0)
+    once = [("mlp", ALONE), ("gemm", ALONE), ("", OWN), ("mlp", UNDER), ("gemm", UNDER)]
+    control = {ALONE: CONTROL_ALONE, OWN: CONTROL_OWN, UNDER: CONTROL}
 
-    assert [(step.victim, step.kind, settings.lasts(step)) for step in settings.steps()] == [
-        ("", OWN, 6.0),
-        ("", CONTROL_OWN, 1.0),
-        ("mlp", CONTROL_ALONE, 1.0),
-        ("mlp", ALONE, 1.0),
-        ("mlp", UNDER, 1.0),
-        ("mlp", CONTROL, 1.0),
+    assert [(step.victim, step.kind) for step in settings.steps()] == [
+        ("", LEARNING),
+        *(once * 2),
+        *([(victim, control[kind]) for victim, kind in once] * 2),
     ]
+    assert [settings.lasts(step) for step in settings.steps()[:2]] == [6.0, 1.0]
 
 
-def test_the_table_says_what_the_fence_leaves_to_the_aggressor() -> None:
+def fenced_findings() -> Findings:
+    """A fence that leaves an aggressor 0.45 of what it has alone, while the victim takes 1.1 times as long, and not 20."""
     found = findings(name="memory-read")
     rates = {OWN: 990.0, CONTROL_OWN: 1000.0, UNDER: 450.0, CONTROL: 900.0}
     own = [Phase(kind, 0, 0.0, Samples(), [{"name": "memory-read", "rate": rate}]) for kind, rate in rates.items()]
     loaded = [replace(phase(each.kind, 0, 0.0), busy=each.busy) for each in own[2:]]
     whole = (*(phase(kind, 0, 0.0) for kind in (ALONE, CONTROL_ALONE)), *own[:2], *loaded)
-    found = replace(found, combinations=(Combination("mlp", "memory-read", whole, 1.3),), settings={"fence": "0.4 for it"})
+    held = {
+        "memory_bandwidth": 960 * 10**9,
+        "granules": [8],
+        "launches": 7,
+        "pcie": 0,
+        "waits": 0,
+        "notes": ["a note of the server's"],
+        "problems": [],
+        "models": [{"model": "reading/1", "moved": 2 * 10**9, "home_ms": 1.25, "narrow_ms": 2.5}],
+    }
+    combinations = tuple(Combination(victim, "memory-read", whole, 1.3) for victim in ("gemm", "mob"))
+    return replace(found, combinations=combinations, settings={"device": "cuda"}, held=held)
 
-    (line,) = fenced(found)
 
-    assert line == (
-        "memory-read's own rate: alone 990.0/s, 0.99 of that without the fence; beside mlp 0.45, without the fence 0.90; "
-        "its fence is 0.4 for it"
-    )
-    assert line in table(found)
+def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_gigabytes() -> None:
+    text = "\n".join(fences.lines(fenced_findings()))
+
+    assert re.search(r"^aggressor +gemm +mob$", text, re.MULTILINE), text
+    assert re.search(r"^memory-read( +20\.0 / 20\.0 -> 1\.10 / 1\.10){2}$", text, re.MULTILINE), text
+    rates = r"^memory-read +2,147 +2,126 \(0\.99\) +1,933 \(0\.90\) +966 \(0\.45\) +960$"
+    assert re.search(rates, text, re.MULTILINE), text
+    assert "a note of the server's" in text
+    assert "reading/1: 2 GB each, by the meter; 1.25 ms at home, 2.5 narrow" in text
+    assert "nothing holds the aggressor" in "\n".join(fences.lines(replace(fenced_findings(), held={})))
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["--fence", "0.4"], "it takes --memory"),
+        (["--mps"], "it takes --device cuda"),
         (["--fence", "0.4", "--memory", "--only", "memory-read,small"], "does not hold small"),
     ],
 )
@@ -187,6 +204,13 @@ def test_the_fenced_aggressor_is_compared_with_the_same_one_without_a_fence() ->
     found = deployments("cuda", 16, ["resnet"], ["memory-read"], Cores((), ()), "0.4")
 
     assert [each.granules for each in found[SPLIT].tenants] == [each.granules for each in found[SHARED].tenants] == [8, 7]
+    assert {each.mps for each in found.values()} == {"off"}
+    streaming = deployments("cuda", 16, ["gemm"], ["pcie-stream"], Cores((), ()), "0.4", "on")[SHARED]
+    written = tomllib.loads(streaming.config(Path()))
+    assert written["models"]["streamed"] == {"weight_budget": "64MiB"}
+    assert written["device"]["mps"] == "on"
+    cores = deployments("cpu", 16, ["gemm"], ["pcie-stream"], Cores((), ()), "0.4")[SHARED].config(Path())
+    assert "weight_budget" not in cores
     assert "memory_bandwidth = 0.4\npcie = 0.4" in found[SPLIT].config(Path())
     assert "memory_bandwidth" not in found[SHARED].config(Path())
     held = deployments("cuda", 16, ["resnet"], ["memory-read"], Cores((), ()), "1.2TB/s")[SPLIT]
@@ -237,7 +261,14 @@ def test_the_notes_say_where_clients_ran(clients: Clients, shown: str, noted: st
 
 @pytest.mark.parametrize(
     ("device", "granules", "shares"),
-    [("cpu", 2, (1, 1)), ("cpu", 3, (1, 1)), ("cpu", 64, (4, 4)), ("cuda", 16, (8, 7)), ("cuda", 2, (1, 1))],
+    [
+        ("cpu", 2, (1, 1)),
+        ("cpu", 3, (1, 1)),
+        ("cpu", 64, (4, 4)),
+        ("cuda", 16, (8, 7)),
+        ("cuda", 15, (7, 7)),
+        ("cuda", 2, (1, 1)),
+    ],
 )
 def test_two_partitions_fit_the_device(device: str, granules: int, shares: tuple[int, int]) -> None:
     assert halves(device, granules) == shares

@@ -10,11 +10,11 @@
 #   soak     python -m benchmarks.soak for 8 minutes                        soak.log, soak.json
 #   prove    python -m tests.gpu.proving: greenlane prove of two tenants    prove.log, prove.json
 #   change   python -m benchmarks.change                                    change.log, change.json
-#   fence    python -m benchmarks.isolation --memory --fence FENCE (0.2): hogs with and without a fence      fence.log, fence.json
+#   fence    python -m benchmarks.isolation --memory --fence FENCE (0.2): hogs with a fence, and then without      fence.log, fence.json
 #   fence-prove  python -m tests.gpu.proving --memory twice, without a fence and with one   fence-prove.log, fence-prove*.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
-# for each tenant, which soak, prove, fence-prove and lending have then as well. Their files have names as felt-mps.log. Without it all of
+# for each tenant, which soak, prove, fence, fence-prove and lending have then as well. Their files have names as felt-mps.log. Without it all of
 # these have mps = "off", which is not the default; a server with the default is among what the part mps starts.
 # The parts fence and fence-prove take 280 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
@@ -116,8 +116,9 @@ for part in "$@"; do
       run "prove$mps" "$(limit "${LIMIT_prove:-300}")" "$python" -m tests.gpu.proving --json "$out/prove$mps.json" ${PROVE_OPTIONS:-} ;;
     fence)
       # shellcheck disable=SC2086  # Options.
-      run fence "$(limit "${LIMIT_fence:-280}")" "$python" -u -m benchmarks.isolation --device cuda --memory \
-        --fence "${FENCE:-0.2}" --victim resnet --rate 400 --seconds 1.2 --rounds 2 --json "$out/fence.json" ${FENCE_OPTIONS:-} ;;
+      run "fence$mps" "$(limit "${LIMIT_fence:-280}")" "$python" -u -m benchmarks.isolation --device cuda ${mps:+--mps} --memory \
+        --fence "${FENCE:-0.2}" --only memory-read,memory-write,memory-copy,random-sectors,l2-40,pcie-stream --victim gemm mob \
+        --rate 200 --arrivals fixed --seconds 0.9 --rounds 2 --json "$out/fence$mps.json" ${FENCE_OPTIONS:-} ;;
     fence-prove)
       # shellcheck disable=SC2086  # Options.
       run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.2}" \
