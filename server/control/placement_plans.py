@@ -10,6 +10,7 @@ from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
 from partitions.plan import Granules, rung
 
+from ..config.bandwidth import too_much
 from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..errors import RequestError
@@ -70,9 +71,15 @@ class PlacementPlans:
         self.remake()
 
     def check(self, counts: Mapping[str, int]) -> None:
-        """Raise DoesNotFit if one of these tenants would get more granules than its burst allows."""
+        """Raise DoesNotFit if one of these tenants would get more granules than its burst allows, or if shares of bandwidth
+        would be too much, as those that are "auto" follow the granules.
+        """
         for device in self._devices:
-            for name, count in device.own(counts).items():
+            own, info = device.own(counts), device.info
+            held = {name: len(partition.granules) for name, partition in device.held.items()}
+            for problem in too_much(self._tenants, held | own, info.granules, info.bandwidth) if own else ():
+                raise DoesNotFit(problem)
+            for name, count in own.items():
                 burst = self._tenants[name].burst
                 if burst is not None and count > (most := self._most(device, name)):
                     key = dotted(("tenants", name, "burst"))

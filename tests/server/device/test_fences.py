@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines import ModelRefused
-from partitions import PartitionError
+from partitions import DoesNotFit, PartitionError
 from partitions.base import Bandwidth
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
@@ -126,6 +126,19 @@ async def test_a_tenant_that_moves_is_fenced_on_its_new_granules(site: Site) -> 
     assert before.closed
 
 
+async def test_a_move_after_which_shares_of_bandwidth_are_too_much_is_refused(root: Path) -> None:
+    tenants = ACME.model_copy(update={"memory_bandwidth": "auto"}), GLOBEX.model_copy(update={"memory_bandwidth": 0.4})
+    async with serving(root, tenants=tenants, moves=MOVES) as site:
+        await settled(site)
+        await site.controller.repartition({"acme": 3})
+        why = (
+            r"tenants.acme.memory_bandwidth auto \(0.75\) \+ tenants.globex.memory_bandwidth 0.4 = 1.15 of the device's memory"
+        )
+        with pytest.raises(DoesNotFit, match=why):
+            await site.controller.repartition({"acme": 6})
+        await site.controller.repartition({"acme": 4})
+
+
 async def test_a_move_of_others_leaves_the_placement_as_it_is(site: Site) -> None:
     before = narrow(site)
     await site.controller.repartition({"globex": 3})
@@ -216,13 +229,13 @@ async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, 
         why = "an inference there has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its narrow placement for now: {why}" in caplog.text
         before = placement(site)
-        assert not before.suspended
         gate.open()
         await asking
         admission.leave(kind, "", 0)
         async with asyncio.timeout(30):
             while site.runtime.workers["acme"].narrow:  # It is tried again without another plan.
                 await asyncio.sleep(0.01)
+        await settled(site)
         assert before.executors == {}
 
 
