@@ -1,15 +1,19 @@
 """A tenant that borrows, is fenced and paced, while all of that changes at random: every ticket is answered, and rightly."""
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from server.workers.pace import Pace
+from tests.contract import in_a_thread
 from tests.launchable import needs_a_compiler
-from tests.server.workers.test_narrow import HOG, TINY
-from tests.server.workers.test_worker import SLOTS, benched
+from tests.server.workers.test_narrow import HOG, TINY, never_both
+from tests.server.workers.test_worker import PATIENCE, SLOTS, benched
 
 from .test_fence import Both
 
@@ -108,3 +112,41 @@ def test_every_ticket_is_answered_whatever_happens_meanwhile(launchable: bool) -
         assert min(turns.placement.statistics.launches, turns.wide.statistics.totals()[0]) > 0
         bench.worker.halt()
         assert (turns.placement.running, turns.wide.running) == (False, False)
+
+
+@pytest.mark.parametrize("launchable", [False, pytest.param(True, marks=needs_a_compiler)])
+def test_neighbours_come_and_go_at_any_moment_and_nothing_is_in_flight_on_two_placements(launchable: bool) -> None:
+    """Other threads change all that decides while tickets come as fast as they are answered."""
+    with benched(kind=Both, launchable=launchable) as bench:
+        turns = Turns(bench, random.Random(3), launchable)
+        both = bench.watch() if launchable else never_both(bench)
+        bench.worker.serve(bench.endpoint)
+        stop = threading.Event()
+
+        def change(changes: list[Callable[[], None]]) -> None:
+            choose = random.Random(len(changes))
+            while not stop.is_set():
+                choose.choice(changes)()
+                time.sleep(0)
+
+        groups = [turns.neighbour], [turns.know, turns.lender, turns.set_pace]
+        threads = [in_a_thread(partial(change, each))[1] for each in groups]
+        sent: dict[int, int] = {}
+        for number in range(3000):
+            slot = number if number < SLOTS else answered(bench, sent)
+            sent[slot] = number
+            bench.put(bench.ticket(slot, number, model=(HOG, HOG, TINY)[number % 3]))
+        for _ in range(SLOTS):
+            answered(bench, sent)
+        stop.set()
+        for each in threads:
+            each.result(PATIENCE)
+        assert ((both if isinstance(both, list) else both()), bench.errors, bench.lost) == ([], [], [])
+        assert turns.placement.statistics.launches > 0
+
+
+def answered(bench: Both, sent: dict[int, int]) -> int:
+    """The slot of the next answer, which is right."""
+    done = bench.next()
+    assert bench.answer(done) == [sent[done.slot]]
+    return done.slot
