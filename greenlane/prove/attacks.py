@@ -96,9 +96,9 @@ def attack(kind: str, tenant: Surveyed, access: Access, like: Attack | None = No
     return Attack(kind, small, 16, frozenset({200}), name, "churn")
 
 
-def strains(unit: str) -> tuple[Strain, ...]:
-    """The kinds of strain on a device of cores or SMs."""
-    return tuple(kind for kind in STRAINS if unit == "SM" or not kind.startswith("PCIe"))
+def strains(unit: str, wanted: Sequence[Strain] = STRAINS) -> tuple[Strain, ...]:
+    """Those of these kinds of strain that a device of cores or SMs has."""
+    return tuple(kind for kind in wanted if unit == "SM" or not kind.startswith("PCIe"))
 
 
 def strain_of(tenant: str) -> str:

@@ -69,7 +69,7 @@ def _run(options: Options, command: str, access: Access, alive: Any, own: bool, 
     names = [each["name"] for each in access.administer("GET", "/admin/tenants")["tenants"]]
     if options.only and options.only not in names:
         raise CannotProve(f"--only {options.only!r}: there is no such tenant; there are {', '.join(names)}")
-    return prove(Run(access, alive, own, source, options.seconds, options.only, command, say, options.memory))
+    return prove(Run(access, alive, own, source, options.seconds, options.only, command, say, options.memory, options.strains))
 
 
 def _keys(path: str | None) -> tuple[dict[str, str], str | None]:

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from greenlane.options import positive
+from greenlane.options import checked, positive
+from partitions.strain import STRAINS, Strain
 from server.command_line import file_name
 
 _DESCRIPTION = """\
@@ -38,6 +39,19 @@ class Options:
     html: str | None = None
     lending: bool = False
     memory: bool = False
+    strains: tuple[Strain, ...] = STRAINS
+
+
+def _spelled(kind: Strain) -> str:
+    return kind.lower().replace(" ", "-")
+
+
+def _strains(text: str) -> tuple[Strain, ...]:
+    found = {_spelled(kind): kind for kind in STRAINS}
+    names = text.lower().split(",")
+    if unknown := [name for name in names if name not in found]:
+        raise ValueError(f"{unknown[0]!r}; expected some of {', '.join(found)}, with commas between")
+    return tuple(found[name] for name in dict.fromkeys(names))
 
 
 def parse(arguments: Sequence[str], program: str) -> Options:
@@ -62,6 +76,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     about = "let strains of memory, caches and PCIe count, which no partition fences: for every pair, in as many seconds more; "
     about += "without it they are tried with one pair, in a third of that, and only reported"
     parser.add_argument("--memory", action="store_true", help=about)
+    about = f"only some of {', '.join(map(_spelled, STRAINS))}, each of which has more rounds then"
+    parser.add_argument("--strains", metavar="NAMES", type=checked(_strains), default=STRAINS, help=about)
     parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")
     words = parser.parse_args(arguments)
@@ -71,8 +87,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         parser.error("--keys is for --url: a server that is started here has keys of its own")
     if words.lending and words.url:
         parser.error("--lending starts two servers of its own; it takes --config, not --url")
-    if words.lending and words.memory:
-        parser.error("--lending measures what lending costs, and no strains of memory; leave out --memory")
+    if words.lending and (words.memory or words.strains != STRAINS):
+        parser.error("--lending measures what lending costs, and no strains of memory; leave out --memory and --strains")
     if words.seconds < LEAST:
         parser.error(f"--seconds {words.seconds:g}: expected at least {LEAST:g}")
     return Options(**vars(words))

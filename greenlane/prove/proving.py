@@ -12,7 +12,7 @@ from greenlane.load.jobs import OpenLoop
 from greenlane.load.others import Others
 from greenlane.load.processes import LoadProcessFailed
 from greenlane.load.wire import Broken, Caller
-from partitions.strain import Strain
+from partitions.strain import STRAINS, Strain
 
 from . import confinement
 from .access import Access, ServerEnded
@@ -43,7 +43,7 @@ class Run:
     """What is measured, and how: a server, why it ended (empty while it runs), the seconds there are, and where to report to.
 
     `own` is whether it was started for this. `only` is the one tenant that is to be the victim; None for all. `source` names
-    the configuration. `memory` is whether what no partition fences counts.
+    the configuration. `memory` is whether what no partition fences counts, and `strains` are what is tried of it.
     """
 
     access: Access
@@ -55,6 +55,7 @@ class Run:
     command: str
     report: Callable[[str], None]
     memory: bool = False
+    strains: Sequence[Strain] = STRAINS
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple
     device = {each.name: each.device for each in found.tenants}
     unit = {each.tenant: each.unit for each in found.located}
     near = [pair for pair in able if device[pair.victim] == device[pair.aggressor]]
-    possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core")) for pair in near}
+    possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core"), run.strains) for pair in near}
     if not run.memory:
         near = near[:1] if run.seconds * UNFENCED >= START + LEAST * ROUND else []
     chosen = plan(near, possibles, run.seconds if run.memory else run.seconds * UNFENCED, LEAST)

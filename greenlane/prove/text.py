@@ -28,7 +28,7 @@ TIMES = "times: how much the median (p50) or the tail (p99; p90 of few requests)
 
 UNFENCED = f"""\
 {"":16} {"p99 of the victim, ms":^26}  {"times, with interval":^34}  {"GB/s":^13}
-{"strain":16} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>24} {"control":>9}  {"alone":>6} {"beside":>6}"""
+{"strain":16} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>24} {"control":>9}  {"alone":>6} {"beside":>6}  verdict"""
 ONLY_SAID = "They do not count for the verdict: no partition fences memory, caches and PCIe. With --memory they do."
 COUNTED = "They count for the verdict (--memory)."
 
@@ -107,6 +107,7 @@ def _lines(findings: Findings) -> Iterator[str]:
         yield from ("", f"What partitions do not fence: {_title(measured)}", UNFENCED)
         yield from map(_strained, measured.results)
         yield from _failed(measured.failures)
+        yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
     if findings.unfenced:
         yield f"  {COUNTED if findings.memory else ONLY_SAID}"
     for lent in findings.lending:
@@ -177,7 +178,7 @@ def _strained(result: Result) -> str:
     one, shared = result.held.decisive(BOUND), short(result.shared.decisive(BOUND).value)
     held = f"{'p50' if one is result.held.median else tail(result)} {times(one)}"
     alone, beside = rates(result)
-    return f"{result.attack.other.kind:16} {points}  {held:>24} {shared:>9}  {alone:>6} {beside:>6}"
+    return f"{result.attack.other.kind:16} {points}  {held:>24} {shared:>9}  {alone:>6} {beside:>6}  {result.ruling.word}"
 
 
 def legend(findings: Findings) -> str:

@@ -122,7 +122,7 @@ for part in "$@"; do
     fence-prove)
       # shellcheck disable=SC2086  # Options.
       run "fence-prove$mps" "$(limit "${LIMIT_fence_prove:-280}")" "$python" -u -m tests.gpu.proving --fence "${FENCE:-0.2}" \
-        --memory --seconds 32 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
+        --memory --strains memory-read,memory-copy,random-sectors,pcie-out --seconds 32 --json "$out/fence-prove$mps.json" ${PROVE_OPTIONS:-} ;;
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.

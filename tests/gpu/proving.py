@@ -1,7 +1,7 @@
 """`python -m tests.gpu.proving [--tenants 15]`: `greenlane prove` of so many tenants that divide a GPU, each with an MLP and a
 convolution; with MPS=on each has a device process.
 
-With `--fence RATE` it is run twice for the first tenant, which has a ResNet, as what a smaller one feels is lost in HTTP:
+With `--fence RATE` it is run twice for the first tenant, whose model does hardly anything but read its weights:
 without a fence, where it has to find a leak, and with all others held to that rate, where it has to find none; the exit status
 is 0 if both are so.
 """
@@ -20,7 +20,7 @@ from greenlane.options import count
 from .process import gpu_section
 
 MODELS = "mlp", "conv"
-FENCED = ("resnet",)
+FENCED = ("gemm",)
 """Of the first tenant, beside a fence."""
 _LEAKS = 1
 _WORDS = {0: "isolated", _LEAKS: "something leaks", 3: "not everything could be judged"}

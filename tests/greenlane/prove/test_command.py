@@ -19,9 +19,11 @@ from greenlane.load.wire import Caller, post
 from greenlane.prove import server
 from greenlane.prove.access import Access, CannotProve, ServerEnded
 from greenlane.prove.command import main
+from greenlane.prove.command_line import parse
 from greenlane.prove.findings import Findings
 from greenlane.prove.proving import Run, prove
 from greenlane.prove.survey import survey
+from partitions.strain import STRAINS
 from server.demo import build
 from server.tenants.auth import digest
 
@@ -142,10 +144,10 @@ def test_tenants_that_share_a_core_are_found_and_never_called_isolated(two: Any)
 def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: Path) -> None:
     said: list[str] = []
     with running(config) as (access, alive, _):
-        found = prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, said.append, memory=True))
+        found = prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, said.append, memory=True, strains=("memory read",)))
     (measured,) = found.unfenced
     (result,) = measured.results
-    assert (str(measured.pair), result.attack.other.kind) == ("acme beside globex", "memory copy")
+    assert (str(measured.pair), result.attack.other.kind) == ("acme beside globex", "memory read")
     assert {200} <= {*result.statuses} <= {0, 200}, "a strain that a phase ends has no answer"
     assert result.attack.other.rate > 0.1
     assert all(rate > 0.1 for rate in result.moved.values())
@@ -234,9 +236,25 @@ def test_a_wrong_configuration_is_status_2_with_its_mistakes(tmp_path: Path, cap
 
 @pytest.mark.parametrize(
     "words",
-    [["--config", "a", "--url", "b"], ["--keys", "a"], ["--seconds", "7"], ["--seconds", "x"], ["--lending", "--memory"]],
+    [
+        ["--config", "a", "--url", "b"],
+        ["--keys", "a"],
+        ["--seconds", "7"],
+        ["--seconds", "x"],
+        ["--lending", "--memory"],
+        ["--lending", "--strains", "l2"],
+        ["--strains", "memory"],
+    ],
 )
 def test_wrong_words_are_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words, PROGRAM)
     assert ended.value.code == 2
+
+
+def test_strains_are_chosen_by_their_names_without_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse([], PROGRAM).strains == STRAINS
+    assert parse(["--strains", "memory-read,l2,PCIe-out,l2"], PROGRAM).strains == ("memory read", "L2", "PCIe out")
+    with pytest.raises(SystemExit):
+        parse(["--strains", "memory"], PROGRAM)
+    assert "'memory'; expected some of memory-copy, memory-read, " in capsys.readouterr().err

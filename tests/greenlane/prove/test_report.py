@@ -90,7 +90,8 @@ def test_a_strain_is_reported_with_by_how_much_it_was_felt_and_what_it_moved(mem
     lines = text.render(found).splitlines()
     (line,) = [line for line in lines if line.startswith("memory copy")]
     assert "p50 3.40 (3.40-3.40)" in line
-    assert line.split()[-2:] == ["2,800", "2,700"]
+    assert line.split()[-3:] == ["2,800", "2,700", "leaks"]
+    assert any(line.startswith("  memory copy: leaks: ") for line in lines)
     assert any(line.startswith("What partitions do not fence: acme beside <b>globex</b>: m, ") for line in lines)
     assert f"  {said}" in lines
     page = render(found)
