@@ -23,11 +23,10 @@ LIMITS_OF_TENANT = (
     "max_connections",
     "max_large_bodies",
 )
-LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT, *SHARES)
-"""Keys of [tenants.NAME] that may. FENCES may too where a tenant had one of them at the start."""
+LIVE_OF_TENANT = ("keys_sha256", "models", "weights", "target_p99", "target_rate", *LIMITS_OF_TENANT, *SHARES, *FENCES)
+"""Keys of [tenants.NAME] that may."""
 WITHOUT_LOADING = ("weights", "text")
 """Keys of [models.NAME] for which the model is not loaded again. All of them may change."""
-_NONE_FENCED = "no tenant had memory_bandwidth or pcie at the start, so no process says whether its tenant is at work"
 ABSENT = "(not set)"
 _DIGITS = 8
 """Digits of a digest that are shown."""
@@ -58,8 +57,7 @@ def compare(old: Config, new: Config) -> list[Change]:
     for name in dict.fromkeys((*old.models.options, *new.models.options)):  # An empty table says what no table does.
         before, after = (each.models.options.get(name, ModelOptions()) for each in (old, new))
         found += _within(("models", name), before, after, tuple(ModelOptions.model_fields))
-    live = LIVE_OF_TENANT + (FENCES if any(each.fenced for each in old.tenants.values()) else ())
-    return found + list(_tables("tenants", old.tenants, new.tenants, live, _fixed(old, new)))
+    return found + list(_tables("tenants", old.tenants, new.tenants, LIVE_OF_TENANT, _fixed(old, new)))
 
 
 def arrivals(old: Config, new: Config) -> list[str]:
@@ -86,7 +84,6 @@ def _fixed(old: Config, new: Config) -> Callable[[str], str]:
     going = {old.tenants[name].port: name for name in removals(old, new)}
     tenants = [each for config in (old, new) for each in config.tenants.values()]
     borrower = next((each.name for each in tenants if each.burst is not None), "")
-    fenced = next((each.name for each in tenants if each.fenced), "")
 
     def why(name: str) -> str:
         tenant = new.tenants[name] if name in new.tenants else old.tenants[name]
@@ -96,8 +93,6 @@ def _fixed(old: Config, new: Config) -> Callable[[str], str]:
             return f"its port is that of tenant {had} until that has gone, which a reload before can have it do"
         if borrower:
             return f"tenant {borrower} has a burst, and who may lend to whom is settled at the start"
-        if fenced:
-            return f"tenant {fenced} is held to a share of bandwidth, and for whose sake is settled at the start"
         return ""
 
     return why
@@ -145,8 +140,7 @@ def _within(path: KeyPath, old: Section, new: Section, live: tuple[str, ...]) ->
     for key, field in type(old).model_fields.items():
         before, after = getattr(old, key), getattr(new, key)
         if not field.exclude and before != after:
-            why = _NONE_FENCED if key in FENCES and key not in live else ""
-            yield Change(dotted((*path, key)), _text(field, before), _text(field, after), key in live, why)
+            yield Change(dotted((*path, key)), _text(field, before), _text(field, after), key in live)
 
 
 def written(section: Section, keys: Iterable[str]) -> list[str]:

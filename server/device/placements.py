@@ -31,7 +31,7 @@ class Placements:
     """See `server.control.device_runtime.Placements`. Belongs to the event loop.
 
     What is ready for a move is made on one thread: on a GPU at low priority, on CPU cores at normal priority, which the threads
-    of a session would keep. `workers`, `pages` and `numbers` are as in `Means`.
+    of a session would keep. `workers`, `pages` and `numbers` are as in `Means`; `pages` is changed here.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Placements:
         device: Device,
         workers: Mapping[str, Worker],
         locks: TenantLocks,
-        pages: Mapping[str, int],
+        pages: dict[str, int],
         numbers: Mapping[str, int],
         max_pause: float,
     ) -> None:
@@ -79,6 +79,16 @@ class Placements:
     async def fence(self, plans: Mapping[str, Fence]) -> None:
         for name in dict.fromkeys((*self._tenants, *plans)):
             self.of(name).fence(plans.get(name))
+
+    def set_page(self, tenant: str, page: int | None) -> None:
+        """A tenant, here or elsewhere, has this activity page from now on, which belongs to this; None if it has gone."""
+        pages = self.means.pages
+        if (before := pages.pop(tenant, None)) is not None:
+            os.close(before)
+        if page is not None:
+            pages[tenant] = page
+        for each in self._tenants.values():
+            each.tenant_fence.reopen_page(tenant, each.worker)
 
     async def fences(self) -> dict[str, FencedTenant]:
         workers = self.means.workers

@@ -51,7 +51,7 @@ class Runtime:
     `config` has this device alone; it is read here and not kept, as a reload sends what it changes (`use_models`,
     `adopt`). `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
     and `on_lost` with the reason when the device is lost. `pages` are descriptors of tenants' activity pages
-    (`link.activity`), which it closes. `on_stuck` is called as `Supervision` says.
+    (`link.activity`), which it closes; `placements.set_page` changes them. `on_stuck` is called as `Supervision` says.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Runtime:
         self._locks = TenantLocks(frontends)
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self.workers, self._lifecycle)
         numbers = {name: number for number, name in enumerate(config.tenants)}
-        self.placements = Placements(device, self.workers, self._locks, pages, numbers, max_pause)
+        self.placements = Placements(device, self.workers, self._locks, dict(pages), numbers, max_pause)
         self.moves = PartitionMoves(
             self.manager,
             self.workers,

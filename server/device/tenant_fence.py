@@ -23,8 +23,8 @@ Add = Callable[[Worker, Placement], Awaitable[bool]]
 class TenantFence:
     """Belongs to the event loop. The narrow placement closes with the worker that has it, unless that hands it over.
 
-    `pages` has, by tenant, the descriptor of its page of shared memory, and `moved` says what a work of each model that this
-    tenant has now moves, in bytes.
+    `pages` has, by tenant, the descriptor of its page of shared memory; `reopen_page` when one has changed. `moved` says what
+    a work of each model that this tenant has now moves, in bytes.
     """
 
     def __init__(
@@ -74,6 +74,19 @@ class TenantFence:
                 return False
         self._changed = True
         return True
+
+    def reopen_page(self, tenant: str, worker: Worker | None) -> None:
+        """A tenant has another page than before, or none any more."""
+        plan, narrow = self._plan, self._narrow
+        if plan is None or tenant not in plan.neighbours:
+            return
+        self._set_pace(None, plan)
+        if worker:
+            worker.pace = self.pace
+        if narrow:
+            narrow.hold(self._open_pages(plan), narrow.rate)
+            if worker and worker.narrow is narrow and not narrow.suspended:
+                worker.resume(narrow)
 
     def set_moved(self) -> None:
         """What works of the models move is known better, or models have changed."""
@@ -164,13 +177,14 @@ class TenantFence:
             self._problem = f"granules {granules}: the tenant has others now, for which there is another plan soon"
             return False
         try:
-            worker.narrow = self._narrow = await asyncio.to_thread(self._carve, plan)
+            worker.narrow = self._narrow = narrow = await asyncio.to_thread(self._carve, plan)
         except PartitionError as error:
             self._problem = f"granules {granules}: {error}"
             log.warning(
                 "tenant %s has no narrow placement, so nothing holds its memory bandwidth: %s", self._name, self._problem
             )
             return False
+        narrow.hold(self._open_pages(plan), plan.memory)  # Here, as tenants come and go meanwhile.
         text = "tenant %s is held to %.4g GB/s of memory bandwidth while others are at work: on granules %s what draws more"
         log.info(text, self._name, plan.memory / 1e9, granules)
         return True
@@ -197,7 +211,7 @@ class TenantFence:
         """Blocks. Raises PartitionError."""
         partition = self._device.carve(plan.granules)
         try:
-            return NarrowPlacement(partition, self._open_pages(plan), plan.memory, self._statistics)
+            return NarrowPlacement(partition, (), plan.memory, self._statistics)
         except BaseException:
             partition.close()
             raise

@@ -43,7 +43,7 @@ class Means:
     device: Device
     workers: Mapping[str, Worker]
     locks: TenantLocks
-    pages: Mapping[str, int]
+    pages: dict[str, int]
     numbers: Mapping[str, int]
     max_pause: float
     threads: ThreadPoolExecutor

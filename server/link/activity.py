@@ -10,7 +10,7 @@ goes on with them.
 import mmap
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -124,14 +124,16 @@ def create(tenants: int, processes: int = 1) -> int:
     return descriptor
 
 
-def open_pages(tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """Create the pages of each of these that lends, if one has a burst, and of all, if one is fenced: their descriptors, which
-    belong to the caller.
+def open_pages(
+    tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({}), on_cores: Collection[str] = ()
+) -> dict[str, int]:
+    """Create the pages of each of these, as another one may be fenced at any time: their descriptors, which belong to the
+    caller. Those `on_cores`, where nothing is fenced, have pages if they lend and one has a burst.
 
     `processes` is how many HTTP processes a tenant has, if not one.
     """
-    burst, fenced = (any(getattr(tenant, each) for tenant in tenants.values()) for each in ("burst", "fenced"))
-    needed = [name for name, tenant in tenants.items() if fenced or (burst and tenant.lend)]
+    burst = any(tenant.burst for tenant in tenants.values())
+    needed = [name for name, tenant in tenants.items() if name not in on_cores or (burst and tenant.lend)]
     return {name: create(len(tenants), processes.get(name, 1)) for name in needed}
 
 

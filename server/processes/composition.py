@@ -75,7 +75,7 @@ class Composition:
             self._replace_link,
             self.devices,
             in_tenants,
-            open_pages(config.tenants, self.counts),
+            open_pages(config.tenants, self.counts, in_tenants),
             self.counts,
             self.controller.restarts,
             self.controller.refused_connections,

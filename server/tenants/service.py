@@ -62,14 +62,15 @@ class Tenant:
 
     def use_page(self, tenants: Mapping[str, TenantConfig], page: int, number: int = 1) -> None:
         """Let others of `tenants`, which are all of the configuration, know from now on when there are requests, and lend to
-        them, if it does.
+        those that borrow, if it does.
 
         `page` is the descriptor of its activity pages, `number` that of the process.
         """
         own = activity.attach(page, number)
-        own.expect([place for place, each in enumerate(tenants.values()) if each.burst and each.name != self.name])
+        borrowers = [place for place, each in enumerate(tenants.values()) if each.burst and each.name != self.name]
+        own.expect(borrowers)
         lend = tenants[self.name].lend
-        self.lane.admission.neighbour = Lender(self.name, own, lend) if lend else Neighbour(own)
+        self.lane.admission.neighbour = Lender(self.name, own, lend) if lend and borrowers else Neighbour(own)
 
     def callable(self, name: str, version: str | None = None) -> ServedModel:
         """A model that may be called now, as `Catalog.find`. Raises Unavailable too while its inferences would be refused."""

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ LARGE = request(tensor("x", "FP32", [1, 10_000], [1.0] * 10_000))
 class Fenced(Site):
     """A server of acme, which is fenced, and of globex, which is not, and whose HTTP has a helper."""
 
-    def write(self, **keys: object) -> Path:  # type: ignore[override]
-        """Write the file; `keys` are acme's."""
-        acme = tenant("acme", "identity", "spin", **{"granules": 3, "memory_bandwidth": 0.5, **keys})
-        return super().write(acme, tenant("globex", "identity", "spin", http_processes=2))
+    def write(self, *more: str, **keys: object) -> Path:
+        """Write the file, with more tables; `keys` are acme's."""
+        keys = {"granules": 3, "memory_bandwidth": 0.5, **keys}
+        acme = tenant("acme", "identity", "spin", **{key: value for key, value in keys.items() if value is not None})
+        return super().write(acme, tenant("globex", "identity", "spin", http_processes=2), *more)
 
     def fence(self, name: str = "acme") -> dict[str, Any]:
         """What is shown of it; empty for none."""
@@ -48,6 +49,16 @@ def site(request: pytest.FixtureRequest, standard: Path, tmp_path: Path) -> Iter
         site.server = server
         until(lambda: site.fence().get("granules") == [0, 1])
         yield site
+
+
+def pages(server: Running) -> int:
+    """How many activity pages the supervisor and the device processes have, or have mapped."""
+    count = 0
+    for pid in (server.popen.pid, *server.pids("dev 0")):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                count += "memfd:greenlane activity" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    return count
 
 
 def waited(site: Fenced, server: Running, *busy: str) -> bool:
@@ -106,16 +117,45 @@ def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_pro
     assert waited(site, server, "globex")
 
 
-def test_a_fence_where_there_was_none_needs_a_restart_and_tenants_cannot_come(standard: Path, tmp_path: Path) -> None:
-    site = Fenced(tmp_path, standard, FORMS["device process"][1])
-    with running_devices(site.write(memory_bandwidth=0.25)) as server:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tenant_is_fenced_while_it_serves_for_the_sake_of_those_that_come(standard: Path, tmp_path: Path, form: str) -> None:
+    start, device = FORMS[form]
+    site = Fenced(tmp_path, standard, device)
+    own, initech = {"granules": 2}, tenant("initech", "spin", http_processes=2)
+
+    def reload(*more: str, **keys: object) -> None:
+        site.write(*more, **own, **keys)
+        assert (answer := site.reload()).status_code == 200, answer.text
+
+    with start(site.write(**own, memory_bandwidth=None)) as server:
         site.server = server
-        until(lambda: site.fence().get("granules") == [0])
-        path = site.write(memory_bandwidth=0.25)
-        path.write_text(path.read_text() + tenant("initech", "identity"))
-        answer = site.reload()
-        assert answer.status_code == 409
-        assert "tenant acme is held to a share of bandwidth" in answer.json()["error"]
+        assert site.fence() == {}
+        with Load(server, "acme") as load, Load(server, "globex") as other:
+            reload(memory_bandwidth=0.25, pcie="1MB/s")
+            until(lambda: site.fence().get("granules") == [0])
+            load.more()
+            other.more()
+        assert load.wrong == other.wrong == []
+        assert waited(site, server, "globex")
+        there = pages(server)
+        with Load(server, "acme") as load:
+            for _ in range(2):  # The second time it has the name of one that has gone.
+                reload(initech, pcie="1MB/s")
+                until(lambda: waited(site, server, "initech"))
+                load.more()
+                reload(pcie="1MB/s")
+                load.more()
+                until(lambda: pages(server) <= there)
+            reload(initech, pcie="1MB/s")
+            load.more()
+        assert load.wrong == []
+        for pid in server.pids("dev 0"):
+            os.kill(pid, signal.SIGKILL)
+        with client(server, "acme") as http:
+            until(lambda: as_before(http))
+        until(lambda: waited(site, server, "initech"))
+        reload(initech, memory_bandwidth=None)
+        until(lambda: site.fence() == {})
 
 
 def test_a_fenced_tenant_that_moves_to_another_device_is_held_there_for_the_sake_of_others(
@@ -123,16 +163,19 @@ def test_a_fenced_tenant_that_moves_to_another_device_is_held_there_for_the_sake
 ) -> None:
     site = Fenced(tmp_path, standard)
     devices = [f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"\n' for name, core in zip("01", cores()[:2], strict=True)]
-    acme = tenant("acme", "identity", "spin", device="0", granules=3, memory_bandwidth=0.5, pcie="1MB/s")
-    others = tenant("globex", "identity", "spin", device="0") + tenant("initech", "spin", device="1")
+    acme = tenant("acme", "identity", "spin", device="0", granules=2, memory_bandwidth=0.25, pcie="1MB/s")
+    others = tenant("globex", "identity", "spin", device="0") + tenant("hooli", "identity", device="1")
     with running_devices(Site.write(site, *devices, acme, others)) as server:
         site.server = server
-        until(lambda: site.fence().get("granules") == [0, 1])
+        until(lambda: site.fence().get("granules") == [0])
         assert waited(site, server, "globex")
+        Site.write(site, *devices, acme, others, tenant("initech", "spin", device="1"))
+        assert site.reload().status_code == 200
+        until(lambda: not waited(site, server, "initech"))  # It is on another device; globex was at work a moment ago.
         with client(server) as http:
             assert http.put("/admin/tenants/acme/device", json={"device": "1"}).status_code == 200
             shown = http.get("/admin/partitions").json()["partitions"]
-        assert (shown["acme"]["device"], shown["acme"]["granules"]) == ("1", [1, 2, 3])
-        until(lambda: site.fence().get("granules") == [1, 2])
-        assert not waited(site, server, "globex"), "it is on another device now"
+        assert (shown["acme"]["device"], shown["acme"]["granules"]) == ("1", [2, 3])
+        until(lambda: site.fence().get("granules") == [2])
+        until(lambda: not waited(site, server, "globex"))  # It is on another device now.
         assert waited(site, server, "initech")

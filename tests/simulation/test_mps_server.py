@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,34 @@ def test_beside_a_daemon_of_the_operator_s_all_tenants_share_a_process_outside_o
                 assert (f"an MPS daemon of yours runs in {pipes}" in server.log) == (mps == "auto")
         finally:
             theirs.kill()
+
+
+def test_a_tenant_is_fenced_while_all_serve_also_for_the_sake_of_one_that_comes(tmp_path: Path) -> None:
+    """Each has a device process of its own."""
+    sections = [f"[tenants.{each}" for each in real.tenants().split("[tenants.")[1:]]
+    with start(tmp_path, real.DEVICE, "".join(sections[:2])) as server:
+        for name in real.TENANTS[:2]:
+            real.until_ready(server, name)
+        path = tmp_path / "greenlane.toml"
+        before = path.read_text()
+        with two.Asking(server.port, "acme") as fenced, two.Asking(server.port, "globex") as beside:
+            path.write_text(before.replace(sections[0], sections[0] + 'memory_bandwidth = 0.2\npcie = "1GB/s"\n') + sections[2])
+            server.admin("POST", "reload")
+            until(lambda: len(fence_of(server, "acme").get("granules", [])) == 1)
+            fenced.more(20)
+            beside.more(20)
+            with two.Asking(server.port, "initech") as came:
+                came.more(20)
+            path.write_text(before)
+            server.admin("POST", "reload")
+            until(lambda: fence_of(server, "acme") == {})
+            fenced.more(20)
+            beside.more(20)
+        assert (fenced.wrong, beside.wrong, came.wrong) == ([], [], [])
+
+
+def fence_of(server: Served, tenant: str) -> dict[str, Any]:
+    return dict(server.admin("GET", "partitions")["partitions"][tenant].get("fence") or {})
 
 
 def shared(process: int) -> set[str]:

@@ -77,6 +77,9 @@ class ToDeviceProcess(Protocol):
     async def release(self, tenant: str) -> None:
         """Stop serving a tenant, and free its models, partition and memory. Returns when that is done."""
 
+    def set_page(self, tenant: str, page: Count | None) -> None:
+        """A tenant of any process has an activity page, whose descriptor was sent by this number; None: it has gone."""
+
     def cancel(self, tenant: str, slot: Count, serial: Count) -> None:
         """Stop a ticket of a tenant, if it can be stopped."""
 

@@ -45,9 +45,9 @@ class DeviceArguments:
     """The arguments of a new device process.
 
     `name` is the device's, or the tenant's if it has the process for itself; `channel` is the socket of the messages to and
-    from the supervisor, and `descriptors` that of descriptors from it; `links` are those of its tenants, and `pages` are
-    tenants' activity pages. `opener` opens the device, under these variables of the environment; `deposit` are the descriptors
-    of the one that it has with the others of its GPU, under MPS, and none without.
+    from the supervisor, and `descriptors` that of descriptors from it; `links` are those of its tenants. `opener` opens the
+    device, under these variables of the environment; `deposit` are the descriptors of the one that it has with the others of
+    its GPU, under MPS, and none without.
     """
 
     name: str
@@ -56,7 +56,6 @@ class DeviceArguments:
     channel: socket.socket
     descriptors: socket.socket
     links: Mapping[str, Descriptors]
-    pages: Mapping[str, int]
     environment: Mapping[str, str]
     deposit: Sequence[int] = ()
 
@@ -94,6 +93,8 @@ class DeviceProcess(RuntimeServer):
         self._receiver = DescriptorReceiver(arguments.descriptors)
         self._closed = asyncio.Event()
         self._of_tenants: dict[str, LinkedFrontend] = {}
+        self._first_pages: dict[str, int] = {}
+        """Tenants' activity pages that have come before the device is open."""
         self._channel = Channel(
             "the supervisor",
             {
@@ -107,7 +108,7 @@ class DeviceProcess(RuntimeServer):
             as_client(arguments.opener, arguments.deposit) if arguments.environment else arguments.opener,
             self._of_tenants,
             proxy(FromRuntime, self._channel),
-            arguments.pages,
+            self._first_pages,
         )
 
     async def run(self) -> None:
@@ -127,6 +128,16 @@ class DeviceProcess(RuntimeServer):
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         if self.runtime:
             self.runtime.cancel(tenant, slot, serial)
+
+    def set_page(self, tenant: str, page: int | None) -> None:
+        (descriptor,) = (None,) if page is None else self._receiver.take(page, 1)
+        if self.runtime:
+            self.runtime.placements.set_page(tenant, descriptor)
+            return
+        if (before := self._first_pages.pop(tenant, None)) is not None:
+            os.close(before)
+        if descriptor is not None:
+            self._first_pages[tenant] = descriptor
 
     async def replace_link(self, tenant: str, link: SentLink) -> None:
         old = self._of_tenants[tenant].use(self._receiver.take_link(link))

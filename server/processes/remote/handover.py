@@ -1,4 +1,4 @@
-"""Tenants that come to a device process or leave it while it serves, and new links of those that stay."""
+"""Tenants that come to a device process or leave it while it serves, new links of those that stay, and all activity pages."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -120,6 +120,19 @@ class TenantHandover:
         self._adopted.pop(tenant, None)
         with suppress(Unavailable):
             await self._process.release(tenant)
+
+    def set_page(self, tenant: str, page: int | None) -> None:
+        """Have the process know this activity page of a tenant, which it need not serve, or with None that it has gone.
+
+        Without a process that takes descriptors there is nothing to do: it is sent all pages when it does.
+        """
+        if (sender := self._calls.sender) and (channel := self._calls.channel):
+            try:
+                number = None if page is None else sender.send([page])
+            except Unavailable as error:
+                self._calls.restart(f"it cannot be sent the activity page of {tenant}: {error}")
+            else:
+                proxy(ToDeviceProcess, channel).set_page(tenant, number)
 
     async def replace_link(self, tenant: str) -> None:
         """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.

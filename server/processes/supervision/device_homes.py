@@ -33,6 +33,14 @@ class DeviceHomes:
         """Whether this is a device process's, and not that of a tenant's own process on cores of the host."""
         return runtime in self._apart or runtime in self._shared.values()
 
+    def open_page(self, tenant: str, processes: int) -> None:
+        """As `SupervisedDevices.open_page`."""
+        self._devices.open_page(tenant, processes)
+
+    def close_page(self, tenant: str) -> None:
+        """As `SupervisedDevices.close_page`."""
+        self._devices.close_page(tenant)
+
     async def find(self, device: str, tenant: TenantConfig) -> RemoteRuntime:
         """The runtime for a tenant that comes to this device. Starts a process where tenants have their own.
 

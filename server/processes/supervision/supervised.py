@@ -167,8 +167,8 @@ class SupervisedDevice(Supervised):
     """One device process, with its name, which is the device's if it has all of that, and the device side that it has.
 
     `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
-    ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants and the
-    activity pages, the variables of its environment, and as those the deposit that it has with others. `group` are the
+    ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants, the
+    variables of its environment, and as those the deposit that it has with others. `group` are the
     processes of the same device; None if it is the only one.
     """
 
@@ -183,7 +183,6 @@ class SupervisedDevice(Supervised):
                 socket.socket,
                 socket.socket,
                 dict[str, Descriptors],
-                dict[str, int],
                 Mapping[str, str],
                 Sequence[int],
             ],

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -12,6 +13,7 @@ from partitions import PartitionError
 
 from ...control.together import all_or_none
 from ...errors import RequestError
+from ...link import activity
 from ..children import spawn
 from ..remote.remote_frontend import RemoteFrontend
 from .mps_group import MpsGroup
@@ -22,7 +24,8 @@ log = logging.getLogger("greenlane.processes")
 
 
 class SupervisedDevices:
-    """Belongs to the event loop. `pages` are the descriptors of tenants' activity pages.
+    """Belongs to the event loop. `pages` are the descriptors of tenants' activity pages, changed here: every process has all of
+    them, as tenants come to it and leave it.
 
     `relink` is awaited with a tenant's name and frontend while no process has its device: the tenant has a new link then.
     """
@@ -30,7 +33,7 @@ class SupervisedDevices:
     def __init__(
         self,
         devices: Sequence[SupervisedDevice],
-        pages: Mapping[str, int],
+        pages: dict[str, int],
         relink: Callable[[str, RemoteFrontend], Awaitable[None]],
         current: Current,
         restarts: Restarts,
@@ -93,6 +96,19 @@ class SupervisedDevices:
         for each in self.all:
             each.disconnect()
 
+    def open_page(self, tenant: str, processes: int) -> None:
+        """Create the activity page of a tenant that comes, with so many HTTP processes, before any of them is started."""
+        page = self._pages[tenant] = activity.create(1, processes)  # None that comes lends.
+        for each in self.all:
+            each.runtime.handover.set_page(tenant, page)
+
+    def close_page(self, tenant: str) -> None:
+        """The HTTP processes of a tenant that goes have ended. Does nothing if it has no page."""
+        if (page := self._pages.pop(tenant, None)) is not None:
+            os.close(page)
+            for each in self.all:
+                each.runtime.handover.set_page(tenant, None)
+
     async def begin(self, each: SupervisedDevice) -> None:
         """Start the process of a tenant that comes, and start it again whenever it ends. Raises OSError, EOFError, or what
         connecting to it does.
@@ -135,8 +151,7 @@ class SupervisedDevices:
         def arguments(channel: socket.socket, descriptors: socket.socket) -> Any:
             inherited = {name: spawn.inherited(link) for name, link in links.items()}
             shared = spawn.inherited_each(deposit.descriptors) if deposit else ()
-            pages = spawn.inherited_all(self._pages)
-            return each.make_arguments(config, channel, descriptors, inherited, pages, environment, shared)
+            return each.make_arguments(config, channel, descriptors, inherited, environment, shared)
 
         each.runtime.end = partial(self._end_stuck, each)
         await each.start(each.target, arguments, each.runtime.handlers())
@@ -148,6 +163,8 @@ class SupervisedDevices:
             each.kill()
         self._current.send_log_level(each.channel)
         await connect(each.runtime, each)
+        for name, page in self._pages.items():
+            each.runtime.handover.set_page(name, page)
         for name, link in links.items():
             if name in frontends and frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
                 await each.runtime.handover.replace_link(name)

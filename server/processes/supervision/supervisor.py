@@ -34,9 +34,9 @@ class Supervisor:
 
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
-    `pages` are the descriptors of tenants' activity pages, `counts` the tenants with several HTTP processes. `restarts` is
-    where processes that ended are counted, by their names in the log, `refused` the same for connections that the dispatcher
-    refused, by the reason.
+    `pages` are the descriptors of tenants' activity pages, changed as tenants come and go, `counts` the tenants with several
+    HTTP processes. `restarts` is where processes that ended are counted, by their names in the log, `refused` the same for
+    connections that the dispatcher refused, by the reason.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class Supervisor:
         on_relinked: Callable[[str, Callable[[], None]], Awaitable[None]],
         devices: Sequence[SupervisedDevice] = (),
         hosted: Mapping[str, HostedRuntime] = MappingProxyType({}),
-        pages: Mapping[str, int] = MappingProxyType({}),
+        pages: dict[str, int] | None = None,
         counts: Mapping[str, int] = MappingProxyType({}),
         restarts: MutableMapping[str, int] | None = None,
         refused: MutableMapping[str, int] | None = None,
     ) -> None:
+        pages = {} if pages is None else pages
         self._own = list(chain(*own.values()))
         self._current = current = Current(config)
         self._restarts = Restarts(restarts)

@@ -132,6 +132,7 @@ class TenantProcesses:
     async def _end(self, name: str, frontend: RemoteFrontend, runtime: RemoteRuntime | None) -> None:
         """End a tenant's processes, have its device process free it if there is one, and free its memory."""
         await self._http.end(name)
+        self._homes.close_page(name)
         if runtime:
             await runtime.handover.release(name)
             await self._homes.leave(runtime)
@@ -150,6 +151,7 @@ class TenantProcesses:
 
     async def _adopt(self, name: str, coming: _Coming, count: int) -> Arrival:
         """Have the process of its device make the tenant ready, and start its HTTP process."""
+        self._homes.open_page(name, count)
         runtime = coming.runtime = await self._homes.find(coming.device, coming.config.tenants[name])
         config, frontend = coming.config.tenants[name], coming.frontend
         await runtime.handover.adopt(name, frontend.descriptors, coming.granules, {}, 0, config=config, http_side=frontend)

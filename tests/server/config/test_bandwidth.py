@@ -121,20 +121,18 @@ def test_a_share_comes_to_a_rate(value: Any, expected: int) -> None:
     assert rate(tenant, "memory_bandwidth", 0.25, 10**9) == expected
 
 
-def test_shares_change_while_serving_where_a_tenant_had_one_at_the_start(tmp_path: Path) -> None:
+def test_shares_change_while_serving(tmp_path: Path) -> None:
     none, one, other = (loaded(tmp_path, each) for each in ("", "pcie = 0.4", 'pcie = "10GB/s"'))
     (change,) = compare(none, one)
-    assert (change.key, change.old, change.new, change.live) == ("tenants.acme.pcie", "(not set)", "0.4", False)
-    assert change.why.startswith("no tenant had memory_bandwidth or pcie at the start")
+    assert (change.key, change.old, change.new, change.live) == ("tenants.acme.pcie", "(not set)", "0.4", True)
     (change,) = compare(one, other)
     assert (change.old, change.new, change.live, change.why) == ("0.4", '"10GB/s"', True, "")
     (change,) = compare(one, loaded(tmp_path, "pcie = 0.4", 'memory_bandwidth = "auto"'))
     assert (change.key, change.live) == ("tenants.globex.memory_bandwidth", True)
 
 
-def test_no_tenant_comes_where_one_is_fenced(tmp_path: Path) -> None:
+def test_tenants_come_where_one_is_fenced(tmp_path: Path) -> None:
     fenced = loaded(tmp_path, "pcie = 0.4")
-    more = loaded(tmp_path, "pcie = 0.4", '[tenants.initech]\nsms = 8\nmodels = ["*"]')
+    more = loaded(tmp_path, "pcie = 0.4", '[tenants.initech]\nsms = 8\nmodels = ["*"]\npcie = 0.1')
     (change,) = compare(fenced, more)
-    assert (change.key, change.live) == ("tenants.initech", False)
-    assert change.why == "tenant acme is held to a share of bandwidth, and for whose sake is settled at the start"
+    assert (change.key, change.live) == ("tenants.initech", True)

@@ -14,6 +14,7 @@ from partitions.base import Bandwidth
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.control.fence import FencedTenant
+from server.link import activity
 from server.observing.observers import Observers
 from server.workers.narrow import NarrowPlacement
 from tests.fakes import FakePartition
@@ -76,6 +77,27 @@ async def runs_narrow(site: Site, model: str = "b") -> bool:
     await site.infer("acme", model)
     admission.leave(kind, "", 0)
     return narrow(site).stream.ran == before + 1
+
+
+async def test_works_run_narrow_for_the_sake_of_a_tenant_that_comes_again_and_not_of_one_that_has_gone(site: Site) -> None:
+    pages, pace = site.runtime.placements, site.runtime.workers["acme"].pace
+    assert await runs_narrow(site)
+    assert pace
+    pages.set_page("initech", activity.create(1))
+    assert site.runtime.workers["acme"].pace is pace, "that is not beside it"
+    pages.set_page("globex", None)
+    assert not await runs_narrow(site)
+    page = activity.create(1)
+    again = activity.attach(page)
+    pages.set_page("globex", page)
+    assert not await runs_narrow(site)
+    again.begin()
+    assert placement(site).applies()
+    assert (new := site.runtime.workers["acme"].pace)
+    assert new.applies()
+    before = narrow(site).stream.ran
+    await site.infer("acme", "b")
+    assert narrow(site).stream.ran == before + 1
 
 
 async def test_a_fenced_tenant_gets_a_narrow_placement_with_all_its_models(site: Site) -> None:
