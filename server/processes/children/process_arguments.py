@@ -18,7 +18,7 @@ class ProcessArguments:
     `channel` that of the messages to and from the supervisor, and `descriptors` that of descriptors from it; `link` the
     tenant's link, None if its device side is in the same process, and `listeners` the sockets of its own port, on which
     it accepts connections at once unless its tenant is `arriving`: then after `ToHttp.listen`. `pages` are the descriptors of
-    tenants' activity pages (`link.activity`): its own, and where its device side is here all.
+    tenants' activity pages (`link.activity`): its own, and where its device side is here those of all others like it.
 
     A tenant with several HTTP processes has an `occupancy`, the descriptor of the page that they share. Those with a `number`
     other than LEAD are helpers: their link is to the lead, as is the socket `to_lead` for cancellations.

@@ -312,8 +312,10 @@ class SupervisedHttp:
         """What a process is started with. `ends` are those for messages and for descriptors."""
         assert each.handoff
         for_messages, for_descriptors = ends
-        has_all_pages = each.hosted and each.frontend  # Its device side looks at them.
-        pages = {name: page for name, page in self._pages.items() if has_all_pages or name == each.tenant}
+        seen = {each.tenant}
+        if each.hosted:  # Its device side looks at those of its neighbours.
+            seen |= {one.tenant for one in self._processes.values() if one.hosted}
+        pages = {name: page for name, page in self._pages.items() if name in seen}
         occupancy = self._processes[each.tenant].occupancy
         return ProcessArguments(
             name=each.tenant,
