@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from greenlane.load.jobs import Ask
@@ -26,6 +28,7 @@ from greenlane.prove.survey import survey
 from partitions.strain import STRAINS
 from server.demo import build
 from server.tenants.auth import digest
+from tests import models
 
 PROGRAM = "greenlane prove"
 KEY = "a key that only its digest is in the file of"
@@ -53,13 +56,6 @@ def written(path: Path, acme: str, globex: str) -> Path:
 def running(config: Path) -> Iterator[tuple[Access, Callable[[], str], int]]:
     with server.started(str(config), lambda _: None) as started:
         yield started.access, started.alive, started.pid
-
-
-@pytest.fixture(scope="module")
-def two(config: Path) -> Iterator[tuple[Access, Callable[[], str], int]]:
-    """A server of these tenants; a test may leave its threads on one core."""
-    with running(config) as started:
-        yield started
 
 
 def proven(access: Access, alive: Callable[[], str], report: Callable[[str], None] = lambda _: None) -> Findings:
@@ -109,18 +105,29 @@ def test_limits_of_the_configuration_are_lifted_as_they_are_not_what_is_proven(c
         assert [each.ask(ask).status for _ in range(5) for each in (first, second)] == [200] * 10
 
 
-def test_a_tenant_whose_key_was_not_given_is_not_asked_and_the_file_for_it_is_shown(two: Any) -> None:
-    access, _, _ = two
-    keyless, _ = server.running(f"http://127.0.0.1:{access.port}", {}, access.admin_key)
-    found = {each.name: each for each in survey(keyless, 5.0, lambda _: None)}
+def test_a_tenant_whose_key_was_not_given_is_not_asked_and_the_file_for_it_is_shown(config: Path) -> None:
+    with running(config) as (access, _, _):
+        keyless, _ = server.running(f"http://127.0.0.1:{access.port}", {}, access.admin_key)
+        found = {each.name: each for each in survey(keyless, 5.0, lambda _: None)}
     assert not found["globex"].drivable
     (why,) = set(found["globex"].undriven.values())
     assert why == 'tenant globex has keys: give --keys FILE, TOML with [tenants] and globex = "KEY"'
 
 
-def test_tenants_that_share_a_core_are_found_and_never_called_isolated(two: Any) -> None:
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """As `config`, but globex has a model that reads 64 MiB: no event loop takes it, which would go to globex's core then."""
+    model = onnx.parser.parse_model(models.HEADER + "slow (float[n, 4096] x) => (float[n, 4096] y) { y = MatMul(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4096, 4096), np.float32), "w"))
+    build(tmp_path / "models")
+    file = tmp_path / "models" / "slow" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(model.SerializeToString())
+    return written(tmp_path / "slow.toml", 'models = ["identity"]', f'models = ["slow"]\nkeys_sha256 = ["{digest(KEY)}"]')
+
+
+def test_tenants_that_share_a_core_are_found_and_never_called_isolated(slow: Path) -> None:
     """Every thread of the server on one core, as a wrong cpuset would put them; asked by its URL and with its keys."""
-    access, _, pid = two
 
     def crowd(what: str) -> None:
         for one in family_of(pid):
@@ -128,10 +135,11 @@ def test_tenants_that_share_a_core_are_found_and_never_called_isolated(two: Any)
                 with suppress(ProcessLookupError):
                     os.sched_setaffinity(int(tid), CORES[:1])
 
-    other, gone = server.running(f"http://127.0.0.1:{access.port}", dict(access.keys), access.admin_key)
-    found = proven(other, gone, crowd)
-    with pytest.raises(CannotProve, match="the admin key"):
-        server.running(f"http://127.0.0.1:{access.port}", {}, "another key")
+    with running(slow) as (access, _, pid):
+        other, gone = server.running(f"http://127.0.0.1:{access.port}", dict(access.keys), access.admin_key)
+        found = proven(other, gone, crowd)
+        with pytest.raises(CannotProve, match="the admin key"):
+            server.running(f"http://127.0.0.1:{access.port}", {}, "another key")
 
     acme, globex = found.located
     assert (acme.own_word, globex.own_word) == ("isolated", "leaks")
