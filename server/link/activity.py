@@ -128,12 +128,14 @@ def open_pages(
     tenants: Mapping[str, TenantConfig], processes: Mapping[str, int] = MappingProxyType({}), on_cores: Collection[str] = ()
 ) -> dict[str, int]:
     """Create the pages of each of these, as another one may be fenced at any time: their descriptors, which belong to the
-    caller. Those `on_cores`, where nothing is fenced, have pages if they lend and one has a burst.
+    caller. Those `on_cores`, which hold nothing back by themselves, have pages if one there asks for a fence now, or if they
+    lend and one has a burst.
 
     `processes` is how many HTTP processes a tenant has, if not one.
     """
-    burst = any(tenant.burst for tenant in tenants.values())
-    needed = [name for name, tenant in tenants.items() if name not in on_cores or (burst and tenant.lend)]
+    burst = any(each.burst for each in tenants.values())
+    fenced = any(each.fenced for name, each in tenants.items() if name in on_cores)
+    needed = [name for name, each in tenants.items() if name not in on_cores or fenced or (burst and each.lend)]
     return {name: create(len(tenants), processes.get(name, 1)) for name in needed}
 
 

@@ -112,7 +112,9 @@ def test_a_lender_with_several_processes_rests_when_all_do() -> None:
     [
         ({"acme": {}, "globex": {"lend": 0.001}}, ["acme"]),
         ({"acme": {"burst": 4}, "globex": {"lend": 0.001}, "initech": {}}, ["acme", "globex"]),
+        ({"acme": {}, "globex": {}, "initech": {"burst": 4}}, ["acme"]),
         ({"acme": {"pcie": 0.4}, "globex": {}, "initech": {}}, ["acme"]),
+        ({"acme": {}, "globex": {"pcie": 0.4}, "initech": {}}, ["acme", "globex", "initech"]),
     ],
 )
 def test_there_are_pages_of_those_that_others_may_look_at(keys: dict[str, dict[str, Any]], with_pages: list[str]) -> None:
