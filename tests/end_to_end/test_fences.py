@@ -11,7 +11,7 @@ import pytest
 
 from .fixtures import Site
 from .harness import cores
-from .processes import Load, Running, running_apart, running_devices, tenant
+from .processes import Load, Running, holder_pid, running_apart, running_devices, tenant
 from .wire import FOREVER, Connection, answered, as_before, client, infer, lane, posted, request, spin, tensor, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -23,6 +23,7 @@ FORMS: dict[str, tuple[Any, str]] = {
 
 LARGE = request(tensor("x", "FP32", [1, 10_000], [1.0] * 10_000))
 """40 ms of 1 MB/s: more than a request takes on a busy machine."""
+GLOBEX = "X-Tenant: globex"
 
 
 class Fenced(Site):
@@ -59,6 +60,22 @@ def pages(server: Running) -> int:
             with suppress(OSError):
                 count += "memfd:greenlane activity" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
     return count
+
+
+def held_by_a_helper(server: Running, opened: ExitStack) -> tuple[Connection, int]:
+    """A connection of globex's in its process that is not the lead, and that process's id."""
+    found: list[tuple[Connection, int]] = []
+
+    def connect() -> bool:
+        connection = opened.enter_context(Connection(server))
+        connection.send(posted("identity", LARGE, GLOBEX))
+        assert connection.answer().status == 200
+        if (pid := holder_pid(server, connection)) != server.pid("globex"):
+            found.append((connection, pid))
+        return bool(found)
+
+    until(connect)
+    return found[0]
 
 
 def waited(site: Fenced, server: Running, *busy: str) -> bool:
@@ -109,6 +126,12 @@ def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_pro
         load.more()
     assert load.wrong == []
     assert waited(site, server, "globex"), "its pages outlive its processes"
+    with ExitStack() as opened, client(server, "globex") as http:
+        connection, pid = held_by_a_helper(server, opened)
+        connection.send(posted("spin", spin(FOREVER), GLOBEX))
+        until(lambda: lane(http, "globex")["in_flight"] == 1)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not waited(site, server))
     for pid in server.pids("dev 0"):
         os.kill(pid, signal.SIGKILL)
     with client(server, "acme") as http:
