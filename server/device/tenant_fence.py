@@ -80,7 +80,8 @@ class TenantFence:
         plan, narrow = self._plan, self._narrow
         if plan is None or tenant not in plan.neighbours:
             return
-        self._set_pace(None, plan)
+        if self.pace:
+            self.pace.hold(self._open_pages(plan), plan.pcie)
         if worker:
             worker.pace = self.pace
         if narrow:
@@ -141,14 +142,18 @@ class TenantFence:
         )
 
     def _set_pace(self, before: Fence | None, plan: Fence | None) -> None:
-        """Have the pace of this plan. The same one goes on, with what it has counted, while it is for the same others' sake."""
-        if self.pace and before and plan and plan.pcie and before.neighbours == plan.neighbours:
+        """Have the pace of this plan. The same one goes on, with what it has counted and what pays to it."""
+        if not (plan and plan.pcie):
+            if self.pace:
+                self._waited += self.pace.waits
+                self.pace.hurry()
+            self.pace = None
+        elif self.pace is None:
+            self.pace = Pace(self._open_pages(plan), plan.pcie)
+        elif before and before.neighbours == plan.neighbours:
             self.pace.rate = plan.pcie
-            return
-        if self.pace:
-            self._waited += self.pace.waits
-            self.pace.hurry()
-        self.pace = Pace(self._open_pages(plan), plan.pcie) if plan and plan.pcie else None
+        else:
+            self.pace.hold(self._open_pages(plan), plan.pcie)
 
     def _open_pages(self, plan: Fence) -> list[ActivityPage]:
         return [ActivityPage(self._pages[name]) for name in plan.neighbours if name in self._pages]

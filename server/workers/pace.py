@@ -43,14 +43,23 @@ class Pace:
     """
 
     def __init__(self, pages: Sequence[ActivityPage], rate: int) -> None:
-        self.words = tuple([words for page in pages for words in page.processes])
-        self.shared = view_pace(max(1, rate), [each for page in pages for each in page.addresses])
-        self.shared.kept = self.shared.kept, tuple(pages)
+        self.words: tuple[memoryview, ...] = ()
+        self.shared = view_pace(1, ())
         """The numbers, for the launch loop too."""
         self._hurried = False
+        self.hold(pages, rate)
 
     def __repr__(self) -> str:
         return f"<Pace of {self.rate} bytes a second beside {len(self.words)} processes, {self.waits} works waited>"
+
+    def hold(self, pages: Sequence[ActivityPage], rate: int) -> None:
+        """From now on keep to this rate beside these neighbours, with what was charged; set `Worker.pace` again after it, for
+        the launch loop.
+        """
+        before, made = self.shared, view_pace(max(1, rate), [each for page in pages for each in page.addresses])
+        made.kept = made.kept, tuple(pages)
+        made.free_in, made.free_out, made.waits = before.free_in, before.free_out, before.waits
+        self.words, self.shared = tuple([words for page in pages for words in page.processes]), made
 
     @property
     def rate(self) -> int:

@@ -124,7 +124,7 @@ class Worker:
     @pace.setter
     def pace(self, pace: Pace | None) -> None:
         before, self._pace = self._pace, pace
-        if pace is not before and (runner := self.runner):
+        if (pace or before) and (runner := self.runner):
             runner.pace = pace
             if loop := runner.session.loop:
                 loop.use_pace(pace.shared if pace else None)

@@ -337,6 +337,22 @@ def test_the_pages_of_neighbours_outlive_what_the_launch_loop_reads_them_by() ->
     assert kept() is None
 
 
+def test_other_neighbours_count_from_then_on_and_what_was_charged_still_does(bench: Paced) -> None:
+    bench.use_up()
+    bench.put(bench.ticket(0, 0))
+    bench.wait_until_one_waits()
+    other, charged, waits = Neighbour(), bench.pace.shared.free_in, bench.pace.waits
+    bench.pace.hold([other.page], bench.pace.rate)
+    bench.worker.pace = bench.pace
+    assert bench.answer(bench.next()) == [0], "the other rests"
+    other.activity.begin()
+    assert bench.pace.shared.free_in >= charged
+    bench.put(bench.ticket(1, 1))
+    bench.wait_until_one_waits(waits + 1)
+    other.activity.end()
+    assert bench.answer(bench.next()) == [1]
+
+
 def test_a_share_that_is_taken_away_or_given_holds_from_then_on(bench: Paced) -> None:
     bench.use_up()
     bench.put(bench.ticket(0, 0))
