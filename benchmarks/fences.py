@@ -52,7 +52,7 @@ def _own(findings: Findings, combinations: list[Combination]) -> str:
 def _held(findings: Findings) -> Iterator[str]:
     held = findings.held
     if not held:
-        yield "\nnothing holds the aggressor on this device"
+        yield "\nnothing is known of what holds the aggressor"
         return
     yield f"\non granules {held['granules']}: {held['launches']} inferences; {held['waits']} waited for PCIe"
     yield from (*held["notes"], *held["problems"])

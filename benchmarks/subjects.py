@@ -65,10 +65,10 @@ def wide() -> Network:
 
 
 @cache
-def gemm(width: int = 8192) -> Network:
-    """Two layers whose weights, 537 MB, no cache holds: one row takes as long as reading them does. Kept: it takes seconds."""
+def gemm(width: int = 8192, layers: int = 2) -> Network:
+    """Layers whose weights, 537 MB, no cache holds: one row takes as long as reading them does. Kept, as it takes seconds."""
     draft, x, chance = Draft(), "x", np.random.default_rng(1)
-    for _ in range(2):
+    for _ in range(layers):
         weight = (chance.random((width, width), np.float32) - np.float32(0.5)) * np.float32((24 / width) ** 0.5)
         x = draft.op("Relu", draft.op("MatMul", x, draft.constant(weight)))
     draft.named("y", x)
@@ -135,7 +135,7 @@ SUBJECTS = {
         _hog("cached16", hogs.cached, (16, 8), (16, 64)),
         _hog("cached40", hogs.cached, (40, 8), (40, 64)),
         Subject("outgoing", hogs.outgoing, (16,), mib=(4, 4)),
-        Subject("streamed", gemm, (8192,), mib=(512, 448), kept="64MiB"),
+        Subject("streamed", partial(gemm, 4096, 8), (4096,), mib=(512, 448), kept="64MiB"),
     )
 }
 

@@ -6,16 +6,19 @@ once more, and fails if it is so again, but for kinds that do not move the tail 
 the largest leak, so that the others are known to be able to fail.
 """
 
+import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.arrangement import SPLIT, Cores, deployments
 from benchmarks.clients import place
 from benchmarks.experiment import Experiment, Settings
+from benchmarks.isolation import main
 from benchmarks.overhttp import models, running
-from benchmarks.verdicts import Combination, Verdict
+from benchmarks.verdicts import OWN, UNDER, Combination, Verdict
 
 pytestmark = pytest.mark.load
 KINDS = ("compute", "json", "transfer", "slow", "invalid")
@@ -74,3 +77,20 @@ def test_a_shared_event_loop_is_a_leak() -> None:
     verdicts = [combination.verdict() for combination in found.values()]
 
     assert "leaks" in {verdict.word for verdict in verdicts}, [f"{one.aggressor}: {one.why}" for one in verdicts]
+
+
+def test_a_fence_is_tried_on_one_server_and_then_none_on_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cores do not say what they move, so that nothing holds anything here; a GPU run has as many steps."""
+    words = "--memory --fence 0.4 --only memory-read,pcie-out --victim tiny --seconds 0.4 --rounds 2 --arrivals fixed"
+    file = tmp_path / "found.json"
+
+    assert main([*words.split(), "--json", str(file)]) in (0, 1)
+
+    found = json.loads(file.read_text())
+    rounds = [each["rounds"] for each in found["combinations"]]
+    assert [{kind: len(phases) for kind, phases in each.items()} for each in rounds] == [dict.fromkeys(rounds[0], 2)] * 2
+    assert all(phase["busy"][0]["rate"] > 0 for each in rounds for kind in (OWN, UNDER) for phase in each[kind])
+    assert "what this device moves is not known" in "".join(found["held"]["notes"])
+    printed = capsys.readouterr().out
+    assert "p50 / p99 over alone, all rounds together" in printed
+    assert "its memory_bandwidth holds nothing back" in printed

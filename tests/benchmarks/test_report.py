@@ -182,7 +182,7 @@ def test_what_a_fence_is_to_victims_and_aggressors_is_a_table_of_ratios_and_giga
     assert re.search(rates, text, re.MULTILINE), text
     assert "a note of the server's" in text
     assert "reading/1: 2 GB each, by the meter; 1.25 ms at home, 2.5 narrow" in text
-    assert "nothing holds the aggressor" in "\n".join(fences.lines(replace(fenced_findings(), held={})))
+    assert "nothing is known of what holds the aggressor" in "\n".join(fences.lines(replace(fenced_findings(), held={})))
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,24 @@ def test_an_answer_is_right_only_with_the_model_s_numbers() -> None:
     assert wrong([b"{}" + right], "binary", wanted) == 0
     assert wrong([b"{}" + other, b"", b"{}" + right[:-4]], "binary", wanted) == 3
     assert wrong([text], "json", wanted) == 0
+
+
+@pytest.mark.parametrize("victim", ["mob", "enc", "tiny"])
+def test_a_victim_of_the_change_experiment_is_asked_for_one_row_and_has_an_answer_to_compare_with(victim: str) -> None:
+    wanted = truth(victim)
+
+    assert (len(tensor(victim)), len(wanted)) == (1, 1)
+    assert np.ptp(wanted) > 0.1
+    assert wrong([b"{}" + wanted.tobytes()], "binary", wanted) == 0
+
+
+def test_a_victim_that_memory_bounds_is_nothing_but_weights_and_its_answer_depends_on_them() -> None:
+    network = subjects.gemm(256, 2)
+
+    assert len(network.onnx) == pytest.approx(2 * 256 * 256 * 4, rel=0.01)
+    assert network.ranges["x"][1] == (1, 256), "it is made for one row"
+    values = subjects.expected(network, np.random.default_rng(1).random((1, 256), np.float32))
+    assert 0.1 < (values > 0).mean() < 0.9, "two layers do not die out"
 
 
 def test_a_request_says_what_it_carries() -> None:
