@@ -61,11 +61,11 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
 
 async def why_shared(config: Config, device: str, uuid: str = "") -> str:
     """Why `mps = "auto"` has the tenants of a GPU share a process; "" if that cannot be seen without starting a daemon."""
-    names = config.tenants_on(device)
-    tenants = len(names)
+    there = [config.tenants[name] for name in config.tenants_on(device)]
+    tenants = len(there)
     if tenants < FEWEST:
         return "it has fewer than two tenants"
-    if borrowers := [name for name in names if config.tenants[name].burst]:
+    if borrowers := [each.name for each in there if each.burst and any(other.lend for other in there if other is not each)]:
         return f'{borrowers[0]} borrows granules, which was measured in one process only; mps = "on" has it in several'
     if tenants > MOST_CLIENTS:
         return f"it has {tenants} tenants, and a daemon takes the processes of {MOST_CLIENTS}"

@@ -130,6 +130,18 @@ async def test_tenants_that_borrow_share_a_process_with_those_that_lend(
     assert looking.seen == []
 
 
+@pytest.mark.parametrize("lender", ["t10", "t0b"])
+async def test_a_tenant_to_which_no_other_of_its_gpu_lends_borrows_nothing(fake: FakeMps, lender: str) -> None:
+    config = configured(2, **{"0": AUTO, "b": AUTO.model_copy(update={"mps": "off"})})
+    tenants = {
+        name: each.model_copy(update={"burst": 2 if name == "t10" else None, "lend": 0.001 if name == lender else 0.0})
+        for name, each in config.tenants.items()
+    }
+    groups = await open_groups(config.model_copy(update={"tenants": tenants}), (), Looking({}).identify)
+    await close(groups)
+    assert list(groups) == ["0"]
+
+
 async def test_without_nvidia_s_command_the_gpu_is_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
