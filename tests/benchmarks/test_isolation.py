@@ -8,6 +8,10 @@ the largest leak, so that the others are known to be able to fail.
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,3 +98,22 @@ def test_a_fence_is_tried_on_one_server_and_then_none_on_another(tmp_path: Path,
     printed = capsys.readouterr().out
     assert "p50 / p99 over alone, all rounds together" in printed
     assert "its memory_bandwidth holds nothing back" in printed
+
+
+def test_a_fence_s_run_that_is_cut_shows_the_rounds_that_were_over() -> None:
+    """As a limit of time does it: SIGINT to all of its processes, here after a round with the fence and before any without."""
+    words = "--memory --fence 0.4 --only memory-read --victim tiny --seconds 0.4 --rounds 3 --arrivals fixed"
+    command = [sys.executable, "-u", "-m", "benchmarks.isolation", *words.split()]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any("round 2" in line for line in process.stderr), "a round is over"
+            os.killpg(process.pid, signal.SIGINT)
+            printed, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert process.returncode in (0, 1)
+    assert "p50 / p99 over alone, all rounds together" in printed
+    assert re.search(r"^memory-read +- / - -> [\d.,]+ / [\d.,]+$", printed, re.MULTILINE), printed
