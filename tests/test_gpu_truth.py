@@ -1,5 +1,6 @@
 """What tests.gpu.truth reads from the logs of GPU runs, and that the page of them is up to date."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_every_part_of_all_sh_is_known_and_covers_folders_that_exist() -> None:
     (known,) = [line for line in script.splitlines() if "there is no part" in line]
     listed = known.partition("there are ")[2].partition('"')[0]
     assert [*listed.split(", "), *(f"{part}-mps" for part in truth.UNDER_MPS)] == list(truth.PARTS)
+    assert sorted(re.findall(r'run "?(\S+)\$mps"', script)) == sorted(truth.UNDER_MPS)
     folders = {folder for part in truth.PARTS.values() for folder in part.covers}
     assert {
         folder for folder in folders if not (truth.ROOT / folder).is_dir() and not list(truth.ROOT.glob(f"{folder}.py"))

@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 SERVER = ("engines", "partitions", "server", "greenlane", "tests/gpu")
-UNDER_MPS = ("tests", "alone", "felt", "two", "soak", "prove", "fence-prove", "lending")
+UNDER_MPS = ("tests", "alone", "felt", "two", "soak", "prove", "fence", "fence-prove", "lending")
 """Parts that MPS=on runs as well, as PART-mps: what of them starts servers, with a device process for each tenant."""
 PARTS: Mapping[str, Part] = {
     "tests": Part("what may run side by side", SERVER),
