@@ -25,18 +25,15 @@ _ECC = {"corrected": "DEV_ECC_SBE_VOL_TOTAL", "uncorrected": "DEV_ECC_DBE_VOL_TO
 
 def main(addresses: list[str]) -> None:
     """Watch these GPUs until standard input ends, or say in one line why they cannot be read."""
-    missing = ""
-    system: Any = None
     devices: dict[str, Any] = dict.fromkeys(addresses)
+    system, missing = _system()
     try:
-        system = import_module("cuda.core.system")
-        if not system.CUDA_BINDINGS_NVML_IS_COMPATIBLE:
-            raise ImportError(NEEDS)
-        devices = {address: system.Device(pci_bus_id=address) for address in addresses}
+        if system:
+            devices = {address: system.Device(pci_bus_id=address) for address in addresses}
+        elif not any(nvml and nvml.traffic() for nvml in map(open_nvml, addresses)):
+            raise ImportError(missing)
     except Exception as error:
-        missing, system = str(error), None
-        if not any(nvml and nvml.traffic() for nvml in map(open_nvml, addresses)):
-            raise SystemExit(f"the health of GPUs cannot be read: {error}") from error
+        raise SystemExit(f"the health of GPUs cannot be read: {error}") from error
     os.nice(10)
     lock = threading.Lock()
 
@@ -49,6 +46,15 @@ def main(addresses: list[str]) -> None:
         threading.Thread(target=watch, args=(system, address, device, write, missing), daemon=True).start()
     sys.stdin.read()
     os._exit(0)  # A thread may be in a call that does not return.
+
+
+def _system() -> tuple[Any, str]:
+    """`cuda.core.system`; None, and why, if it is missing or its bindings are too old."""
+    try:
+        system = import_module("cuda.core.system")
+    except Exception as error:
+        return None, str(error)
+    return (system, "") if system.CUDA_BINDINGS_NVML_IS_COMPATIBLE else (None, NEEDS)
 
 
 def watch(system: Any, address: str, device: Any, write: Callable[[str], object], missing: str = "") -> None:

@@ -136,6 +136,20 @@ def test_what_a_gpu_moved_is_read_where_bindings_are_too_old_for_the_rest(monkey
     assert (found.utilization, found.temperature, found.lost) == (None, None, False)
 
 
+def test_a_gpu_that_cannot_be_opened_is_not_read_as_one_that_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process is started again after one of several GPUs was lost."""
+
+    def refuse(pci_bus_id: str) -> None:
+        raise simulated.GpuIsLostError("GPU is lost")
+
+    system = SimpleNamespace(CUDA_BINDINGS_NVML_IS_COMPATIBLE=True, Device=refuse)
+    monkeypatch.setitem(sys.modules, "cuda.core.system", system)
+    with installed(Gpu()) as cuda:
+        monkeypatch.setattr(health, "open_nvml", cuda.open_nvml)
+        with pytest.raises(SystemExit, match=r"the health of GPUs cannot be read: GPU is lost"):
+            health.main([ADDRESS])
+
+
 def test_without_a_driver_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="the health of GPUs cannot be read: "):
         health.main([ADDRESS])
