@@ -113,6 +113,7 @@ class Runtime:
             self.placements,
         )
         self.models = Models(self.tenant_models, frontends, self.model_loader)
+        self._placing = asyncio.Lock()
         self._freeing: asyncio.Task[None] | None = None
         self._looking: asyncio.Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -213,13 +214,14 @@ class Runtime:
             log.warning("while a network is loaded for the first time, all tenants' inferences are slower: %s", error)
 
     async def _place(self, granules: Mapping[str, Granules]) -> None:
-        """Give tenants their first partitions."""
-        try:
-            await self.moves.prepare(granules)
-            await self.moves.switch()
-        except BaseException:
-            await self.moves.discard()
-            raise
+        """Give tenants their first partitions. Those of tenants that come together, one after the other."""
+        async with self._placing:
+            try:
+                await self.moves.prepare(granules)
+                await self.moves.switch()
+            except BaseException:
+                await self.moves.discard()
+                raise
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
         """As `Supervision.replace_link`."""
