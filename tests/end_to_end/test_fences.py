@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,16 @@ def held_by_a_helper(server: Running, opened: ExitStack) -> tuple[Connection, in
     return found[0]
 
 
-def waited(site: Fenced, server: Running, *busy: str) -> bool:
-    """Whether works of acme come to wait for its share of PCIe while these tenants have a request open each."""
-    before = site.fence()["waits"]
-    with ExitStack() as opened, client(server, "acme") as http:
+def waited(site: Fenced, server: Running, *busy: str, of: str = "acme") -> bool:
+    """Whether works of acme, or another, come to wait for its share of PCIe while these tenants have a request open each."""
+    before = site.fence(of)["waits"]
+    with ExitStack() as opened, client(server, of) as http:
         for name in busy:
             opened.enter_context(Connection(server)).send(posted("spin", spin(FOREVER), f"X-Tenant: {name}"))
             until(lambda name=name: lane(http, name)["in_flight"] == 1)  # type: ignore[misc]
         for _ in range(9):
             assert infer(http, "identity", LARGE).status_code == 200
-    return bool(site.fence()["waits"] > before)
+    return bool(site.fence(of)["waits"] > before)
 
 
 def test_a_fenced_tenant_is_held_through_reloads_repartitions_and_the_end_of_processes(site: Fenced) -> None:
@@ -179,6 +180,21 @@ def test_a_tenant_is_fenced_while_it_serves_for_the_sake_of_those_that_come(stan
         until(lambda: waited(site, server, "initech"))
         reload(initech, memory_bandwidth=None)
         until(lambda: site.fence() == {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tenants_that_come_together_know_each_other(standard: Path, tmp_path: Path, form: str) -> None:
+    start, device = FORMS[form]
+    site = Fenced(tmp_path, standard, device)
+    keys = {"granules": 1, "memory_bandwidth": None, "pcie": "1MB/s"}
+    both = tenant("initech", "identity", "spin", pcie="1MB/s"), tenant("hooli", "identity", "spin", pcie="1MB/s")
+    with start(site.write(**keys)) as server:
+        site.server = server
+        site.write(*both, **keys)
+        assert (answer := site.reload()).status_code == 200, answer.text
+        until(lambda: site.fence("hooli") != {})
+        for busy, held in pairwise(("globex", "acme", "initech", "hooli", "acme")):
+            until(lambda busy=busy, held=held: waited(site, server, busy, of=held))  # type: ignore[misc]
 
 
 def test_a_fenced_tenant_that_moves_to_another_device_is_held_there_for_the_sake_of_others(

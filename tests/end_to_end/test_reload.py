@@ -117,6 +117,25 @@ def test_limits_change_and_go(site: Reloaded) -> None:
     assert [site.status(OLD) for _ in range(8)] == [200] * 8
 
 
+def test_a_fence_comes_and_goes_and_says_where_it_holds_nothing(site: Reloaded) -> None:
+    """As on cores, which do not say what they move."""
+
+    def notes() -> list[str]:
+        with client(site.server) as http:
+            return list((http.get("/admin/partitions").json()["partitions"]["acme"].get("fence") or {}).get("notes", []))
+
+    with Load(site.server, Authorization=f"Bearer {OLD}") as load:
+        site.write(OLD, more="pcie = 0.4")
+        assert changed(site.reload()) == {"tenants.acme.pcie": ("(not set)", "0.4")}
+        until(lambda: notes() == ["its pcie holds nothing back: what this device moves is not known"])
+        load.more()
+        site.write(OLD)
+        assert changed(site.reload()) == {"tenants.acme.pcie": ("0.4", "(not set)")}
+        until(lambda: notes() == [])
+        load.more()
+    assert load.wrong == []
+
+
 def test_a_limit_that_uvicorn_ignores_is_a_warning_when_it_comes_by_a_reload(tmp_path: Path) -> None:
     repository.write(tmp_path / "models", "identity", repository.IDENTITY)
     site = Reloaded(tmp_path, tmp_path / "models")

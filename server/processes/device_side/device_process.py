@@ -129,7 +129,7 @@ class DeviceProcess(RuntimeServer):
         if self.runtime:
             self.runtime.cancel(tenant, slot, serial)
 
-    def set_page(self, tenant: str, page: int | None) -> None:
+    async def set_page(self, tenant: str, page: int | None) -> None:
         (descriptor,) = (None,) if page is None else self._receiver.take(page, 1)
         if self.runtime:
             self.runtime.placements.set_page(tenant, descriptor)

@@ -10,7 +10,7 @@ from ...config.tenant import TenantConfig
 from ...errors import RequestError, Unavailable
 from ...link.ring import Descriptors
 from ...tenants.frontend import HttpSide
-from ..channels.calls import proxy
+from ..channels.calls import proxy, send
 from ..channels.device_protocols import ToDeviceProcess
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
@@ -132,7 +132,7 @@ class TenantHandover:
             except Unavailable as error:
                 self._calls.restart(f"it cannot be sent the activity page of {tenant}: {error}")
             else:
-                proxy(ToDeviceProcess, channel).set_page(tenant, number)
+                send(proxy(ToDeviceProcess, channel).set_page(tenant, number))
 
     async def replace_link(self, tenant: str) -> None:
         """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.

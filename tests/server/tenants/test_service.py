@@ -15,8 +15,11 @@ from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.errors import Conflict, Misdirected, NotFound, QueueFull, Unauthorized, Unavailable, answer
 from server.http.infer import Infer
+from server.link import activity
+from server.link.activity import ActivityPage
 from server.link.messages import Done, Extent, Failure
 from server.link.slots import Slot
+from server.scheduling.lender import Lender, Neighbour
 from server.tenants import publishing as tenants_publishing
 from server.tenants.auth import digest
 from server.tenants.catalog import UNLOADED, IndexEntry, ServedModel
@@ -396,3 +399,19 @@ def test_a_tenant_identified_by_routing_is_not_identified_again(
     for unknown in (None, "(shared)", "globex"):
         assert infer.resolve("POST", path, headers, unknown).tenant is frontends["acme"].tenant
     assert identified == [ACME] * 3
+
+
+@pytest.mark.parametrize(("burst", "kind"), [(None, Neighbour), (2, Lender)])
+def test_a_tenant_watches_what_lending_costs_only_where_one_borrows(
+    frontends: dict[str, LocalFrontend], burst: int | None, kind: type[Neighbour]
+) -> None:
+    lending, other = (each.model_copy(update=keys) for each, keys in ((ACME, {"lend": 0.001}), (GLOBEX, {"burst": burst})))
+    tenants = {"acme": lending, "globex": other}
+    pages = activity.open_pages(tenants)
+    page = pages["acme"]
+    tenant = frontends["acme"].tenant
+    tenant.use_page(tenants, page)
+    assert type(tenant.lane.admission.neighbour) is kind
+    assert bool(ActivityPage(page).processes[0][activity.LENDS]) == (kind is Lender)
+    for each in pages.values():
+        os.close(each)
