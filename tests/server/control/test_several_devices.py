@@ -12,7 +12,7 @@ from partitions.plan import Granules
 from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.control.descriptions import DeviceInfo, Paused
+from server.control.descriptions import DeviceInfo, Execution, Paused
 from server.control.device_runtime import DeviceRuntime
 from server.errors import BadRequest, Conflict, NotFound, Unavailable
 from server.scheduling.lane_statistics import LaneStatistics, SlotStatistics
@@ -69,6 +69,9 @@ class FakeRuntime:
 
     async def discard(self) -> None:
         self._do("discard")
+
+    async def executions(self) -> list[Execution]:
+        return [Execution(name, "m", "1", {"path": self._name}) for name in ("acme", "globex")]
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not called here")
@@ -234,6 +237,17 @@ async def test_a_tenant_moves_with_as_many_granules_as_it_has_or_is_given() -> N
     assert site.transfers == [("acme", "1", (1, 2)), ("acme", "0", (0, 1, 2, 3))]
     assert site.held == {"acme": ("0", (0, 1, 2, 3)), "globex": ("1", (0,))}
     assert [list(device.runtimes) for device in site.controller.devices] == [["acme"], ["globex"]]
+
+
+async def test_how_a_model_runs_is_said_by_the_device_that_its_tenant_is_on() -> None:
+    """While a tenant moves two have its models."""
+    site = await Site().start()
+    assert [(each.tenant, each.description["path"]) for each in await site.controller.executions()] == [
+        ("acme", "0"),
+        ("globex", "1"),
+    ]
+    await site.controller.transfer("acme", "1")
+    assert {each.description["path"] for each in await site.controller.executions()} == {"1"}
 
 
 @pytest.mark.parametrize(
