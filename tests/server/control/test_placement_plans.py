@@ -15,6 +15,9 @@ from server.errors import Unavailable
 
 from .test_several_devices import FakeRuntime
 
+GLOBEX = TenantConfig(name="globex", granules=2, models=("*",))
+ACME = TenantConfig(name="acme", granules=3, models=("*",), memory_bandwidth=0.5)
+
 
 class Runtime(FakeRuntime):
     """The device process of one tenant, which does what is planned once `free` is set."""
@@ -82,17 +85,20 @@ async def test_a_plan_that_gives_up_the_one_before_comes_to_every_device_process
     assert {name: side.held for name, side in sides.items()} == {"acme": {"acme": []}, "globex": {"globex": []}}
 
 
-async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_and_is_taken_back() -> None:
-    sides = {name: Runtime(name) for name in ("acme", "globex")}
-    runtimes: Any = sides
+async def fenced(runtimes: Any) -> tuple[ControlledDevice, PlacementPlans]:
+    """A device whose acme has three granules and draws no more than two of them can, and its plans, which are carried out."""
     moves = Bandwidth(memory=4 * 10**12, unit=10**12)
     device = ControlledDevice("0", runtimes, info=DeviceInfo("cuda", "", "SM", (1,) * 8, bandwidth=moves))
     device.hold({"acme": (0, 1, 2), "globex": (4, 5)})
-    globex = TenantConfig(name="globex", granules=2, models=("*",))
-    acme = TenantConfig(name="acme", granules=3, models=("*",), memory_bandwidth=0.5)
-    plans = PlacementPlans({"acme": acme, "globex": globex}, [device], asyncio.Lock())
+    plans = PlacementPlans({"acme": ACME, "globex": GLOBEX}, [device], asyncio.Lock())
     plans.begin(loaded)
     await plans.carried_out()
+    return device, plans
+
+
+async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_and_is_taken_back() -> None:
+    sides = {name: Runtime(name) for name in ("acme", "globex")}
+    device, plans = await fenced(sides)
     fence = Fence(("globex",), 2 * 10**12, (0, 1))
     assert [side.fenced for side in sides.values()] == [[{"acme": fence}], [{}]]
     assert device.fences == {"acme": fence}
@@ -104,7 +110,7 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
     plans.remake()
     await plans.carried_out()
     assert sides["acme"].fenced[-1] == {"acme": fence._replace(granules=(3, 6))}
-    plans.reconfigure({"acme": acme.model_copy(update={"memory_bandwidth": None}), "globex": globex})
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None}), "globex": GLOBEX})
     await plans.carried_out()
     assert [side.fenced[-1] for side in sides.values()] == [{}, {}]
     assert await plans.fences() == {}
@@ -116,19 +122,11 @@ async def test_a_fence_comes_to_the_tenants_device_process_follows_its_granules_
 
 async def test_a_fence_that_could_not_be_taken_back_is_taken_back_with_the_next_plan() -> None:
     side = Runtime("acme")
-    runtimes: Any = {"acme": side, "globex": side}
-    moves = Bandwidth(memory=4 * 10**12, unit=10**12)
-    device = ControlledDevice("0", runtimes, info=DeviceInfo("cuda", "", "SM", (1,) * 8, bandwidth=moves))
-    device.hold({"acme": (0, 1, 2), "globex": (4, 5)})
-    globex = TenantConfig(name="globex", granules=2, models=("*",))
-    acme = TenantConfig(name="acme", granules=3, models=("*",), memory_bandwidth=0.5)
-    plans = PlacementPlans({"acme": acme, "globex": globex}, [device], asyncio.Lock())
-    plans.begin(loaded)
-    await plans.carried_out()
+    _, plans = await fenced({"acme": side, "globex": side})
     assert side.fenced[-1]
     side.free.clear()
     side.asked.clear()
-    plans.reconfigure({"acme": acme.model_copy(update={"memory_bandwidth": None}), "globex": globex})
+    plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None}), "globex": GLOBEX})
     await side.asked.wait()  # It has not come yet when there is another plan.
     side.free.set()
     plans.remake()

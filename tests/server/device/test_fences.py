@@ -38,14 +38,8 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 async def site(root: Path) -> AsyncIterator[Site]:
     async with serving(root, tenants=FENCED, moves=MOVES) as site:
-        await settled(site)
+        await site.settled()
         yield site
-
-
-async def settled(site: Site) -> None:
-    """Wait until the plan is carried out."""
-    await site.controller.placements.carried_out()
-    await site.runtime.placements.settled()
 
 
 def placement(site: Site) -> NarrowPlacement:
@@ -120,12 +114,12 @@ async def test_alone_a_fenced_tenant_has_all_it_wants(site: Site) -> None:
 async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_leave(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
-    await settled(site)
+    await site.settled()
     assert await runs_narrow(site, "c")
     before = dict(placement(site).executors)
     await site.controller.load("acme", "b")
     await site.controller.unload("acme", "a")
-    await settled(site)
+    await site.settled()
     assert sorted(key.partition("/")[0] for key in placement(site).executors) == ["b", "c"]
     gone = [executor for key, executor in before.items() if key not in placement(site).executors]
     assert len(gone) == 2
@@ -138,20 +132,20 @@ async def test_a_tenant_that_moves_is_fenced_on_its_new_granules(site: Site) -> 
     await site.controller.repartition({"acme": 6})
     assert narrow(site) is before, "it is a part of what the tenant has now, which is fenced all the time"
     assert await runs_narrow(site)
-    await settled(site)
+    await site.settled()
     assert set(narrow(site).granules) < set(site.granules["acme"])
     assert len(narrow(site).granules) == 2
     assert await runs_narrow(site)
     before = narrow(site)
     await site.controller.repartition({"acme": 2})
-    await settled(site)
+    await site.settled()
     assert before.closed
 
 
 async def test_a_move_after_which_shares_of_bandwidth_are_too_much_is_refused(root: Path) -> None:
     tenants = ACME.model_copy(update={"memory_bandwidth": "auto"}), GLOBEX.model_copy(update={"memory_bandwidth": 0.4})
     async with serving(root, tenants=tenants, moves=MOVES) as site:
-        await settled(site)
+        await site.settled()
         await site.controller.repartition({"acme": 3})
         why = (
             r"tenants.acme.memory_bandwidth auto \(0.75\) \+ tenants.globex.memory_bandwidth 0.4 = 1.15 of the device's memory"
@@ -164,7 +158,7 @@ async def test_a_move_after_which_shares_of_bandwidth_are_too_much_is_refused(ro
 async def test_a_move_of_others_leaves_the_placement_as_it_is(site: Site) -> None:
     before = narrow(site)
     await site.controller.repartition({"globex": 3})
-    await settled(site)
+    await site.settled()
     assert narrow(site) is before
     assert await runs_narrow(site)
 
@@ -174,7 +168,7 @@ async def test_a_placement_of_a_tenant_whose_move_is_refused_stays(site: Site) -
     site.script.fail("bind")
     with pytest.raises(ModelRefused):
         await site.controller.repartition({"acme": 6})
-    await settled(site)
+    await site.settled()
     assert narrow(site) is before
     assert await runs_narrow(site)
 
@@ -182,13 +176,13 @@ async def test_a_placement_of_a_tenant_whose_move_is_refused_stays(site: Site) -
 async def test_another_share_makes_another_placement_and_none_takes_it_away(site: Site) -> None:
     before, plans = narrow(site), site.controller.placements
     plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.75}), "globex": GLOBEX})
-    await settled(site)
+    await site.settled()
     assert before.closed
     assert (narrow(site).granules, placement(site).rate) == ((0, 1, 2), 3 * 10**12)
     assert await runs_narrow(site)
     before = narrow(site)
     plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": None, "pcie": None}), "globex": GLOBEX})
-    await settled(site)
+    await site.settled()
     assert before.closed
     assert site.runtime.workers["acme"].narrow is None
     assert await plans.fences() == {}
@@ -199,7 +193,7 @@ async def test_another_rate_for_the_same_granules_leaves_the_placement_as_it_is(
     before, plans = narrow(site), site.controller.placements
     assert await runs_narrow(site)
     plans.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.6}), "globex": GLOBEX})
-    await settled(site)
+    await site.settled()
     assert narrow(site) is before
     assert placement(site).rate == round(2.4 * 10**12)
     assert (await fence(site)).memory_bandwidth == round(2.4 * 10**12)
@@ -211,7 +205,7 @@ async def test_what_drew_too_much_is_held_on_another_placement_from_its_first_wo
     before, admission = narrow(site), site.tenant("globex").lane.admission
     kind = admission.admit()
     site.controller.placements.reconfigure({"acme": ACME.model_copy(update={"memory_bandwidth": 0.75}), "globex": GLOBEX})
-    await settled(site)
+    await site.settled()
     await site.infer("acme")
     assert narrow(site) is not before
     assert narrow(site).stream.ran == 1
@@ -232,14 +226,14 @@ async def test_a_placement_is_taken_away_once_nothing_runs_there(site: Site) -> 
     assert site.runtime.workers["acme"].narrow is before
     gate.open()
     await asking
-    await settled(site)
+    await site.settled()
     assert site.runtime.workers["acme"].narrow is None
     admission.leave(kind, "", 0)
 
 
 async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(root, tenants=FENCED, moves=MOVES, max_pause=0.1) as site:
-        await settled(site)
+        await site.settled()
         assert await runs_narrow(site)
         admission = site.tenant("globex").lane.admission
         kind = admission.admit()
@@ -247,7 +241,7 @@ async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, 
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         await site.runtime.placements.fence({})
-        await asyncio.wait_for(settled(site), 30)
+        await asyncio.wait_for(site.settled(), 30)
         why = "an inference there has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its narrow placement for now: {why}" in caplog.text
         before = placement(site)
@@ -257,33 +251,33 @@ async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, 
         async with asyncio.timeout(30):
             while site.runtime.workers["acme"].narrow:  # It is tried again without another plan.
                 await asyncio.sleep(0.01)
-        await settled(site)
+        await site.settled()
         assert before.executors == {}
 
 
 async def test_a_placement_that_cannot_be_made_is_said_and_tried_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(root, tenants=FENCED, moves=MOVES) as site:
-        await settled(site)
+        await site.settled()
         site.script.fail("carve", error=PartitionError("no room"))
         plan = site.controller.devices[0].fences["acme"]
         await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
-        await settled(site)
+        await site.settled()
         assert (await fence(site)).problems == ["granules [0]: no room"]
         assert "tenant acme has no narrow placement, so nothing holds its memory bandwidth" in caplog.text
         await site.infer("acme")
         await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
-        await settled(site)
+        await site.settled()
         assert (narrow(site).granules, (await fence(site)).problems) == ((0,), [])
 
 
 async def test_a_plan_for_granules_that_the_tenant_no_longer_has_is_not_carried_out(site: Site) -> None:
     plan = site.controller.devices[0].fences["acme"]
     await site.runtime.placements.fence({"acme": plan._replace(granules=(0, 5))})
-    await settled(site)
+    await site.settled()
     assert site.runtime.workers["acme"].narrow is None
     assert (await fence(site)).problems[0].startswith("granules [0, 5]: the tenant has others now")
     site.controller.placements.remake()
-    await settled(site)
+    await site.settled()
     assert await runs_narrow(site)
 
 
@@ -291,12 +285,12 @@ async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(root, tenants=FENCED, moves=MOVES) as site:
-        await settled(site)
+        await site.settled()
         site.script.fail("bind", error=ModelRefused("no such kernels"))
         await site.runtime.placements.fence({})
-        await settled(site)
+        await site.settled()
         await site.runtime.placements.fence(site.controller.devices[0].fences)
-        await settled(site)
+        await site.settled()
         (problem,) = (await fence(site)).problems
         assert problem == "a/1: no such kernels"
     assert "is not held to its memory bandwidth: it is not ready on granules [0, 1]: no such kernels" in caplog.text
@@ -313,12 +307,12 @@ async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(s
     pace.count_wait()
     await site.controller.repartition({"acme": 6})
     assert site.runtime.workers["acme"].pace is pace, "before it is planned again, too"
-    await settled(site)
+    await site.settled()
     plans.reconfigure({"acme": ACME.model_copy(update={"pcie": 10**9}), "globex": GLOBEX})
-    await settled(site)
+    await site.settled()
     assert (pace.rate, site.runtime.workers["acme"].pace, (await fence(site)).waits) == (10**9, pace, 1)
     plans.reconfigure({"acme": ACME.model_copy(update={"pcie": None}), "globex": GLOBEX})
-    await settled(site)
+    await site.settled()
     assert site.runtime.workers["acme"].pace is None
     assert ((await fence(site)).pcie, (await fence(site)).waits) == (0, 1)
     await site.infer("acme")
@@ -340,27 +334,10 @@ async def test_requests_that_wait_for_pcie_hold_up_no_repartition_and_are_answer
     assert [done.failure for done in await asyncio.gather(*asking)] == [None] * 3
 
 
-async def test_a_load_that_waits_for_pcie_hurries_when_the_server_stops(site: Site, root: Path) -> None:
-    add_model(root, "c")
-    (root / "c" / "1" / "model.onnx").write_bytes(bytes(1000))
-    pace = site.runtime.workers["acme"].pace
-    assert pace
-    pace.rate = 1  # A byte a second.
-    admission = site.tenant("globex").lane.admission
-    kind = admission.admit()
-    loading = asyncio.ensure_future(site.controller.load("acme", "c"))
-    while not pace.shared.free_in:
-        await asyncio.sleep(0)
-    assert not loading.done()
-    site.runtime.stop_loading()
-    await loading
-    admission.leave(kind, "", 0)
-
-
 async def test_a_tenant_is_fenced_beside_its_ladder_and_what_it_borrows(root: Path) -> None:
     acme = ACME.model_copy(update={"ladder": (2, 4, 6), "burst": 8})
     async with serving(root, tenants=(acme, GLOBEX.model_copy(update={"lend": 1.0})), moves=MOVES) as site:
-        await settled(site)
+        await site.settled()
         worker = site.runtime.workers["acme"]
         assert worker.wide
         assert worker.wide.partition.granules == (0, 1, 2, 3, 4, 5)
@@ -368,7 +345,7 @@ async def test_a_tenant_is_fenced_beside_its_ladder_and_what_it_borrows(root: Pa
         for count in (6, 4, 2, 6):
             await site.controller.repartition({"acme": count})
             assert [*site.controller.moves][-1].paused["acme"].ladder, count
-            await settled(site)
+            await site.settled()
             assert (await fence(site)).granules == (0, 1), count
             assert await runs_narrow(site), count
             assert len(placement(site).executors) == 2
@@ -379,7 +356,7 @@ async def test_a_home_that_cannot_draw_too_much_is_not_left_for_granules_of_othe
     acme = ACME.model_copy(update={"granules": 2, "burst": 6})
     lender = TenantConfig(name="lender", granules=2, lend=1.0, models=("b",))
     async with serving(root, tenants=(acme, GLOBEX, lender), moves=MOVES) as site:
-        await settled(site)
+        await site.settled()
         wide = site.runtime.workers["acme"].wide
         assert wide
         assert (await fence(site)).granules == (0, 1)
@@ -400,10 +377,8 @@ async def test_a_home_that_cannot_draw_too_much_is_not_left_for_granules_of_othe
         assert placement(site).statistics.launches == 0
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_a_load_that_waits_for_pcie_hurries_when_the_share_is_taken_away_or_its_tenant_leaves(
-    site: Site, root: Path, leaves: bool
-) -> None:
+@pytest.mark.parametrize("why", ["the server stops", "the tenant leaves", "the share is taken away"])
+async def test_a_load_that_waits_for_pcie_hurries_once_nothing_is_to_be_held(site: Site, root: Path, why: str) -> None:
     add_model(root, "c")
     (root / "c" / "1" / "model.onnx").write_bytes(bytes(20_000))
     pace = site.runtime.workers["acme"].pace
@@ -417,7 +392,10 @@ async def test_a_load_that_waits_for_pcie_hurries_when_the_share_is_taken_away_o
     plan = site.controller.devices[0].fences["acme"]
     await site.runtime.placements.fence({"acme": plan._replace(neighbours=("globex", "initech"))})
     assert site.runtime.workers["acme"].pace is pace, "it goes on when a neighbour comes, with what pays to it"
-    if leaves:
+    assert not loading.done()
+    if why == "the server stops":
+        site.runtime.stop_loading()
+    elif why == "the tenant leaves":
         await asyncio.wait_for(site.runtime.release("acme"), 30)
         site.frontends.pop("acme")
     else:
@@ -440,7 +418,7 @@ async def test_what_needs_none_or_can_have_none_is_said(
     caplog.set_level(logging.INFO)
     acme = ACME.model_copy(update={"memory_bandwidth": 0.1, **keys})
     async with serving(root, tenants=(acme, GLOBEX), moves=moves) as site:
-        await settled(site)
+        await site.settled()
         assert site.runtime.workers["acme"].narrow is None
         state = await fence(site)
         assert state.granules == ()

@@ -29,14 +29,8 @@ NARROW, WIDE = (0, 1), (0, 1, 6, 7)
 @pytest.fixture
 async def site(root: Path) -> AsyncIterator[Site]:
     async with serving(root, tenants=LADDERS) as site:
-        await settled(site)
+        await site.settled()
         yield site
-
-
-async def settled(site: Site) -> None:
-    """Wait until the plan is carried out."""
-    await site.controller.placements.carried_out()
-    await site.runtime.placements.settled()
 
 
 def ready(site: Site) -> dict[str, Mapping[Granules, Placement]]:
@@ -65,7 +59,7 @@ async def test_models_are_ready_on_every_rung_after_they_are_served(site: Site) 
 async def test_what_is_ready_is_logged_and_reported_for_the_admin_api(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with serving(root, tenants=LADDERS) as site:
-        await settled(site)
+        await site.settled()
         rungs = await site.controller.placements.rungs()
         assert rungs == {"acme": [ReadyShare(WIDE, 2, 0)], "globex": [ReadyShare((2, 3, 4, 5), 1, 0)]}
     assert f"acme can switch to granules {list(WIDE)}: 2 models ready, 0.0 MB more" in caplog.messages
@@ -77,12 +71,12 @@ async def test_a_move_between_rungs_binds_carves_and_probes_nothing_and_comes_ba
     moved = await move(site, acme=4, globex=4)
     assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": True, "globex": True}
     assert site.granules == {"acme": WIDE, "globex": (2, 3, 4, 5)}
-    await settled(site)
+    await site.settled()
     assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
     await answered(site)
     moved = await move(site, acme=2, globex=6)
     assert [pause.ladder for pause in moved.paused.values()] == [True, True]
-    await settled(site)
+    await site.settled()
     await answered(site)
     for point in ("carve", "locate", "bind"):
         assert site.script.reached[point] == before[point]
@@ -106,7 +100,7 @@ async def test_work_in_flight_ends_before_a_switch(site: Site) -> None:
 async def test_another_share_moves_as_without_a_ladder_and_the_rungs_follow(site: Site) -> None:
     moved = await move(site, acme=3, globex=5)
     assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": False, "globex": False}
-    await settled(site)
+    await site.settled()
     assert rungs(site) == {"acme": {NARROW: 2, WIDE: 2}, "globex": {(2, 3, 4, 5): 1, (2, 3, 4, 5, 6, 7): 1}}
     moved = await move(site, acme=4, globex=4)
     assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": True, "globex": True}
@@ -116,15 +110,15 @@ async def test_another_share_moves_as_without_a_ladder_and_the_rungs_follow(site
 async def test_a_share_that_is_not_on_the_ladder_is_no_rung_once_it_was_left(root: Path) -> None:
     acme = TenantConfig(name="acme", granules=2, ladder=(4,), models=("*",))
     async with serving(root, tenants=(acme, TenantConfig(name="globex", granules=2, models=("b",)))) as site:
-        await settled(site)
+        await site.settled()
         (rung,) = rungs(site)["acme"]
         assert len(rung) == 4
         assert (await move(site, acme=4)).paused["acme"].ladder
-        await settled(site)
+        await site.settled()
         assert rungs(site)["acme"] == {}
         assert await site.controller.placements.rungs() == {}
         await move(site, acme=2)
-        await settled(site)
+        await site.settled()
         assert rungs(site)["acme"] == {rung: 2}
 
 
@@ -139,7 +133,7 @@ async def test_a_ladder_that_ends_while_a_rung_cannot_be_made_leaves_nothing(roo
             return carve(granules, lent)
 
         site.device.carve = refuse  # type: ignore[method-assign]
-        await settled(site)
+        await site.settled()
         assert {name: held for name, held in rungs(site).items() if held} == {}
 
 
@@ -160,12 +154,12 @@ async def test_models_that_are_loaded_and_unloaded_follow(site: Site, root: Path
 
 async def test_a_move_before_the_rung_is_ready_is_as_without_a_ladder(root: Path) -> None:
     async with serving(root, tenants=LADDERS) as site:
-        await settled(site)
+        await site.settled()
         rung = ready(site)["acme"][WIDE]
         rung.executors.popitem()[1].close()
         moved = await move(site, acme=4, globex=4)
         assert {name: pause.ladder for name, pause in moved.paused.items()} == {"acme": False, "globex": True}
-        await settled(site)
+        await site.settled()
         await answered(site)
         assert rungs(site) == {"acme": {NARROW: 2}, "globex": {(2, 3, 4, 5, 6, 7): 1}}
 
@@ -177,7 +171,7 @@ async def test_after_a_refused_move_the_rungs_are_there_again(site: Site) -> Non
     with pytest.raises(PartitionError):
         await move(site, acme=4, globex=4)
     assert site.granules == before
-    await settled(site)
+    await site.settled()
     assert rungs(site) == {"acme": {WIDE: 2}, "globex": {(2, 3, 4, 5): 1}}
     assert (await move(site, acme=4, globex=4)).paused["acme"].ladder
     await answered(site)
@@ -197,7 +191,7 @@ async def test_a_rung_that_cannot_be_made_is_logged_and_left_out(root: Path, cap
     async with serving(root, tenants=LADDERS) as site:
         site.script.fail("carve", 1)
         site.script.fail("bind", 1, ModelRefused("no room"))
-        await settled(site)
+        await site.settled()
         await answered(site)
         assert len([rung for held in rungs(site).values() for rung in held]) == 1
     assert [line for line in caplog.messages if "cannot switch to granules" in line]
@@ -205,7 +199,7 @@ async def test_a_rung_that_cannot_be_made_is_logged_and_left_out(root: Path, cap
 
 async def test_everything_is_closed_at_the_end(root: Path) -> None:
     async with serving(root, tenants=LADDERS) as site:
-        await settled(site)
+        await site.settled()
         await move(site, acme=4, globex=4)
     assert site.device.open == []
     assert site.device.closed
@@ -227,7 +221,7 @@ async def counting(root: Path, limit: int, paging: bool = False) -> AsyncIterato
     site = Counting(root, tenants=(acme.model_copy(update={"device_memory": limit, "paging": paging}), globex))
     await site.controller.start()
     await site.controller.loaded()
-    await settled(site)
+    await site.settled()
     yield site
     await site.controller.close()
     assert all(executor.closed for engine in site.engines for executor in engine.executors)
@@ -289,7 +283,7 @@ async def test_a_model_that_is_paged_out_is_on_no_rung_and_comes_back_on_any(roo
         for count, granules in ((4, NARROW), (2, WIDE)):
             moved = await move(site, acme=count, globex=8 - count)
             assert [pause.ladder for pause in moved.paused.values()] == [True, True]
-            await settled(site)
+            await site.settled()
             assert ready(site)["acme"][granules].executors.keys() == {other}
             await site.infer("acme")
         await site.infer("acme", "a")

@@ -136,6 +136,11 @@ class Site:
     def granules(self) -> dict[str, tuple[int, ...]]:
         return {name: partition.granules for name, partition in self.runtime.manager.held.items()}
 
+    async def settled(self) -> None:
+        """Wait until what the controller planned beside homes is made, or cannot be."""
+        await self.controller.placements.carried_out()
+        await self.runtime.placements.settled()
+
     def pins(self) -> list[tuple[int, int, bool]]:
         """The address and size of all memory that was ever pinned, and whether it was unpinned."""
         return [(pin.address, pin.nbytes, pin.closed) for pin in self.device.pins]

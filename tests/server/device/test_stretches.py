@@ -37,14 +37,8 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 async def site(root: Path) -> AsyncIterator[Site]:
     async with serving(root, tenants=STRETCHED) as site:
-        await settled(site)
+        await site.settled()
         yield site
-
-
-async def settled(site: Site) -> None:
-    """Wait until the plan is carried out."""
-    await site.controller.placements.carried_out()
-    await site.runtime.placements.settled()
 
 
 def placement(site: Site, name: str = "acme") -> WidePlacement:
@@ -97,12 +91,12 @@ async def test_a_lenders_request_keeps_the_borrower_at_home_from_its_head_on(sit
 async def test_models_that_are_loaded_later_follow_and_those_that_are_unloaded_leave(site: Site, root: Path) -> None:
     add_model(root, "c")
     await site.controller.load("acme", "c")
-    await settled(site)
+    await site.settled()
     await go_wide(site, "c")
     before = dict(placement(site).executors)
     await site.controller.load("acme", "b")
     await site.controller.unload("acme", "a")
-    await settled(site)
+    await site.settled()
     assert sorted(key.partition("/")[0] for key in placement(site).executors) == ["b", "c"]
     gone = [executor for key, executor in before.items() if key not in placement(site).executors]
     assert len(gone) == 2
@@ -128,7 +122,7 @@ async def test_a_model_that_follows_during_a_repartition_leaves_the_tenant_on_it
     await site.runtime.placements.narrow(["acme"])
     narrowed.set()
     await loading
-    await settled(site)
+    await site.settled()
     before = wide(site).stream.ran
     await site.infer("acme")
     assert wide(site).stream.ran == before, "the granules change hands"
@@ -143,7 +137,7 @@ async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_se
     await site.infer("acme")
     gate.open()
     await moving
-    await settled(site)
+    await site.settled()
     assert site.runtime.workers["acme"] is worker, "it did not move, so it did not pause"
     assert before.closed
     assert wide(site).lent == site.granules["globex"]
@@ -155,7 +149,7 @@ async def test_a_repartition_remakes_what_changed_hands_and_its_borrowers_are_se
 async def test_a_borrower_that_moves_itself_borrows_again(site: Site) -> None:
     before = wide(site)
     await site.controller.repartition({"acme": 4})
-    await settled(site)
+    await site.settled()
     assert before.closed
     assert (len(wide(site).granules), len(wide(site).lent)) == (5, 1)
     await go_wide(site)
@@ -166,14 +160,14 @@ async def test_a_borrower_goes_wide_again_after_a_repartition_that_was_refused(s
     site.script.fail("bind")
     with pytest.raises(ModelRefused):
         await site.controller.repartition({"initech": 1, "globex": 3})
-    await settled(site)
+    await site.settled()
     assert wide(site) is before
     await go_wide(site)
 
 
 async def test_a_repartition_that_waits_too_long_for_a_wide_work_is_refused_with_its_tenant(root: Path) -> None:
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
-        await settled(site)
+        await site.settled()
         await go_wide(site)
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
@@ -182,13 +176,13 @@ async def test_a_repartition_that_waits_too_long_for_a_wide_work_is_refused_with
             await site.controller.repartition({"initech": 1, "globex": 3})
         gate.open()
         await asking
-        await settled(site)
+        await site.settled()
         await go_wide(site)
 
 
 async def test_nothing_waits_for_a_wide_work_any_more_once_the_repartition_was_refused(root: Path) -> None:
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
-        await settled(site)
+        await site.settled()
         await go_wide(site)
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
@@ -196,7 +190,7 @@ async def test_nothing_waits_for_a_wide_work_any_more_once_the_repartition_was_r
         before = asyncio.all_tasks()
         with pytest.raises(Conflict):
             await site.controller.repartition({"initech": 1, "globex": 3})
-        await settled(site)
+        await site.settled()
         gate.open()
         await asking
         assert asyncio.all_tasks() <= before, "it would take the wide partition away later, when nothing asks for that any more"
@@ -205,13 +199,13 @@ async def test_nothing_waits_for_a_wide_work_any_more_once_the_repartition_was_r
 
 async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
-        await settled(site)
+        await site.settled()
         await go_wide(site)
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         await site.runtime.placements.stretch({})
-        await asyncio.wait_for(settled(site), 30)
+        await asyncio.wait_for(site.settled(), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
         (state,) = (await site.runtime.placements.stretches()).values()
@@ -222,13 +216,13 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         await site.infer("acme")
         assert before.stream.ran == 2, "nothing more goes there"
         await site.runtime.placements.stretch({})
-        await settled(site)
+        await site.settled()
         assert before.closed
 
 
 async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_that_up(root: Path) -> None:
     async with serving(root, tenants=STRETCHED, max_pause=0.1) as site:
-        await settled(site)
+        await site.settled()
         await go_wide(site)
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
@@ -237,7 +231,7 @@ async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_tha
         while not placement(site).suspended:
             await asyncio.sleep(0)
         narrowing = asyncio.ensure_future(site.runtime.placements.of("acme").narrow())
-        await settled(site)
+        await site.settled()
         gate.open()
         await asking
         assert await asyncio.wait_for(narrowing, 30)
@@ -278,7 +272,7 @@ async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: 
     await site.controller.start()
     await site.controller.loaded()
     with caplog.at_level(logging.WARNING):
-        await settled(site)
+        await site.settled()
     why = "granules [0, 1, 2, 3, 4]: no more contexts"
     assert f"tenant acme has no wide partition, and keeps its share as it is: {why}" in caplog.text
     (state,) = (await site.controller.placements.wide()).values()
@@ -294,7 +288,7 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     await site.controller.start()
     await site.runtime.loaded()
     site.script.fail("bind", error=ModelRefused("too wide"))
-    await settled(site)
+    await site.settled()
     (state,) = (await site.controller.placements.wide()).values()
     assert state.problems == ["a/1: too wide"]
     assert "tenant acme: model a/1 runs on its share only: too wide" in caplog.text
@@ -314,7 +308,7 @@ async def test_what_a_wide_partition_takes_counts_and_does_not_exceed_the_tenant
     site = Counting(root, tenants=(acme.model_copy(update={"device_memory": 25}), *others))
     await site.controller.start()
     await site.runtime.loaded()
-    await settled(site)
+    await site.settled()
     memory = (await site.controller.memory())[0]
     assert [each.nbytes for each in memory.models] == [13, 10]
     (state,) = (await site.controller.placements.wide()).values()
@@ -415,6 +409,6 @@ async def test_a_model_that_is_paged_out_leaves_the_wide_partition_and_comes_bac
     await site.infer("acme")
     async with pager.locks["acme"]:
         pass
-    await settled(site)
+    await site.settled()
     assert key in placement(site).executors
     await go_wide(site)

@@ -88,15 +88,6 @@ class Looping(Fenced):
         assert self.worker.narrow
         self.know(self.worker.narrow)
 
-    def wait_until_held(self) -> None:
-        """Block until the loop has a ticket wait."""
-        assert self.worker.runner
-        loop, until = self.worker.runner.session.loop, time.monotonic() + PATIENCE
-        assert loop
-        while not loop.holds:
-            assert time.monotonic() < until, "no ticket waits"
-            time.sleep(0)
-
     def watch(self) -> list[tuple[int, int]]:
         """From now on each work looks, when it runs, at what is in flight: where works were on both placements."""
         both: list[tuple[int, int]] = []

@@ -1,7 +1,6 @@
 """How the launch loop chooses between both partitions, as Python does, and what it does with works over a fake driver."""
 
 import ctypes
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -60,15 +59,6 @@ class Looping(Borrower):
         assert isinstance(home, LaunchableExecutor)
         assert isinstance(wide, LaunchableExecutor)
         return home.launched, wide.launched
-
-    def wait_until_held(self) -> None:
-        """Block until the loop has a ticket wait."""
-        assert self.worker.runner
-        loop, until = self.worker.runner.session.loop, time.monotonic() + PATIENCE
-        assert loop
-        while not loop.holds:
-            assert time.monotonic() < until, "no ticket waits"
-            time.sleep(0)
 
     def learn(self) -> None:
         """Have the loop learn, and see a long work at home."""

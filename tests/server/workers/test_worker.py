@@ -92,6 +92,15 @@ class Bench:
         """Block until a thread of a worker has failed."""
         assert self._failed.wait(PATIENCE), "no thread failed"
 
+    def wait_until_held(self) -> None:
+        """Block until the launch loop has a ticket wait."""
+        assert self.worker.runner
+        loop, until = self.worker.runner.session.loop, time.monotonic() + PATIENCE
+        assert loop
+        while not loop.holds:
+            assert time.monotonic() < until, "no ticket waits"
+            time.sleep(0)
+
     @property
     def partition(self) -> FakePartition:
         return self.device.partitions[0]
