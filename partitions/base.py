@@ -146,8 +146,9 @@ class Partition(Protocol):
         on cores twice that, 1 GiB at most; it takes no more than half of what is free. Raises Unsupported where there is no
         such thing, such as PCIe on cores, ValueError for other times, PartitionError, for lack of memory as well.
 
-        On a GPU `before` decides for each pass, which takes some milliseconds: one that it names a partition for runs on that,
-        when those elsewhere have ended, and over PCIe on as few SMs as fill the bus. On cores all is one pass, and runs here.
+        On a GPU there are many passes, of some milliseconds each, and `before` is called for each: a pass runs on the partition
+        that it returns, once passes elsewhere have ended, and one over PCIe then takes only as many SMs as fill the bus; if it
+        returns None the pass runs here. On cores all is one pass, and runs here.
         """
 
     def close(self) -> None:

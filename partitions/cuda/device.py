@@ -416,9 +416,11 @@ class CudaDevice:
             return int(handle_return(driver.cuDeviceTotalMem(self.index)))
 
     def bandwidth(self) -> Bandwidth | None:
-        """See `Device.bandwidth`. An SM reads at most a line of 64 bytes each clock from the L2 cache."""
-        memory, clock = (self._nvml.bandwidth(), self._nvml.sm_clock()) if self._nvml else (None, None)
-        return Bandwidth(memory, 64 * clock, self._nvml.link() or 0) if self._nvml and memory and clock else None
+        """See `Device.bandwidth`. An SM reads at most 64 bytes each clock from the L2 cache."""
+        if (nvml := self._nvml) is None:
+            return None
+        memory, clock = nvml.bandwidth(), nvml.sm_clock()
+        return Bandwidth(memory, 64 * clock, nvml.link() or 0) if memory and clock else None
 
     def energy(self) -> int | None:
         """See `Device.energy`."""

@@ -34,7 +34,7 @@ ladder_log = logging.getLogger("greenlane.ladder")
 class Means:
     """What placements of all tenants are made with.
 
-    `workers` has each tenant's current worker, with its home placement. `pages` has, by lender, the descriptor of its page of
+    `workers` has each tenant's current worker, with its home placement. `pages` has, by tenant, the descriptor of its page of
     shared memory, and `numbers` the number that each tenant has on these pages. `threads` make what is ready for a move, for
     which no request waits. `refuse` says why a tenant's model may not take as much of the device's memory beside what the
     tenant has; "" if it may.
@@ -112,15 +112,15 @@ class TenantPlacements:
         self._moved = figures
         self.tenant_fence.set_moved()
 
-    def fence(self, plan: Fence | None) -> None:
-        """Hold the tenant to its share of bandwidth by this plan, or not at all. Does not wait."""
-        if self.tenant_fence.set(plan, self.worker):
-            self.follow()
-
     def moved_by_key(self) -> dict[ModelKey, int]:
         """The same of all models that the tenant has now; 0 where it is not known."""
         worker = self.worker
         return {key: self._moved.get(_label(key), 0) for key in (list(worker.executors) if worker else ())}
+
+    def fence(self, plan: Fence | None) -> None:
+        """Hold the tenant to its share of bandwidth by this plan, or not at all. Does not wait."""
+        if self.tenant_fence.set(plan, self.worker):
+            self.follow()
 
     def follow(self) -> None:
         """The tenant's models have changed: make those ready that are not. Does not wait."""
