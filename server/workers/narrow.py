@@ -3,13 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_uint64
-from typing import Any, NamedTuple
+from typing import Any
 
 from partitions import Partition
 
 from ..accounts.meter import Place
-from ..launch_loop.structures import Demand as Shared
-from ..launch_loop.structures import view_fence
+from ..launch_loop.structures import Demand, view_fence
 from ..link.activity import ActivityPage
 from ..link.messages import Done, ModelKey, Ticket
 from .fence import at_work, could_exceed, exceeds
@@ -26,7 +25,7 @@ class NarrowStatistics:
 
     def __init__(self) -> None:
         self.counted = (c_uint64 * 1)()
-        self.demands: dict[ModelKey, Shared] = {}
+        self.demands: dict[ModelKey, Demand] = {}
 
     def __repr__(self) -> str:
         return f"<NarrowStatistics {self.launches} launches>"
@@ -40,14 +39,6 @@ class NarrowStatistics:
     def address(self) -> int:
         """Where that is counted, for the launch loop."""
         return addressof(self.counted)
-
-
-class Demand(NamedTuple):
-    """What works of one model need: nanoseconds at home and narrow, and the bytes that they move; 0 for what is not known."""
-
-    home: int
-    narrow: int
-    moved: int
 
 
 class NarrowPlacement(SidePlacement):
@@ -91,8 +82,8 @@ class NarrowPlacement(SidePlacement):
         return not self.suspended and at_work(self._words, time.monotonic_ns())
 
     def measured(self) -> dict[ModelKey, Demand]:
-        """What is known of the models' works. Any thread."""
-        return {model: Demand(each.home, each.narrow, each.moved) for model, each in list(self._demands.items())}
+        """What is known of the models' works; it goes on changing. Any thread."""
+        return dict(self._demands)
 
     def takes(self, ticket: Ticket) -> bool:
         """Whether the work of a ticket goes here now."""
@@ -141,6 +132,6 @@ class NarrowPlacement(SidePlacement):
         if flight.placement is self:
             self.end()
 
-    def demand(self, model: ModelKey) -> Shared:
+    def demand(self, model: ModelKey) -> Demand:
         """What is known of a model's works, for the launch loop, too. Any thread."""
-        return self._demands.get(model) or self._demands.setdefault(model, Shared())
+        return self._demands.get(model) or self._demands.setdefault(model, Demand())
