@@ -32,9 +32,6 @@ static inline int stays_home(const Fence *f, const Demand *d, int64_t units, int
            at_work(&f->neighbours, now);
 }
 
-static inline void learn_time(int64_t *known, int64_t took) {
-    *known = towards(*known, took);
-    if (!*known) *known = 1;
-}
+static inline void learn_time(int64_t *known, int64_t took) { *known = towards(*known, took); }
 
 #endif

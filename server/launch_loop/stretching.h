@@ -55,19 +55,16 @@ static inline uint64_t ends(const Wide *b) {
 
 static inline int64_t known(const Times *t, int64_t now) { return t->retry_at && now >= t->retry_at ? 0 : t->wide; }
 
+/* The new estimate; 0 is unknown, and never returned. */
 static inline int64_t towards(int64_t before, int64_t took) {
-    if (!before) return took;
-    return took > before ? before + (took - before) / 8 : before - (before - took) / 8;
+    if (before) took = took > before ? before + (took - before) / 8 : before - (before - took) / 8;
+    return took ? took : 1;
 }
 
-static inline void learn_home(Times *t, int64_t took) {
-    t->home = towards(t->home, took);
-    if (!t->home) t->home = 1;
-}
+static inline void learn_home(Times *t, int64_t took) { t->home = towards(t->home, took); }
 
 static inline void learn_wide(Times *t, int64_t took, int64_t limit, int64_t now) {
     t->wide = towards(known(t, now), took);
-    if (!t->wide) t->wide = 1;
     if (t->wide <= limit && t->wide < t->home) {
         t->retry_at = 0;
         t->wait = RETRY;

@@ -115,12 +115,9 @@ class DeferredTickets:
         self.wake()
 
     def _leave(self, tickets: list[Ticket]) -> None:
-        gone = len(tickets)
         if self.held in tickets:
             self.held = None
-            self.count -= 1
-            gone -= 1
-        self._change(-gone)
+        self._change(-len(tickets))
 
     def _change(self, by: int) -> None:
         if by:

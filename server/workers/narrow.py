@@ -116,7 +116,7 @@ class NarrowPlacement(SidePlacement):
             self.give_up()
             raise
         self.statistics.counted[0] += 1
-        flight.runs_on(self, executor)
+        flight.placement, flight.executor = self, executor
         return flight
 
     def finish(self, flight: InFlight, done: Done) -> None:

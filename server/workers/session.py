@@ -58,10 +58,6 @@ class InFlight:
         self.placement: SidePlacement | None = None
         self.executor: Any = None
 
-    def runs_on(self, placement: SidePlacement, executor: Any) -> None:
-        """It runs there."""
-        self.placement, self.executor = placement, executor
-
 
 class Session:
     """What the threads of a worker share from `Worker.serve` to `Worker.halt`.

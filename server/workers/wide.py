@@ -118,7 +118,7 @@ class WidePlacement(SidePlacement):
             self._mark(0)
             self.give_up()
             raise
-        flight.runs_on(self, executor)
+        flight.placement, flight.executor = self, executor
         return flight
 
     def holds(self, in_flight: Mapping[int, InFlight]) -> bool:
