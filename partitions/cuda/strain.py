@@ -153,13 +153,13 @@ def strain(
         left.callback(home.stream.sync)  # Before anything is freed.
         home.stream.sync()  # As other streams use it too.
 
-        def start(place: Place) -> None:
-            _launch(place.stream, kernel, _blocks(way, place), buffers, length, way.times)
+        def start(place: Place) -> int:
+            blocks = _blocks(way, place)
+            _launch(place.stream, kernel, blocks, buffers, length, way.times)
+            return _moved(way, length, blocks)
 
-        def moved(place: Place) -> int:
-            return _moved(way, length, _blocks(way, place))
-
-        return _launched(device, start, lambda: decide(moved(home)), moved, end)
+        at_home = _moved(way, length, _blocks(way, home))
+        return _launched(device, start, lambda: decide(at_home), end)
 
 
 def _blocks(way: Way, place: Place) -> int:
@@ -183,10 +183,8 @@ def _launch(stream: Stream, kernel: Kernel, blocks: int, buffers: list[Buffer], 
     launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, *buffers, length // UNIT, times)
 
 
-def _launched(
-    device: Device, start: Callable[[Place], None], decide: Callable[[], Place], moved: Callable[[Place], int], end: float
-) -> Strained:
-    """Launch again whenever one of AHEAD has ended, until `end`, and at least once.
+def _launched(device: Device, start: Callable[[Place], int], decide: Callable[[], Place], end: float) -> Strained:
+    """Launch again whenever one of AHEAD has ended, until `end`, and at least once. `start` returns the bytes that it moves.
 
     It sleeps meanwhile: a core that waits busily would be one less for the threads of other tenants.
     """
@@ -206,8 +204,7 @@ def _launched(
                 _wait(flying)
                 free.extend(flying)
                 flying.clear()
-            start(place)
-            nbytes, last = nbytes + moved(place), place
+            nbytes, last = nbytes + start(place), place
             flying.append(free.popleft())
             place.stream.record(flying[-1])
         _wait(flying)

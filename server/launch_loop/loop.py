@@ -215,8 +215,9 @@ class LaunchLoop:
         if body in self._recipes or body in self._declined:
             return
         revocations = self._revocations
-        made = [twin.executor.recipe(known.shapes, self.revoke) if twin else None for twin in twins[:1]]
-        made += [twin.executor.recipe(known.shapes, self.revoke) if twin and made[0] else None for twin in twins[1:]]
+        made: list[Recipe | None] = []
+        for twin in twins:  # Without a recipe at home the others need none.
+            made.append(twin.executor.recipe(known.shapes, self.revoke) if twin and all(made[:1]) else None)
         if (narrow := twins[NARROW]) and made[NARROW] is None and body not in self._asked:
             _prepare(narrow.executor, known.shapes)
         lacks = made[0] and any(twin and recipe is None for twin, recipe in zip(twins, made, strict=True))
