@@ -43,7 +43,7 @@ class Run:
     """What is measured, and how: a server, why it ended (empty while it runs), the seconds there are, and where to report to.
 
     `own` is whether it was started for this. `only` is the one tenant that is to be the victim; None for all. `source` names
-    the configuration. `memory` is whether what no partition fences counts, and `strains` are what is tried of it.
+    the configuration. `strains` are those of memory, caches and PCIe that may be tried; `memory` is whether they count.
     """
 
     access: Access
