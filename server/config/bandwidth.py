@@ -26,10 +26,10 @@ def rate(tenant: TenantConfig, key: str, units: float, there: int) -> int:
     A part is `LEAST_RATE` at least, as a rate is: with less it would have nothing, and with 0 nothing would hold it.
     """
     value = getattr(tenant, key)
-    if isinstance(value, int):
-        return value
     if value is None or not there:
         return 0
+    if isinstance(value, int):
+        return value
     return max(LEAST_RATE, int((units if value == "auto" else value) * there))
 
 

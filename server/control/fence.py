@@ -9,7 +9,7 @@ from partitions.base import Bandwidth
 from partitions.plan import Granules
 
 from ..config.bandwidth import in_words, rate, whole
-from ..config.tenant import TenantConfig
+from ..config.tenant import FENCES, TenantConfig
 from ..facts import Fact
 
 
@@ -72,10 +72,7 @@ def _fence(
     if not neighbours:
         return Fence((), notes=("no other tenant is on its device, so nothing holds it",))
     units = [sizes[granule] for granule in home]
-    memory, pcie = (
-        rate(tenant, key, sum(units) / sum(sizes), whole(key, moves)) if whole(key, moves) else 0
-        for key in ("memory_bandwidth", "pcie")
-    )
+    memory, pcie = (rate(tenant, key, sum(units) / sum(sizes), whole(key, moves)) for key in FENCES)
     notes = list(_unknown(tenant, moves))
     granules: Granules = ()
     if memory and moves:
@@ -102,7 +99,7 @@ def _fitting(units: Sequence[int], drawn: int, most: int) -> int:
 
 
 def _unknown(tenant: TenantConfig, moves: Bandwidth | None) -> Iterator[str]:
-    for key in ("memory_bandwidth", "pcie"):
+    for key in FENCES:
         if getattr(tenant, key) is not None and not whole(key, moves):
             yield f"its {key} holds nothing back: what this device moves is not known"
 

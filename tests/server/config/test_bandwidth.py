@@ -119,6 +119,7 @@ def test_where_the_whole_is_not_known_rates_do_not_count() -> None:
 def test_a_share_comes_to_a_rate(value: Any, expected: int) -> None:
     (tenant,) = tenants(acme={"memory_bandwidth": value}).values()
     assert rate(tenant, "memory_bandwidth", 0.25, 10**9) == expected
+    assert rate(tenant, "memory_bandwidth", 0.25, 0) == 0, "of what is not known there is none"
 
 
 def test_shares_change_while_serving(tmp_path: Path) -> None:
