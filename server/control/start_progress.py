@@ -51,11 +51,8 @@ class StartProgress:
 
     def _text(self, doing: list[str], tenants: Collection[str]) -> str:
         last = self._last.values()
-        ready, failed, known = (
-            sum(each.ready for each in last),
-            sum(each.failed for each in last),
-            sum(each.known for each in last),
-        )
+        ready, failed = sum(each.ready for each in last), sum(each.failed for each in last)
+        known = sum(each.known for each in last)
         text = f"{ready} of {known} model{'s' * (known != 1)} {'is' if 1 in (ready, known) else 'are'} ready"
         text += f", {failed} cannot be served" if failed else ""
         unknown = len([tenant for tenant in tenants if tenant not in self._last])

@@ -107,7 +107,7 @@ class RemoteFrontend(HttpSide):
     def _repeat(self, process: ToHttpProcess) -> Iterator[Awaitable[Any]]:
         for each in self._models.values():
             if each.name not in self._lost and (each.served or each.problems):
-                yield self._publish(process, each)
+                yield process.publish(*each)
             else:
                 process.announce(each.name)
         for model in self._paged:
@@ -271,14 +271,11 @@ class RemoteFrontend(HttpSide):
         if served or problems:
             self._models[name] = now
         self._lost.discard(name)
-        answers = await self._processes.each(lambda process: self._publish(process, now))
+        answers = await self._processes.each(lambda process: process.publish(*now))
         for each in served:
             if each.key in self._paged:  # It came so from another device, and has not been paged in since.
                 await self._show_paged_out(each.key)
         return bool(answers and answers[0])
-
-    def _publish(self, process: ToHttpProcess, publication: Publication) -> Awaitable[bool]:
-        return process.publish(*publication)
 
     async def last_uses(self) -> Mapping[ModelKey, int]:
         latest: dict[str, int] = {}

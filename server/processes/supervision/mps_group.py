@@ -69,10 +69,8 @@ class MpsGroup:
         Calls of this and of `close` are served in turn.
         """
         async with self._changing:
-            daemon = self._daemon
-            if (
-                daemon and daemon.folder and daemon.ended and self._deposit is None
-            ):  # It has no process, so `keep` does nothing.
+            daemon, unused = self._daemon, self._deposit is None  # Without a process `keep` does nothing.
+            if daemon and daemon.folder and daemon.ended and unused:
                 log.error("device %s: %s; starting its MPS daemon again", self.device, daemon.ended)
                 await daemon.close()
             if self._daemon is None or self._daemon.folder is None:

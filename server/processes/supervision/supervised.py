@@ -168,8 +168,8 @@ class SupervisedDevice(Supervised):
 
     `target` is the function that the process runs; `make_arguments` returns its argument: for the configuration, the process's
     ends of the channel and of the socket for descriptors, as `spawn.inherited` returns them the links of its tenants, the
-    variables of its environment, and as those the deposit that it has with others. `group` are the
-    processes of the same device; None if it is the only one.
+    variables of its environment, and as those the deposit that it has with others. `group` are the processes of the same
+    device; None if it is the only one.
     """
 
     def __init__(
