@@ -42,7 +42,17 @@ class ControlledDevice:
     @property
     def free(self) -> int:
         """How many granules no tenant has."""
-        return len(self.info.granules) - sum(len(partition.granules) for partition in self.held.values())
+        return len(self.info.granules) - sum(self.counts.values())
+
+    @property
+    def homes(self) -> dict[str, Granules]:
+        """The granules of each tenant."""
+        return {name: partition.granules for name, partition in self.held.items()}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many granules each tenant has."""
+        return {name: len(granules) for name, granules in self.homes.items()}
 
     def hold(self, granules: Mapping[str, Granules]) -> None:
         """These tenants have these granules now."""
@@ -75,13 +85,12 @@ class ControlledDevice:
 
     def has(self, counts: Mapping[str, int]) -> bool:
         """Whether each of these tenants has so many granules here now."""
-        return all(name in self.held and len(self.held[name].granules) == count for name, count in counts.items())
+        return counts.items() <= self.counts.items()
 
     def plan(self, counts: Mapping[str, int]) -> Move:
         """The change to these counts of granules; other tenants keep theirs. Raises DoesNotFit."""
-        before = {name: partition.granules for name, partition in self.held.items()}
-        kept = {name: len(granules) for name, granules in before.items()}
-        return Move(before, assign(len(self.info.granules), before, {**kept, **counts}, self.orders))
+        before = self.homes
+        return Move(before, assign(len(self.info.granules), before, {**self.counts, **counts}, self.orders))
 
     @property
     def orders(self) -> dict[str, Granules]:

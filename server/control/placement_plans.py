@@ -76,8 +76,7 @@ class PlacementPlans:
         """
         for device in self._devices:
             own, info = device.own(counts), device.info
-            held = {name: len(partition.granules) for name, partition in device.held.items()}
-            for problem in too_much(self._tenants, held | own, info.granules, info.bandwidth) if own else ():
+            for problem in too_much(self._tenants, device.counts | own, info.granules, info.bandwidth) if own else ():
                 raise DoesNotFit(problem)
             for name, count in own.items():
                 burst = self._tenants[name].burst
@@ -152,11 +151,11 @@ class PlacementPlans:
         return any(getattr(tenant, key) for tenant in self._tenants.values())
 
     def _plan_fences(self, device: ControlledDevice) -> dict[str, Fence]:
-        homes, info = {name: partition.granules for name, partition in device.held.items()}, device.info
-        return plan_fences(self._tenants, homes, info.granules, info.unit, info.bandwidth)
+        info = device.info
+        return plan_fences(self._tenants, device.homes, info.granules, info.unit, info.bandwidth)
 
     def _plan_wide(self, device: ControlledDevice) -> dict[str, Wide]:
-        homes = {name: partition.granules for name, partition in device.held.items()}
+        homes = device.homes
         most = {name: self._most(device, name) for name in homes if self._tenants[name].burst is not None}
         return plan_wide(homes, most, {name: self._tenants[name].lend for name in homes})
 

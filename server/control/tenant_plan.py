@@ -68,7 +68,7 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
 
 def _bandwidth(old: Config, new: Config, device: ControlledDevice) -> list[str]:
     """Why the shares of bandwidth of a device's tenants are too much, if one of them is another one now."""
-    counts = {name: len(partition.granules) for name, partition in device.held.items() if name in new.tenants}
+    counts = {name: count for name, count in device.counts.items() if name in new.tenants}
     same = all(getattr(old.tenants[name], key) == getattr(new.tenants[name], key) for name in counts for key in FENCES)
     found = [] if same else too_much(new.tenants, counts, device.info.granules, device.info.bandwidth)
     return [f"{new.source}: {text}" for text in found]

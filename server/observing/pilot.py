@@ -135,7 +135,7 @@ class Pilot:
 
     async def _fly(self, device: ControlledDevice, now: float) -> None:
         """Decide for one device, and carry that out."""
-        held = {name: len(partition.granules) for name, partition in device.held.items()}
+        held = device.counts
         if self._controller.device_state(device) not in ("serving", "incomplete") or self._controller.moving:
             self._forget(held)
             return
