@@ -50,16 +50,11 @@ class Settings:
 
     def steps(self) -> "list[Step]":
         """All phases in order; every round begins with another aggressor."""
-        numbers = range(self.rounds)
+        numbers, servers = range(self.rounds), ((ALONE, OWN, UNDER), (CONTROL_ALONE, CONTROL_OWN, CONTROL))
         if not self.fence:
             return [step for number in numbers for victim in self.victims for step in self._round(victim, number)]
         learning = [Step("", LEARNING, aggressor, 0) for aggressor in self.kinds]
-        held = [step for number in numbers for step in self._one(number, ALONE, OWN, UNDER)]
-        return [
-            *learning,
-            *held,
-            *(step for number in numbers for step in self._one(number, CONTROL_ALONE, CONTROL_OWN, CONTROL)),
-        ]
+        return learning + [step for kinds in servers for number in numbers for step in self._one(number, *kinds)]
 
     @property
     def duration(self) -> float:

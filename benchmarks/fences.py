@@ -15,17 +15,16 @@ SHARES = {"memory": "memory_bandwidth", "random": "memory_bandwidth", "pcie": "p
 def lines(findings: Findings) -> Iterator[str]:
     """How many times longer victims took, what was left to aggressors, and what the server says of those."""
     victims = list(dict.fromkeys(one.victim for one in findings.combinations))
-    found = {name: [one for one in findings.combinations if one.aggressor == name] for name in KINDS}
+    each = {name: [one for one in findings.combinations if one.aggressor == name] for name in KINDS}
+    found = {name: combinations for name, combinations in each.items() if combinations}
     yield "\np50 / p99 over alone, all rounds together: without the fence -> with it"
     yield f"{'aggressor':16} " + " ".join(f"{victim:>29}" for victim in victims)
     for name, combinations in found.items():
-        if combinations:
-            yield f"{name:16} " + " ".join(f"{_grown(one):>29}" for one in combinations)
+        yield f"{name:16} " + " ".join(f"{_grown(one):>29}" for one in combinations)
     yield "\nthe aggressor, GB/s (over its own alone without the fence); it may have its share while a victim works"
     yield f"{'aggressor':16} {'alone':>9} {'fenced':>16} {'beside':>16} {'fenced, beside':>16} {'share':>9}"
     for combinations in found.values():
-        if combinations:
-            yield _own(findings, combinations)
+        yield _own(findings, combinations)
     yield from _held(findings)
 
 
