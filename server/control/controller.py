@@ -251,7 +251,7 @@ class Controller:
     @contextmanager
     def recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
         """Record what this block does as a move to these shares: refused if it raises. An operator's pauses the autopilot."""
-        held = {name: len(each.granules) for device in self.devices for name, each in device.held.items()}
+        held = _joined(device.counts for device in self.devices)
         record, began = self.moves.begin(by, reason, held, counts), time.monotonic()
         try:
             yield record
