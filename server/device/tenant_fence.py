@@ -8,7 +8,7 @@ from partitions import Device, PartitionError
 
 from ..control.fence import Fence, FencedModel, FencedTenant
 from ..link.activity import ActivityPage
-from ..link.messages import ModelKey
+from ..link.messages import ModelKey, label_of
 from ..workers.narrow import NarrowPlacement, NarrowStatistics
 from ..workers.pace import Pace
 from ..workers.placement import Placement
@@ -129,7 +129,7 @@ class TenantFence:
         if (plan := self._plan) is None:
             return None
         made = worker.narrow if self._in_use and worker.narrow is self._narrow else None
-        refused = [f"{key.rpartition('#')[0]}: {each.why}" for key, each in made.refused.items()] if made else []
+        refused = [f"{label_of(key)}: {each.why}" for key, each in made.refused.items()] if made else []
         return FencedTenant(
             plan.memory,
             tuple(made.partition.granules) if made else (),
@@ -225,7 +225,7 @@ class TenantFence:
 def _known(narrow: NarrowPlacement) -> list[FencedModel]:
     """What is known of the models on a placement; a model that is being loaded again is there twice for a moment."""
     return [
-        FencedModel(key.rpartition("#")[0], each.moved, round(each.home / 1e6, 4), round(each.narrow / 1e6, 4))
+        FencedModel(label_of(key), each.moved, round(each.home / 1e6, 4), round(each.narrow / 1e6, 4))
         for key, each in narrow.measured().items()
         if key in narrow.executors
     ]

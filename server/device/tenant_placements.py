@@ -16,7 +16,7 @@ from ..control.descriptions import ReadyShare
 from ..control.fence import Fence
 from ..control.stretch import LentGranules, Wide, WidePartition
 from ..link.activity import LenderPage
-from ..link.messages import ModelKey
+from ..link.messages import ModelKey, label_of
 from ..workers.narrow import NarrowPlacement
 from ..workers.placement import Placement, Refusal, close_all
 from ..workers.stretching import Measured
@@ -115,7 +115,7 @@ class TenantPlacements:
     def moved_by_key(self) -> dict[ModelKey, int]:
         """The same of all models that the tenant has now; 0 where it is not known."""
         worker = self.worker
-        return {key: self._moved.get(_label(key), 0) for key in (list(worker.executors) if worker else ())}
+        return {key: self._moved.get(label_of(key), 0) for key in (list(worker.executors) if worker else ())}
 
     def fence(self, plan: Fence | None) -> None:
         """Hold the tenant to its share of bandwidth by this plan, or not at all. Does not wait."""
@@ -207,7 +207,7 @@ class TenantPlacements:
             return None
         is_made = self._wide and self._in_use and worker.wide is self._wide
         made = self._wide if is_made else None
-        refused = [f"{_label(key)}: {each.why}" for key, each in made.refused.items()] if made else []
+        refused = [f"{label_of(key)}: {each.why}" for key, each in made.refused.items()] if made else []
         return WidePartition(
             tuple(made.partition.granules) if made else (),
             [LentGranules(*each) for each in self._tried.lent.items()] if made else [],
@@ -383,14 +383,14 @@ class TenantPlacements:
         if isinstance(placement, NarrowPlacement):
             if not (refusal.adds and key in placement.refused):
                 text = "tenant %s: model %s is not held to its memory bandwidth: it is not ready on granules %s: %s"
-                ladder_log.warning(text, self._name, _label(key), list(placement.partition.granules), refusal.why)
+                ladder_log.warning(text, self._name, label_of(key), list(placement.partition.granules), refusal.why)
         elif isinstance(placement, WidePlacement):
             refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
-            lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, _label(key), refusal.why)
+            lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, label_of(key), refusal.why)
         elif not (refusal.adds and key in placement.refused):
             text = "tenant %s %s to granules %s: model %s: %s"
             cannot = "is not ready to switch" if refusal.adds else "cannot switch"
-            ladder_log.warning(text, self._name, cannot, list(placement.partition.granules), _label(key), refusal.why)
+            ladder_log.warning(text, self._name, cannot, list(placement.partition.granules), label_of(key), refusal.why)
         placement.refused[key] = refusal
 
     def _adds(self, placement: Placement, key: ModelKey) -> dict[str, int]:
@@ -417,11 +417,6 @@ class TenantPlacements:
         return [*(each for each in sides if each), *list(self.ready.values())]
 
 
-def _label(key: ModelKey) -> str:
-    """A model and its version, as problems and the log name it."""
-    return key.rpartition("#")[0]
-
-
 def _added(executor: Executor | None) -> dict[str, int] | None:
     """What an alternate takes; None for another executor."""
     adds = executor.describe().get("adds") if executor else None
@@ -434,7 +429,7 @@ def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
     took = f"takes {_ms(measured.wide)} ms there" if measured.wide else ""
     took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(least)} ms there at best"
     return (
-        f"{_label(measured.model)} does not run on granules of others: the shortest inference seen {took}, and "
+        f"{label_of(measured.model)} does not run on granules of others: the shortest inference seen {took}, and "
         f"they are lent for {_ms(limit)} ms. Have the lenders lend for more than {_ms(least)} ms (`lend`), or limit its "
         "batches (`max_batch`)"
     )

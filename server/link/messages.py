@@ -18,6 +18,11 @@ class Malformed(Exception):
     """The other end of a link wrote what it may not write. The link is not used any more, and that process is replaced."""
 
 
+def label_of(key: ModelKey) -> str:
+    """A key's model and version, as problems and the log name it."""
+    return key.rpartition("#")[0]
+
+
 def load_of(key: ModelKey) -> int:
     """The number of a key's load."""
     return int(key.rpartition("#")[2])
