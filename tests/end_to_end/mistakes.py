@@ -97,7 +97,7 @@ INPUTS = {
     "no inputs": Case("inputs: missing; expected an array", {}),
     "inputs null": Case("inputs: missing; expected an array", {"inputs": None}),
     "inputs an object": Case("inputs: {} is an object; expected an array", {"inputs": {}}),
-    "none of them": Case("inputs: 'x' missing; the model takes 'x'", request()),
+    "none of them": Case("inputs: 'a', 'b' missing; the model takes 'a', 'b'", request(), "add"),
     "one of two": Case("inputs: 'b' missing; the model takes 'a', 'b'", request(A), "add"),
     "more than the model has": Case(
         "inputs[2].name: the model has no input 'c'; it has 'a', 'b'", request(A, B, B | {"name": "c"}), "add"
@@ -137,7 +137,10 @@ SHAPES = {
         "inputs[0].shape: [4294967296, 4294967296] is more", changed(shape=[2**32, 2**32])
     ),
     "more than 64 bits": Case("inputs[0].shape[0]: 1.8446744073709552e+19; expected an integer", changed(shape=[2**64, 2])),
-    "a thousand dimensions": Case("inputs[0].shape: 1000 dimensions; a tensor has at most 64", changed(shape=[1] * 1000)),
+    "64 sizes of 2^64 - 1": Case(
+        "inputs[0].shape: [18446744073709551615, 18446744073709551... is more than", changed(shape=[2**64 - 1] * 64)
+    ),
+    "65 dimensions": Case("inputs[0].shape: 65 dimensions; a tensor has at most 64", changed(shape=[1] * 65)),
     "a dimension too few": Case("input 'x': shape [2] has 1 dimension", changed(shape=[2])),
     "a dimension too many": Case("input 'x': shape [1, 1, 2] has 3 dimensions; expected 2", changed(shape=[1, 1, 2])),
     "another size than the model's": Case(
@@ -210,6 +213,8 @@ PARAMETERS = {
     "a reserved name": Case("parameters.triton_enable_empty: names that begin with triton_", of(triton_enable_empty=True)),
     "a long reserved name": Case(f"parameters.triton_{LONG[:33]}...: names", of(**{f"triton_{LONG}": 1})),
     "a sequence": Case("parameters.sequence_id: sequences are not served here", of(sequence_id=1)),
+    "the start of a sequence": Case("parameters.sequence_start: sequences are not served here", of(sequence_start=True)),
+    "the end of a sequence": Case("parameters.sequence_end: sequences are not served here", of(sequence_end=True)),
 }
 
 OUTPUTS = {
@@ -219,6 +224,10 @@ OUTPUTS = {
     "no such output": Case("outputs[0].name: the model has no output 'z'; it has 'y'", request(X, outputs=[{"name": "z"}])),
     "a long name": Case(f"outputs[0].name: the model has no output '{LONG[:40]}...'", request(X, outputs=[{"name": LONG}])),
     "one twice": Case("outputs[1].name: 'y' given twice; expected each output once", request(X, outputs=[{"name": "y"}] * 2)),
+    "parameters that are no object": Case(
+        "outputs[0].parameters: [] is an array; expected an object", request(X, outputs=[{"name": "y", "parameters": []}])
+    ),
+    "shared memory": Case("outputs[0].parameters.shared_memory_region: not served here", asking(shared_memory_region="r")),
     "a classification out of range": Case("outputs[0].parameters.classification: -1; expected an", asking(classification=-1)),
     "a string for a classification": Case('outputs[0].parameters.classification: "a" is', asking(classification="a")),
     "a string for binary_data": Case(

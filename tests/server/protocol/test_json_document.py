@@ -1,12 +1,11 @@
 import json
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadRequest
-from server.protocol.json_document import count, field, flag, parameters, parse, refuse, short, show, unsigned
+from server.protocol.json_document import count, field, parameters, parse, refuse, short, show
 
 from .messages import nested
 
@@ -32,32 +31,9 @@ def test_repeated_key_is_refused_in_any_object(document: dict[str, object], data
     assert str(refusal.value) == f"the request body has the key {show(key)} twice in one object"
 
 
-def test_repeated_key_with_another_escape_is_refused() -> None:
-    with pytest.raises(BadRequest, match='the key "id" twice'):
-        parse(b'{"id": "1", "\\u0069d": "2"}')
-
-
 def test_the_same_key_in_different_objects_is_no_repetition() -> None:
     document = {"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}], "id": "a:b"}
     assert parse(json.dumps(document).encode()) == document
-
-
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "nan", "1e400", "01", "'x'", "1,", ""])
-def test_nan_is_refused_with_its_offset(literal: str) -> None:
-    with pytest.raises(BadRequest, match=r"the request body is not JSON: .* at byte \d+"):
-        parse(f'{{"value": {literal}}}'.encode())
-
-
-@pytest.mark.parametrize("body", [b"{", b'{"a": 1} {}', b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b'{"a": "\\ud800"}', b"\0"])
-def test_what_is_not_json_is_refused(body: bytes) -> None:
-    with pytest.raises(BadRequest, match="the request body is not JSON: "):
-        parse(body)
-
-
-@pytest.mark.parametrize("body", [b"", b" \r\n"])
-def test_empty_body_is_refused(body: bytes) -> None:
-    with pytest.raises(BadRequest, match=r"^the request body is empty; expected an object$"):
-        parse(memoryview(body))
 
 
 @pytest.mark.parametrize(
@@ -93,88 +69,10 @@ def test_a_document_is_read_or_refused_however_deeply_it_is_nested(levels: int, 
         assert list(document) == ["deep"]
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_a_hundred_thousand_levels_are_refused(opening: str) -> None:
-    with pytest.raises(BadRequest, match="the request body is not JSON: "):
-        parse(b'{"deep": ' + opening.encode() * 100_000)
-
-
 def test_a_field_of_its_kind_is_given_and_an_absent_one_is_none() -> None:
     assert field({"id": "7"}, "id", str) == "7"
     assert field({}, "id", str) is None
     assert field({"id": None}, "id", str) is None
-
-
-def test_a_missing_field_is_named_with_its_place_and_what_it_should_be() -> None:
-    with pytest.raises(BadRequest, match=re.escape("inputs[2].shape: missing; expected an array")):
-        field({}, "shape", list, "inputs[2].", required=True)
-
-
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [
-        (1, "1 is an integer"),
-        (True, "true is a boolean"),
-        (1.5, "1.5 is a number"),
-        ([1], r"\[1\] is an array"),
-        ({}, "{} is an object"),
-    ],
-)
-def test_a_field_of_another_kind_is_named_with_what_came(value: object, what: str) -> None:
-    with pytest.raises(BadRequest, match=f"^outputs.id: {what}; expected a string$"):
-        field({"id": value}, "id", str, "outputs.")
-
-
-def test_true_is_no_integer() -> None:
-    with pytest.raises(BadRequest, match=r"^count: true is a boolean; expected an integer$"):
-        field({"count": True}, "count", int)
-
-
-def test_parameters_are_strings_numbers_and_booleans() -> None:
-    values = {"a": "b", "c": 1, "d": 1.5, "e": True}
-    assert parameters({"parameters": values}) == values
-    assert parameters({}) == {}
-
-
-@pytest.mark.parametrize(("value", "what"), [(None, "null"), ([1], "[1] is an array"), ({"b": 1}, '{"b": 1} is an object')])
-def test_a_parameter_of_another_kind_is_refused_by_name(value: object, what: str) -> None:
-    expected = f"inputs[0].parameters.a: {what}; expected a string, a number or true or false"
-    with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
-        parameters({"parameters": {"a": value}}, "inputs[0].")
-
-
-@pytest.mark.parametrize("value", [[], "a", 1, True])
-def test_parameters_that_are_no_object_are_refused(value: object) -> None:
-    with pytest.raises(BadRequest, match=r"^parameters: .* expected an object$"):
-        parameters({"parameters": value})
-
-
-@pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
-def test_an_integer_of_at_least_0_is_unsigned(value: int) -> None:
-    assert unsigned({"priority": value}, "priority") == value
-    assert unsigned({}, "priority") is None
-
-
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [(-1, "-1"), (1.0, "1.0 is a number"), (True, "true is a boolean"), ("1", '"1" is a string'), ([], "[] is an array")],
-)
-def test_anything_else_is_not_unsigned(value: object, what: str) -> None:
-    expected = f"parameters.priority: {what}; expected an integer of at least 0"
-    with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
-        unsigned({"priority": value}, "priority")
-
-
-def test_a_flag_is_true_or_false_or_absent() -> None:
-    assert flag({"binary_data": True}, "binary_data") is True
-    assert flag({"binary_data": False}, "binary_data") is False
-    assert flag({}, "binary_data") is None
-
-
-@pytest.mark.parametrize("value", [0, 1, "true", []])
-def test_anything_else_is_no_flag(value: object) -> None:
-    with pytest.raises(BadRequest, match=r"^outputs\.binary_data: .* is .*; expected true or false$"):
-        flag({"binary_data": value}, "binary_data", "outputs.")
 
 
 @given(JSON)

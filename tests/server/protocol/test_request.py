@@ -1,6 +1,4 @@
-import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,6 @@ from .messages import (
     request,
     spec,
     take,
-    take_bytes,
     tensor,
 )
 
@@ -66,19 +63,6 @@ def test_a_model_without_inputs_takes_none() -> None:
 def test_a_field_that_is_null_is_absent(values: dict[str, None]) -> None:
     document = binary(4) if "data" in values else tensor([0.0])
     assert take(request(document | values), model(), *([b"\0" * 4] if "data" in values else [])).tensors == (((1,), b"\0" * 4),)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"id": "1", "id": "2", "inputs": []}',
-        '{"inputs": [{"name": "x", "name": "x"}]}',
-        '{"inputs": [{"name": "x", "parameters": {"a": 1, "a": 2}}]}',
-        '{"inputs": [{"name": "x", "data": [{"a": 1, "a": 2}]}]}',
-    ],
-)
-def test_repeated_key_is_refused(body: str) -> None:
-    assert re.fullmatch(r'the request body has the key "\w+" twice in one object', refusal(body.encode()))
 
 
 def test_strings_with_colons_repeat_no_key() -> None:
@@ -146,91 +130,13 @@ def test_binary_tensors_do_not_count_as_json() -> None:
     assert take(document, model(), b"\0" * 4000, limits=Limits(json=len(document), elements=1000)).tensors
 
 
-def test_a_header_length_past_the_body_is_refused() -> None:
-    with pytest.raises(BadRequest, match=r"^Inference-Header-Content-Length: 10; expected at most 2, the bytes of the body$"):
-        take_bytes(b"{}", 10, model())
-
-
-def test_a_header_length_short_of_the_json_is_refused() -> None:
-    document = body_of(request(tensor([1.0])))
-    with pytest.raises(BadRequest, match="the request body is not JSON"):
-        take_bytes(document, len(document) - 1, model())
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        (1, "parameters: 1 is an integer; expected an object"),
-        ({"a": None}, "parameters.a: null; expected a string, a number or true or false"),
-        ({"a": [1]}, "parameters.a: [1] is an array; expected a string, a number or true or false"),
-        ({"timeout": -1}, "parameters.timeout: -1; expected an integer of at least 0"),
-        ({"timeout": 1.5}, "parameters.timeout: 1.5 is a number; expected an integer of at least 0"),
-        ({"timeout": "1"}, 'parameters.timeout: "1" is a string; expected an integer of at least 0'),
-        ({"priority": True}, "parameters.priority: true is a boolean; expected an integer of at least 0"),
-        ({"binary_data_output": 1}, "parameters.binary_data_output: 1 is an integer; expected true or false"),
-        ({"sequence_id": 7}, "parameters.sequence_id: sequences are not served here; every request stands alone"),
-        ({"sequence_id": "a"}, "parameters.sequence_id: sequences are not served here; every request stands alone"),
-        ({"sequence_start": True}, "parameters.sequence_start: sequences are not served here; every request stands alone"),
-        ({"sequence_end": True}, "parameters.sequence_end: sequences are not served here; every request stands alone"),
-        ({"triton_enable": 1}, "parameters.triton_enable: names that begin with triton_ are reserved"),
-    ],
-)
-def test_parameters_that_are_not_served_are_refused_by_name(parameters: Any, message: str) -> None:
-    assert refusal(request(tensor([1]), parameters=parameters)) == message
-
-
 def test_empty_sequence_parameters_are_accepted() -> None:
     parameters = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
     assert take(request(tensor([1]), parameters=parameters), model()).tensors
 
 
-def test_an_id_is_a_string() -> None:
-    assert refusal(request(tensor([1]), id=7)) == "id: 7 is an integer; expected a string"
-
-
 def test_an_empty_id_is_none() -> None:
     assert take(request(tensor([1]), id=""), model()).request.id is None
-
-
-def test_shared_memory_is_refused_for_inputs_and_outputs() -> None:
-    region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-    entry = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": region}
-    message = refusal(request(entry))
-    assert message == "inputs[0].parameters.shared_memory_region: shared memory is not served, since regions have no tenant"
-    message = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": region}]))
-    assert message == "outputs[0].parameters.shared_memory_region: not served here; ask for the tensor itself"
-
-
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
-        ({}, "outputs: {} is an object; expected an array"),
-        ([1], "outputs[0]: 1 is an integer; expected an object"),
-        ([{}], "outputs[0].name: missing; expected a string"),
-        ([{"name": "z"}], "outputs[0].name: the model has no output 'z'; it has 'y'"),
-        ([{"name": "y"}, {"name": "y"}], "outputs[1].name: 'y' given twice; expected each output once"),
-    ],
-)
-def test_unknown_and_repeated_outputs_are_refused(outputs: Any, message: str) -> None:
-    assert refusal(request(tensor([1]), outputs=outputs)) == message
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ([], "outputs[0].parameters: [] is an array; expected an object"),
-        ({"a": None}, "outputs[0].parameters.a: null; expected a string, a number or true or false"),
-        ({"binary_data": 1}, "outputs[0].parameters.binary_data: 1 is an integer; expected true or false"),
-        ({"classification": -1}, "outputs[0].parameters.classification: -1; expected an integer of at least 0"),
-        ({"classification": "a"}, 'outputs[0].parameters.classification: "a" is a string; expected an integer of at least 0'),
-        (
-            {"classification": True},
-            "outputs[0].parameters.classification: true is a boolean; expected an integer of at least 0",
-        ),
-    ],
-)
-def test_invalid_output_parameters_are_refused_by_name(parameters: Any, message: str) -> None:
-    assert refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": parameters}])) == message
 
 
 def test_an_output_may_be_asked_for_as_classes() -> None:
