@@ -90,26 +90,6 @@ def test_large_answer_is_compressed_as_requested(served: Served, encoding: str) 
         assert packed.headers[name] == before.headers[name]
 
 
-@pytest.mark.parametrize(
-    ("accepted", "encoding"),
-    [
-        ("gzip, deflate, br", "gzip"),
-        ("deflate;q=1.0, gzip;q=0.5", "deflate"),
-        ("gzip;q=0", None),
-        ("identity", None),
-        ("br", None),
-        ("*", None),
-        ("", None),
-        ("gzip;q=much", None),
-    ],
-)
-def test_preferred_supported_encoding_is_chosen(http: httpx.Client, accepted: str, encoding: str | None) -> None:
-    plain = binary(LARGE, FLOATS)
-    answer = http.post(PATH, content=plain["content"], headers={**plain["headers"], "Accept-Encoding": accepted})
-    assert answer.headers.get("content-encoding") == encoding
-    assert parts(answer)[1] == [FLOATS]
-
-
 def test_large_json_answer_is_compressed(http: httpx.Client) -> None:
     numbers = [float(n) for n in range(2000)]
     answer = infer(http, "identity", request(tensor("x", "FP32", [1, 2000], numbers)), headers={"Accept-Encoding": "gzip"})

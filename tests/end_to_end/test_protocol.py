@@ -56,7 +56,16 @@ def test_server_metadata(http: httpx.Client) -> None:
     metadata = http.get("/v2").json()
     assert set(metadata) == {"name", "version", "extensions"}
     assert metadata["name"] == "greenlane"
-    served = {"binary_tensor_data", "generate", "logging", "model_configuration", "model_repository", "statistics", "trace"}
+    served = {
+        "binary_tensor_data",
+        "classification",
+        "generate",
+        "logging",
+        "model_configuration",
+        "model_repository",
+        "statistics",
+        "trace",
+    }
     assert served <= set(metadata["extensions"])
 
 

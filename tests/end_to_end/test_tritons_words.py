@@ -3,14 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import onnx
 import pytest
 import tritonclient.http as triton
-from tritonclient.utils import InferenceServerException
 
 from server.config.tenant import TenantConfig
 
@@ -20,39 +18,12 @@ from .harness import Served
 from .wire import Connection, busy, infer, lane, posted, request, statistics, tensor, until
 
 SCORES = "scores (float[n, 4] x) => (float[n, 4] y) { y = Identity(x) }"
-FLAT = "flat (float[4] x) => (float[4] y, bool[4] b) { y = Identity(x)  b = Cast <to = 9> (x) }"
+FLAT = "flat (float[4] x) => (float[4] y) { y = Identity(x) }"
 SCORES_CONFIG = """
   platform: "onnxruntime_onnx" max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 1000 }
   input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
   output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" } ]
 """
-IMAGES = """images (float[1, 3, 4, 4] data_0) => (float[1, 3, 1, 1] fc6_1) {
-  fc6_1 = ReduceMean <axes = [2, 3]> (data_0)
-}"""
-IMAGES_CONFIG = """
-name: "images"
-platform: "onnxruntime_onnx"
-max_batch_size : 0
-input [
-  {
-    name: "data_0"
-    data_type: TYPE_FP32
-    format: FORMAT_NCHW
-    dims: [ 3, 4, 4 ]
-    reshape { shape: [ 1, 3, 4, 4 ] }
-  }
-]
-output [
-  {
-    name: "fc6_1"
-    data_type: TYPE_FP32
-    dims: [ 3 ]
-    reshape { shape: [ 1, 3, 1, 1 ] }
-    label_filename: "labels.txt"
-  }
-]
-"""
-"""As densenet_onnx of Triton's examples, but for the sizes."""
 X = np.array([[0.1, 0.4, 0.2, 0.3], [5, 2, 3, 4]], np.float32)
 
 
@@ -63,8 +34,6 @@ def fill(root: Path) -> None:
     repository.write(root, "flat", FLAT)
     outside(root)
     repository.write(root, "spin", repository.SPIN)
-    repository.write(root, "images", IMAGES, config=IMAGES_CONFIG)
-    (root / "images/labels.txt").write_text("red\ngreen\nblue")
     repository.write(root, "queued", FLAT, config=queue("max_queue_size: 1"))
     repository.write(root, "hasty", FLAT, config=queue("default_timeout_microseconds: 1000"))
 
@@ -98,37 +67,6 @@ def client(served: Served) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-def ask(client: triton.InferenceServerClient, model: str, x: Any, classes: int, binary: bool = True) -> list[Any]:
-    given = triton.InferInput("x", list(x.shape), "FP32")
-    given.set_data_from_numpy(x)
-    wanted = triton.InferRequestedOutput("y", binary_data=binary, class_count=classes)
-    return client.infer(model, [given], outputs=[wanted]).as_numpy("y").tolist()
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_each_row_of_a_batch_is_classified_with_its_labels(client: triton.InferenceServerClient, binary: bool) -> None:
-    found = ask(client, "scores", X, 3, binary)
-    rows = [[text.decode() if isinstance(text, bytes) else text for text in row] for row in found]
-    assert rows == [
-        ["0.400000:1:GOLDFISH", "0.300000:3", "0.200000:2:WHITE SHARK"],
-        ["5.000000:0:TENCH", "4.000000:3", "3.000000:2:WHITE SHARK"],
-    ]
-
-
-def test_pictures_are_classified_as_tritons_image_client_does(client: triton.InferenceServerClient) -> None:
-    metadata, config = client.get_model_metadata("images"), client.get_model_config("images")
-    assert (config["input"][0]["format"], config["max_batch_size"]) == ("FORMAT_NCHW", 0)
-    assert (metadata["inputs"][0]["shape"], metadata["outputs"][0]["shape"]) == ([3, 4, 4], [3])
-    picture = np.stack([np.full((4, 4), value, np.float32) for value in (0.5, 2, 1)])
-    given = triton.InferInput("data_0", picture.shape, "FP32")
-    given.set_data_from_numpy(picture)
-    wanted = triton.InferRequestedOutput("fc6_1", class_count=2)
-    assert client.infer("images", [given], outputs=[wanted]).as_numpy("fc6_1").tolist() == [
-        b"2.000000:1:green",
-        b"1.000000:2:blue",
-    ]
-
-
 def test_requests_of_one_batch_are_each_classified(client: triton.InferenceServerClient) -> None:
     with triton.InferenceServerClient(client._parsed_url.netloc, concurrency=8) as many:
         given = triton.InferInput("x", [1, 4], "FP32")
@@ -136,22 +74,6 @@ def test_requests_of_one_batch_are_each_classified(client: triton.InferenceServe
         wanted = triton.InferRequestedOutput("y", class_count=1)
         pending = [many.async_infer("scores", [given], outputs=[wanted]) for _ in range(16)]
         assert {each.get_result().as_numpy("y")[0, 0] for each in pending} == {b"0.400000:1:GOLDFISH"}
-
-
-def test_a_model_without_batches_has_one_row_and_no_labels(client: triton.InferenceServerClient) -> None:
-    assert ask(client, "flat", X[1], 2) == [b"5.000000:0", b"4.000000:3"]
-    assert ask(client, "flat", X[1], 9) == [b"5.000000:0", b"4.000000:3", b"3.000000:2", b"2.000000:1"]
-
-
-def test_classification_of_unordered_types_is_refused_by_name(client: triton.InferenceServerClient) -> None:
-    given = triton.InferInput("x", [4], "FP32")
-    given.set_data_from_numpy(X[0])
-    with pytest.raises(InferenceServerException, match=r"classification: output 'b' is BOOL; expected numbers"):
-        client.infer("flat", [given], outputs=[triton.InferRequestedOutput("b", class_count=1)])
-
-
-def test_server_metadata_lists_the_classification_extension(client: triton.InferenceServerClient) -> None:
-    assert "classification" in client.get_server_metadata()["extensions"]
 
 
 def test_label_filename_reads_no_file_outside_the_model(served: Served) -> None:
