@@ -59,6 +59,8 @@ _FIGURE = re.compile(r"^(met|missed|not exercised) ", re.MULTILINE)
 _COUNTED = re.compile(r"(\d+) (passed|failed|skipped|error)")
 _OVERRAN = 124
 _SECTION = re.compile(r" (?:-k|--only) ")
+_FENCE = "fence", "fence-mps"
+"""Parts with one such option of their own."""
 
 
 class Run(NamedTuple):
@@ -83,8 +85,8 @@ class Run(NamedTuple):
     def result(self) -> str:
         """As it is said on the page."""
         found = ", ".join(f"{count} {kind}" if kind != "no finding" else kind for kind, count in self.counts.items())
-        ended = {0: [], _OVERRAN: ["cut by its limit"]}.get(self.ended, [f"ended with {self.ended}"] if not found else [])
-        return "; ".join([*([found] if found else []), *ended, *([] if self.whole else ["in part"])]) or "ended with 0"
+        ended = "cut by its limit" if self.ended == _OVERRAN else "" if found else f"ended with {self.ended}"
+        return "; ".join(each for each in (found, ended, "" if self.whole else "in part") if each)
 
 
 def read(name: str, text: str) -> Run | None:
@@ -100,7 +102,7 @@ def read(name: str, text: str) -> Run | None:
         "X", " x ", 1
     )
     counts = _counts(part, text)
-    whole = not _SECTION.search(head["command"]) and "not exercised" not in counts
+    whole = len(_SECTION.findall(head["command"])) <= (part in _FENCE) and "not exercised" not in counts
     minutes = head["date"].partition(",")[0]
     return Run(part, minutes or date, gpu, known[0] if known else revision, counts, int(ended[-1]), whole, name)
 
