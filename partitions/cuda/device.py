@@ -416,7 +416,10 @@ class CudaDevice:
             return int(handle_return(driver.cuDeviceTotalMem(self.index)))
 
     def bandwidth(self) -> Bandwidth | None:
-        """See `Device.bandwidth`. An SM reads at most 64 bytes each clock from the L2 cache."""
+        """See `Device.bandwidth`. 64 bytes each clock are counted for an SM.
+
+        Of an H200 one was seen to read 57 from memory, and 74 from the L2 cache.
+        """
         if (nvml := self._nvml) is None:
             return None
         memory, clock = nvml.bandwidth(), nvml.sm_clock()

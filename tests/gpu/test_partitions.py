@@ -241,6 +241,10 @@ def test_a_strain_moves_as_much_as_it_is_about_and_leaves_no_memory_taken(
     assert lost <= 2 * MIB
 
 
+PASS = 0.5e-3
+"""Seconds until the end of a pass is noticed, and the next one runs on other SMs: 0.11 to 0.19 ms were seen on an H200."""
+
+
 @pytest.mark.parametrize("kind", ["memory read", "memory copy", "random sectors", "L2", "PCIe out", "PCIe in"])
 def test_a_strain_that_is_held_draws_no_more_than_its_granule_can(device: Any, figures: dict[str, Any], kind: Strain) -> None:
     """Also where only every second pass is, each of which waits until those elsewhere have ended."""
@@ -248,19 +252,29 @@ def test_a_strain_that_is_held_draws_no_more_than_its_granule_can(device: Any, f
     assert found, "what it moves is not known"
     with closing(device.carve(range(len(device.granules) // 2))) as half, closing(device.carve([0])) as one:
         half.strain(kind, 0.5)
-        turns = cycle([None, one])
+        turns, moved = cycle([None, one]), [0]
+
+        def held(nbytes: int) -> Any:
+            moved[0] = nbytes
+            return one
+
         done = {
             "free": half.strain(kind, 0.5),
-            "held": half.strain(kind, 0.5, lambda _: one),
+            "held": half.strain(kind, 0.5, held),
             "by turns": half.strain(kind, 0.5, lambda _: next(turns)),
         }
         most = one.size * found.unit / 1e9
+        part = one.size / half.size if kind == "random sectors" else 1  # Its threads read as many each; other passes are alike.
         rates = {how: round(each.rate, 2) for how, each in done.items()}
-        figures[f"strain, held: {kind}"] = rates | {"GB/s that a granule draws at most": most}
+        figures[f"strain, held: {kind}"] = rates | {"GB/s that a granule draws at most": most, "bytes of a pass": moved[0]}
         assert max(each.seconds for each in done.values()) < 1.0
-    assert rates["held"] <= most
+    # `unit` is for memory. From the L2 cache an SM may get as much as its loads can take, 128 bytes a clock: twice that.
+    assert rates["held"] <= (2 * most if kind == "L2" else most)
     assert rates["held"] < 1.1 * rates["free"]
-    assert rates["by turns"] > 0.9 * min(rates["held"], rates["free"])
+    home = moved[0] / 1e9
+    seconds = home / rates["free"] + part * home / rates["held"]
+    pair = home + part * home
+    assert pair / (seconds + 2 * PASS) < rates["by turns"] < 1.1 * pair / seconds
 
 
 def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
