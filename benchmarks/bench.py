@@ -32,6 +32,8 @@ WATCHER, MOVERS = "tiny", ("mob", "enc")
 """Tenants, each called as the model that its load is for."""
 FRESH = tuple(f"fresh{number}" for number in range(4))
 """Models of one tenant that are written, and built, while another is timed."""
+STREAMED = "streamed"
+"""A model of the first mover that is written for its phase."""
 EXTRA = {"mob": ("mean", "tiny"), "enc": ("mob", "tiny")}
 """Further models of the tenants that move; loaded at the start, so that they are compiled, and then unloaded."""
 RATES = {"cuda": {"tiny": 500.0, "mob": 100.0, "enc": 100.0}, "cpu": {"tiny": 100.0, "mob": 20.0, "enc": 20.0}}
@@ -200,7 +202,7 @@ def deployment(device: str, total: int, cores: Cores, stalls: bool = False) -> D
     if mover < 3:
         raise ValueError(f"{total} granules; moving two tenants and leaving a third in peace needs 10 or more")
     tenants = (
-        Tenant("mob", mover, ("mob", *EXTRA["mob"])),
+        Tenant("mob", mover, ("mob", *EXTRA["mob"], STREAMED)),
         Tenant("enc", mover, ("enc", *EXTRA["enc"], *FRESH)),
         Tenant(WATCHER, watcher, (WATCHER,)),
     )

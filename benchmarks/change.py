@@ -3,6 +3,8 @@
 A server with three tenants is asked over HTTP by an open loop each, while another tenant's share, models, batches or bodies
 change; before each change there is a quiet phase of the same clients, which it is compared with. Cold starts and the depth
 of the stream are measured after it. The goals are those of benchmarks/goals.py. The exit status is 0 if none was missed.
+
+With `--mps` each tenant has a device process. The depth, which is measured in one process without a server, is left out then.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from .options import named
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
 PHASES = (*CHANGES, "depth", "cold")
+UNDER_MPS = tuple(name for name in PHASES if name != "depth")
 MOST = {"repartition": 6.5, "reload": 3.0, "cold": 8.0}
 """How many times `--seconds` a phase may go on for; 1 where nothing is said."""
 _PATIENCE = 240.0
@@ -44,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = Runs(options, repository, Path(folder), began + options.within)
         for name, outcome in runs.all():
             outcomes[name] = outcome
-            rows = judged(outcomes, runs.quiet_worst)
+            rows = judged(outcomes, runs.quiet_worst, runs.phases)
             progress(f"{name}: {perf_counter() - began:.0f} s so far{''.join(f'; {flaw}' for flaw in outcome.flaws)}")
             if options.output:  # After every phase, as whatever ends this process leaves those that were done.
                 options.output.write_text(json.dumps(as_json(facts, outcomes, rows), indent=2) + "\n", encoding="utf-8")
-    rows = judged(outcomes, runs.quiet_worst)
+    rows = judged(outcomes, runs.quiet_worst, runs.phases)
     print(table(facts, outcomes, rows))
     return int(any(row.verdict == MISSED for row in rows))
 
@@ -58,6 +61,8 @@ class Runs:
 
     def __init__(self, options: argparse.Namespace, repository: Path, folder: Path, until: float) -> None:
         self.quiet_worst: dict[str, float] = {}
+        self.phases = UNDER_MPS if options.mps else PHASES
+        self._mps = "on" if options.mps else "off"
         self._options = options
         self._repository = repository
         self._folder = folder
@@ -65,7 +70,7 @@ class Runs:
 
     def all(self) -> Iterator[tuple[str, Outcome]]:
         """The outcome of each phase. Blocks."""
-        asked = [name for name in PHASES if name in self._options.only]
+        asked = [name for name in self.phases if name in self._options.only]
         changes = [name for name in asked if name in CHANGES]
         if changes:
             yield from self._on_a_server(changes)
@@ -79,7 +84,7 @@ class Runs:
         while left:
             served = False
             try:
-                with opened(options.device, self._folder, self._repository, options.seconds) as bench:
+                with opened(options.device, self._folder, self._repository, options.seconds, mps=self._mps) as bench:
                     while left:
                         served = True
                         name = left.pop(0)
@@ -130,7 +135,7 @@ class Runs:
         options = self._options
         until = perf_counter() + self._most("cold")
         cores = share_out(sorted(sched_getaffinity(0)))
-        starts = cold_starts(options.device, self._folder / "cold", options.colds, until, cores, progress)
+        starts = cold_starts(options.device, self._folder / "cold", options.colds, until, cores, progress, self._mps)
         outcome = Outcome(figures={"starts": [asdict(start) for start in starts]})
         outcome.value("ready", f"{len(starts)} starts", sum(start.ready for start in starts) / len(starts))
         if len(starts) < options.colds:
@@ -138,9 +143,9 @@ class Runs:
         return outcome
 
 
-def judged(outcomes: Mapping[str, Outcome], quiet_worst: Mapping[str, float]) -> list[Row]:
-    """A row for every goal."""
-    return judge_all(GOALS, PHASES, outcomes, quiet_worst)
+def judged(outcomes: Mapping[str, Outcome], quiet_worst: Mapping[str, float], phases: Sequence[str] = PHASES) -> list[Row]:
+    """A row for every goal of these phases."""
+    return judge_all([goal for goal in GOALS if goal.phase in phases], phases, outcomes, quiet_worst)
 
 
 @contextmanager
@@ -159,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=positive, default=15.0, help="length of a quiet phase, and of most changes; default: 15"
     )
+    parser.add_argument("--mps", action="store_true", help="a device process for each tenant; with --device cuda")
     parser.add_argument("--puts", type=count, default=50, help="repartitions; default: 50")
     parser.add_argument("--colds", type=count, default=10, help="cold starts; default: 10")
     parser.add_argument("--within", type=positive, default=460.0, help="seconds; what does not fit is not done; default: 460")

@@ -4,21 +4,24 @@ What only one of them needs is loaded before and unloaded after it, when nothing
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from statistics import median
 from time import perf_counter, sleep
 
+import numpy as np
 import onnx
 
-from greenlane.load.jobs import ClosedLoop, Tally
+from greenlane.load.jobs import Ask, ClosedLoop, Tally
 from greenlane.load.processes import run
 from greenlane.load.wire import Caller
 
-from .bench import FRESH, MOVERS, PATIENCE, WATCHER, Bench
+from .asks import inference
+from .bench import FRESH, MOVERS, PATIENCE, STREAMED, WATCHER, Bench
 from .goals import Felt
 from .nets import MANY_ROWS, write
 from .outcomes import Outcome
+from .subjects import gemm
 
 EVERY = 0.5
 """Seconds from one order to the repository to the next."""
@@ -163,24 +166,45 @@ def rows(bench: Bench, _: int, seconds: float) -> Outcome:
 
 def bodies(bench: Bench, _: int, seconds: float) -> Outcome:
     """A mover gets bodies of 38 MB, 600 KB and 1 KB mixed, as fast as it answers; the other mover and the watcher are timed."""
-    outcome = Outcome(flaws=[])
-    outcome.expect([bench.order("load", model, "mob") for model in ("mean", "tiny")], "loads")
     asks = tuple(
         bench.request(model, count, tenant="mob")
         for model, count in (("mean", MANY_ROWS), ("mob", 1), ("tiny", 4), ("mob", 1), ("tiny", 4))
     )
+    return _flooded(bench, seconds, ("mean", "tiny"), asks)
+
+
+def stream(bench: Bench, _: int, seconds: float) -> Outcome:
+    """A mover asks for a model, as fast as it answers, of whose 134 MB of weights a GPU keeps an eighth and reads the rest from
+    the host for each inference; the other mover and the watcher are timed.
+    """
+    width, folder = 2048 if bench.device == "cuda" else 64, bench.repository / STREAMED
+    shutil.rmtree(folder, ignore_errors=True)
+    write(bench.repository, STREAMED, gemm(width, 8).onnx)
+    if bench.device == "cuda":
+        with (folder / "config.pbtxt").open("a") as file:
+            file.write('parameters { key: "greenlane.weight_budget" value { string_value: "16MiB" } }\n')
+    outcome = _flooded(bench, seconds, (STREAMED,), (inference(STREAMED, "mob", np.ones((1, width), np.float32)),))
+    shutil.rmtree(folder)
+    outcome.unexercised = "" if bench.device == "cuda" else "nothing is streamed to a CPU"
+    return outcome
+
+
+def _flooded(bench: Bench, seconds: float, models: Sequence[str], asks: tuple[Ask, ...]) -> Outcome:
+    """The first mover, which has further models meanwhile, is asked as fast as it answers."""
+    outcome = Outcome()
+    outcome.expect([bench.order("load", model, "mob") for model in models], "loads")
     job = ClosedLoop(name="mixed", port=bench.port, asks=asks, connections=4, behaviour="flood", seconds=seconds, ahead=0.1)
     ran, outcome.felt = bench.watch((WATCHER, "enc"), lambda: run([job]))
-    for model in ("mean", "tiny"):
+    for model in models:
         bench.order("unload", model, "mob")
     (tally,) = (result for result in ran[1] if isinstance(result, Tally))
     if others := {status: count for status, count in tally.statuses.items() if status != 200}:
-        outcome.flaws.append(f"bodies were answered with {others}")
+        outcome.flaws.append(f"the flood was answered with {others}")
     for each in outcome.felt:
         outcome.value("ratio", each.tenant, each.ratio)
         outcome.value("worst", each.tenant, each.worst)
     outcome.figures = {
-        "bodies a second": tally.statuses.get(200, 0) / tally.seconds,
+        "answers a second": tally.statuses.get(200, 0) / tally.seconds,
         "MB a second": (tally.sent + tally.received) / tally.seconds / 1e6,
     }
     return outcome
@@ -188,7 +212,7 @@ def bodies(bench: Bench, _: int, seconds: float) -> Outcome:
 
 CHANGES: dict[str, Callable[[Bench, int, float], Outcome]] = {
     "quiet": quiet, "rows": rows, "repartition": repartition, "reload": reload, "build": build, "retrain": retrain,
-    "bodies": bodies,
+    "bodies": bodies, "stream": stream,
 }  # fmt: skip
 """In the order in which they are done: first what nothing else may have compiled before. Given a bench, PUTs, and seconds."""
 

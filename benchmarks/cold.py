@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -43,9 +43,12 @@ class Start:
 
 
 def cold_starts(
-    device: str, folder: Path, count: int, until: float, cores: Cores, report: Callable[[str], None]
+    device: str, folder: Path, count: int, until: float, cores: Cores, report: Callable[[str], None], mps: str = "off"
 ) -> list[Start]:
-    """So many starts, or as many as begin before `until` by `perf_counter`. Blocks. Raises NotServed, CalledProcessError."""
+    """So many starts, or as many as begin before `until` by `perf_counter`; `mps` is as in the configuration.
+
+    Blocks. Raises NotServed, CalledProcessError.
+    """
     original = folder / "original"
     found: list[Start] = []
     write_models(original, device)
@@ -53,7 +56,7 @@ def cold_starts(
     while len(found) < count and perf_counter() < until:
         attempt = folder / f"start{len(found)}"
         shutil.copytree(original, attempt / "models")
-        found.append(_start(deployment(device, total, cores), attempt, PATIENCE))
+        found.append(_start(replace(deployment(device, total, cores), mps=mps), attempt, PATIENCE))
         report(f"cold start {len(found)} of {count}: {found[-1]}")
         if found[-1].ready:
             shutil.rmtree(attempt)

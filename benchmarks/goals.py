@@ -49,10 +49,12 @@ GOALS = (
     Goal("rows", "over", "the neighbour's slowest answer over its quiet worst", 2),
     Goal("bodies", "ratio", "p99 beside bodies of all sizes, over alone", 1.3, ""),
     Goal("bodies", "worst", "the neighbour's slowest answer", 5),
+    Goal("stream", "ratio", "p99 beside weights that are streamed, over alone", 1.3, ""),
+    Goal("stream", "worst", "the neighbour's slowest answer", 5),
     Goal("depth", "ratio", "four clients in the process, over the engine back to back", 0.97, "", least=True),
     Goal("cold", "ready", "part of the cold starts that got ready", 1, "", least=True),
 )
-"""The table of issue 11, "How fast", for an H100, and `retrain`."""
+"""The table of issue 11, "How fast", for an H100, and `retrain` and `stream`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """`python -m benchmarks.apart`: many tenants on one GPU, in one device process ("off") and in one each under MPS ("on").
 
 Each tenant has one granule and the models `tiny` and `mob` (benchmarks.nets). For each form a server: what it takes at rest;
-the answers a second of tenants one by one and all at once; a victim at 250 requests a second, alone, beside all others, and
-beside one that loads a model again and again; kills of a tenant's process. Clients are processes of their own, in C, on the
+the answers a second of tenants one by one and all at once; a victim at 250 requests a second, alone, beside all others, beside
+one that loads a model again and again, and beside PUTs of partitions; kills of a tenant's process. PUTs give a granule of the
+last tenant but one to the last and back, who are asked as often; so they need one granule more than tenants (an H100 has 15,
+fourteen of 8 SMs and one of 20), and are left out without. Clients are processes of their own, in C, on the
 last cores, the victim's on the very last one alone. Prints a line for each, and JSON at the end. With `--device cpu` cores have
 device processes, and a fake daemon is needed on PATH: that shows that it works, and nothing of a GPU.
 """
@@ -13,17 +15,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from greenlane.load.wire import ask, post
 from greenlane.options import count, positive
+from tests.end_to_end import devices_server
 
 from .. import nets
+from ..deployment import granules
 from ..depth import request_of
 from ..watched_server import ServerProcess, server_process
 
@@ -40,7 +46,7 @@ DEVICES = {"cuda": 'backend = "cuda"', "cpu": 'backend = "cpu"\ncores = "0-1"'}
 
 
 def main() -> int:
-    """Run a command line; the exit status."""
+    """Run a command line; the exit status, which is 1 if a PUT was refused."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.apart", description="One device process, or one for each tenant."
     )
@@ -50,6 +56,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=2.5, help="of each figure; default: 2.5")
     parser.add_argument("--clients", type=count, default=4, help="cores for clients, of which the victim's has one; default: 4")
     parser.add_argument("--kills", type=count, default=5, help="of a tenant's process; default: 5")
+    parser.add_argument("--puts", type=count, default=20, help="PUTs of partitions, at least; default: 20")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
     found = {}
@@ -61,7 +68,7 @@ def main() -> int:
     print(text)
     if options.json:
         options.json.write_text(text, encoding="utf-8")
-    return 0
+    return int(bench.refused)
 
 
 class Bench:
@@ -74,10 +81,12 @@ class Bench:
         cores = sorted(os.sched_getaffinity(0))
         self._clients, self._client = frozenset(cores[-options.clients : -1] or cores), frozenset(cores[-1:])
         self._cores = frozenset(cores[: -options.clients] or cores)
+        self._spare = (granules("cuda", ()) if options.device == "cuda" else devices_server.GRANULES) - options.tenants
         nets.write_all(folder / "models", options.device)
         self._loader = folder / "loader"
         source = Path(__file__).with_name("loader.c")
         subprocess.run(["cc", "-O2", "-o", str(self._loader), str(source), "-lm"], check=True)
+        self.refused = False
         self._form = ""
         self._port = 0
 
@@ -101,7 +110,8 @@ class Bench:
         lines = ["[server]", 'drain_grace = "0s"', "port = 0", "[device]", DEVICES[self._options.device], f'mps = "{form}"']
         lines += ["[models]", f'repository = "{self._folder / "models"}"']
         for name in self._tenants:
-            lines += [f"[tenants.{name}]", "granules = 1", f"models = {json.dumps(MODELS)}", 'memory = "32MiB"']
+            more = self._spare > 0 and name == self._tenants[-2]
+            lines += [f"[tenants.{name}]", f"granules = {1 + more}", f"models = {json.dumps(MODELS)}", 'memory = "32MiB"']
         config.write_text("\n".join(lines), encoding="utf-8")
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._cores)  # Inherited by the server.
@@ -135,7 +145,7 @@ class Bench:
             path.write_bytes(post(asked.path, {"X-Tenant": tenant, **asked.headers}, asked.body))
         words = [str(self._loader), str(self._port), str(path), str(CONNECTIONS), str(seconds), str(rate)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        os.sched_setaffinity(process.pid, self._client if rate else self._clients)
+        os.sched_setaffinity(process.pid, self._client if rate and tenant == self._tenants[0] else self._clients)
         return process
 
     def _say(self, what: str, figures: object) -> None:
@@ -184,10 +194,34 @@ class Bench:
                 self._ask("POST", f"/v2/repository/models/mob/{what}", other)
             reloads += 1
         found["beside loads"] = _figures(asked) | {"loads": reloads}
+        if self._spare > 0:
+            found["beside PUTs"] = self._beside_puts(model)
         for where, figures in found.items():
             over = {part: round(figures[part] / found["alone"][part], 2) for part in ("p50", "p99")}
+            over["worst, ms more"] = round(figures["worst"] - found["alone"]["worst"], 2)
             self._say(f"victim {model} {where}", figures | {"over alone": over})
         return {f"victim {model}": found}
+
+    def _beside_puts(self, model: str) -> dict[str, Any]:
+        """The victim while a granule goes to and fro; milliseconds of each PUT after the first two, which meet new shares."""
+        victim, *_, giver, taker = self._tenants
+        plans = ({giver: 1, taker: 2}, {giver: 2, taker: 1})
+        first = [self._put(plan) for plan in plans]
+        asked, *others = [self._load(name, model, self._options.seconds, RATE) for name in (victim, giver, taker)]
+        done: list[tuple[int, float]] = []
+        while asked.poll() is None or len(done) < self._options.puts:
+            done += [self._put(plan) for plan in plans]
+        for each in others:
+            _figures(each)
+        took = [each for _, each in done]
+        puts = {"PUTs": dict(Counter(status for status, _ in first + done)), "median, ms": median(took), "most, ms": max(took)}
+        return _figures(asked) | puts | {"first two, ms": [each for _, each in first], "each, ms": took}
+
+    def _put(self, plan: dict[str, int]) -> tuple[int, float]:
+        began, headers = perf_counter(), {"Content-Type": "application/json"}
+        status = ask(self._port, "PUT", "/admin/partitions", headers, json.dumps(plan).encode(), PATIENCE).status
+        self.refused |= status != 200
+        return status, round((perf_counter() - began) * 1e3, 1)
 
     def _killed(self, server: ServerProcess) -> dict[str, Any]:
         """Seconds from a kill of the second tenant's device process, or that of all, until the tenant is served again."""

@@ -10,21 +10,22 @@
 #   soak     python -m benchmarks.soak for 8 minutes                        soak.log, soak.json
 #   prove    python -m tests.gpu.proving: greenlane prove of two tenants    prove.log, prove.json
 #   change   python -m benchmarks.change                                    change.log, change.json
+#   apart    python -m benchmarks.apart: 14 tenants of a granule, in one device process and in one each      apart.log, apart.json
 #   fence    python -m benchmarks.isolation --memory --fence FENCE (0.2): hogs with a fence, and then without      fence.log, fence.json
 #   fence-prove  python -m tests.gpu.proving --memory twice, without a fence and with one   fence-prove.log, fence-prove*.json
 #   starting, lending, isolation: the benchmark of that name, each by itself    starting.log, ... isolation.json
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
-# for each tenant, which soak, prove, fence, fence-prove and lending have then as well. Their files have names as felt-mps.log. Without it all of
+# for each tenant, which soak, prove, fence, fence-prove, change and lending have then as well. Their files have names as felt-mps.log. Without it all of
 # these have mps = "off", which is not the default; a server with the default is among what the part mps starts.
 # The parts fence and fence-prove take 280 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
 # change leaves out what it has no time for, so it is best run by itself as well. SOAK_OPTIONS, PROVE_OPTIONS (such as
-# "--tenants 15 --only t00 --seconds 120"), FENCE_OPTIONS, CHANGE_OPTIONS, LENDING_OPTIONS and ISOLATION_OPTIONS are more options for these.
+# "--tenants 15 --only t00 --seconds 120"), FENCE_OPTIONS, CHANGE_OPTIONS, APART_OPTIONS, LENDING_OPTIONS and ISOLATION_OPTIONS are more options for these.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n '2,26s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,27s/^# \{0,1\}//p' "$0"; exit 2; }
 out=$1
 shift
 [ $# -gt 0 ] || set -- tests alone felt memcheck two mps change
@@ -126,8 +127,12 @@ for part in "$@"; do
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.
-      run change "$seconds" "$python" -m benchmarks.change --device cuda --within "$((seconds - 15))" --output "$out/change.json" \
-        ${CHANGE_OPTIONS:-} ;;
+      run "change$mps" "$seconds" "$python" -m benchmarks.change --device cuda ${mps:+--mps} --within "$((seconds - 15))" \
+        --output "$out/change$mps.json" ${CHANGE_OPTIONS:-} ;;
+    apart)
+      # shellcheck disable=SC2086  # Options.
+      run apart "$(limit "${LIMIT_apart:-280}")" "$python" -u -m benchmarks.apart --tenants 14 --kills 2 --json "$out/apart.json" \
+        ${APART_OPTIONS:-} ;;
     starting)
       run starting "$(limit "${LIMIT_starting:-240}")" "$python" -m benchmarks.starting --device cuda --starts 5 ;;
     lending)
@@ -139,7 +144,7 @@ for part in "$@"; do
       run isolation "$(limit "${LIMIT_isolation:-580}")" "$python" -u -m benchmarks.isolation --device cuda --json "$out/isolation.json" \
         ${ISOLATION_OPTIONS:-} ;;
     *)
-      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, soak, prove, fence, fence-prove, change, starting, lending, isolation" >&2
+      echo "there is no part $part; there are tests, alone, felt, memcheck, two, mps, soak, prove, fence, fence-prove, change, apart, starting, lending, isolation" >&2
       exit 2 ;;
   esac
 done

@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 SERVER = ("engines", "partitions", "server", "greenlane", "tests/gpu")
-UNDER_MPS = ("tests", "alone", "felt", "two", "soak", "prove", "fence", "fence-prove", "lending")
+UNDER_MPS = ("tests", "alone", "felt", "two", "soak", "prove", "fence", "fence-prove", "change", "lending")
 """Parts that MPS=on runs as well, as PART-mps: what of them starts servers, with a device process for each tenant."""
 PARTS: Mapping[str, Part] = {
     "tests": Part("what may run side by side", SERVER),
@@ -43,13 +43,14 @@ PARTS: Mapping[str, Part] = {
     "fence": Part("figures of isolation beside hogs, with a fence and without", (*SERVER[:4], "benchmarks")),
     "fence-prove": Part("greenlane prove --memory, which fails without a fence and passes with one", SERVER),
     "change": Part("figures of latency while something changes", (*SERVER[:4], "benchmarks/change")),
+    "apart": Part("figures of many tenants, in one device process and in one each", (*SERVER[:4], "benchmarks")),
     "starting": Part("cold starts", (*SERVER[:4], "benchmarks")),
     "lending": Part("figures of lending", (*SERVER[:4], "benchmarks")),
     "isolation": Part("figures of isolation", (*SERVER[:4], "benchmarks")),
     **{f"{part}-mps": Part("the same with a device process for each tenant", SERVER) for part in UNDER_MPS},
 }
 _BENCHMARKS = "soak", "prove", "fence", "fence-prove", "lending"
-_UNCOUNTED = ("starting", "isolation", *_BENCHMARKS, *(f"{part}-mps" for part in _BENCHMARKS))
+_UNCOUNTED = ("apart", "starting", "isolation", *_BENCHMARKS, *(f"{part}-mps" for part in _BENCHMARKS))
 """Benchmarks that end with 0 if all is well, and print tables."""
 _NAME = re.compile(rf"(\d{{4}}-\d\d-\d\d)-([^-]+)-([0-9a-f]{{7,40}})-({'|'.join(sorted(PARTS, reverse=True))})(?:-[^-]+)?\.log")
 _HEAD = re.compile(r"^(command|date|revision|GPU): +(.+)$", re.MULTILINE)
