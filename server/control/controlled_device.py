@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from partitions import Move
 from partitions.plan import Granules, assign, orders
 
+from ..accounts.usage import Row
 from .descriptions import NOT_OPENED, DeviceInfo, Execution, PartitionInfo, TenantMemory
 from .device_runtime import DeviceRuntime
 from .fence import Fence
@@ -38,6 +39,8 @@ class ControlledDevice:
     """The wide partitions that are planned, by tenant."""
     fences: dict[str, Fence] = field(default_factory=dict)
     """What holds tenants to their shares of bandwidth, by tenant."""
+    slows: Mapping[Row, float] = field(default_factory=dict)
+    """Models that are held as works of others take so many times as long beside them, as seen by the account."""
 
     @property
     def free(self) -> int:

@@ -31,9 +31,18 @@ class FencedModel(Fact):
     """What is known of a model of a fenced tenant; 0 for what is not."""
 
     model: Annotated[str, Meta(examples=["resnet/1"])]
-    moved: Annotated[int, "Bytes of the device's memory that an inference moves: measured, or guessed from its tensors."]
+    moved: Annotated[
+        int,
+        "Bytes of the device's memory that an inference moves, measured, or guessed from its tensors; with "
+        "`slows`, and while that is tried, more than the memory could.",
+    ]
     home_ms: Annotated[float, "What one takes on all of the tenant's granules, as of late."]
     narrow_ms: Annotated[float, "What one takes on the granules where it is held."]
+    slows: Annotated[
+        float,
+        "How many times as long inferences of others take beside it on all of the tenant's granules, at least: "
+        "why it is held. 0 for a model that is not held for that.",
+    ] = 0.0
 
 
 class FencedTenant(Fact):

@@ -113,7 +113,12 @@ class PlacementPlans:
 
     async def fences(self) -> dict[str, FencedTenant]:
         """What holds each tenant with a share of bandwidth, as its device side reports it."""
-        return await self._asked("fenced", lambda each: each.fences())
+        found = await self._asked("fenced", lambda each: each.fences())
+        slows = {row: times for device in self._devices for row, times in device.slows.items()}
+        for tenant, fence in found.items():
+            for model in fence.models:
+                model.slows = round(slows.get((tenant, model.model), 0.0), 2)
+        return found
 
     async def rungs(self) -> dict[str, list[ReadyShare]]:
         """What is ready for a move now, by tenant, as its device side reports it."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from partitions.plan import Granules
 
 from ..accounts.account import Account, History
+from ..accounts.harm import Harm
 from ..accounts.traffic import NO_GUESSES, Traffic
 from ..accounts.usage import NS, Moved, Report, Row, Totals
 from ..control.controlled_device import ControlledDevice, memory_on
@@ -22,6 +23,7 @@ from ..errors import RequestError
 from .usage_files import UsageFiles
 
 log = logging.getLogger("greenlane.control")
+fence_log = logging.getLogger("greenlane.fence")
 
 INTERVAL = 1.0
 """Seconds between two reports. A process that is killed takes with it what it used since its last one."""
@@ -60,6 +62,9 @@ class Accountant:
         self._guesses: Mapping[str, Mapping[Row, Moved]] = {}
         self._guessed: int | None = None
         self._said_at: int | None = None
+        self._harm: dict[str, Harm] = {}
+        self._held: dict[str, dict[Row, int]] = {}
+        """By device: models to be held whatever they move, and what is said that a work of such a model moves."""
         self._collecting: asyncio.Task[None] | None = None
         self._failed = False
 
@@ -165,7 +170,8 @@ class Accountant:
                 if (read := bool(self._moved)) or fenced:
                     await self._guess(now, SAYING if fenced else GUESSING)
                 totals = await self.collect()
-                if fenced and (read or self._said_at is None or now - self._said_at >= SAYING * NS):
+                changed = await together(self._look(device, totals) for device in fenced)
+                if fenced and (read or any(changed) or self._said_at is None or now - self._said_at >= SAYING * NS):
                     self._said_at = now
                     await together(self._say(device) for device in fenced)
                 self._history.add(totals)
@@ -174,13 +180,49 @@ class Accountant:
             except Exception as error:
                 self._warn(error)
 
+    async def _look(self, device: ControlledDevice, totals: Totals) -> bool:
+        """See which models of fenced tenants slow works of others; whether others than before are to be held.
+
+        Such a work counts as if it moved twice what the memory could, so it is held to any share but the whole.
+        """
+        there, moves = totals.devices.get(device.name), device.info.bandwidth
+        if there is None or moves is None:
+            return False
+        try:
+            asked = await together(each.placements.fences() for each in device.distinct(device.fences))
+        except RequestError:  # It is being started again.
+            return False
+        rates = {tenant: fence.memory_bandwidth for each in asked for tenant, fence in each.items()}
+        models = {
+            (tenant, model.model): model
+            for each in asked
+            for tenant, fence in each.items()
+            for model in fence.models
+            if model.home_ms and fence.memory_bandwidth < moves.memory
+        }
+        harm = self._harm.setdefault(device.name, Harm())
+        held, found = harm.held, dict(harm.found)
+        harm.look(there, totals.at, {row: each.moved * 1e3 > rates[row[0]] * each.home_ms for row, each in models.items()})
+        device.slows = dict(harm.found)
+        twice = {row: round(2 * moves.memory * each.home_ms / 1e3) for row, each in models.items()}
+        self._held[device.name] = {row: twice[row] for row in harm.held & twice.keys()}
+        for (tenant, model), times in harm.found.items():
+            if (tenant, model) not in found:
+                text = (
+                    "tenant %s: %s runs narrow while others work, whose inferences take at least %.2g times as long beside it"
+                )
+                fence_log.info(text, tenant, model, times)
+        return harm.held != held
+
     async def _say(self, device: ControlledDevice) -> None:
         """Say to each device side what works of its fenced tenants move. Models that have gone are not named any more."""
         traffic, guesses = self._account.traffic(device.name) or Traffic(), self._guesses.get(device.name, NO_GUESSES)
         figures: dict[str, dict[str, int]] = {name: {} for name in device.fences}
+        held = self._held.get(device.name, {})
         for (tenant, model), guess in guesses.items():
             if tenant in figures:
-                figures[tenant][model] = traffic.memory_of((tenant, model), guess.memory)
+                moved = traffic.memory_of((tenant, model), guess.memory)
+                figures[tenant][model] = max(moved, held.get((tenant, model), 0))
         with suppress(RequestError):  # It is being started again, and is said it then.
             await together(each.placements.moved(device.of(each, figures)) for each in device.distinct(figures))
 

@@ -23,12 +23,18 @@ def advise_hog(tenant: str, drew: float, part: float, whole: int, beside: Sequen
 
 
 def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> list[str]:
-    """Sentences about models that are too slow for the tenant's target in seconds where its share of bandwidth holds them."""
+    """Sentences about models that slow others, or are too slow for the tenant's target in seconds where they are held."""
     found = []
     for each in fence.models:
+        if each.slows:
+            found.append(
+                f"{each.model} runs on granules {list(fence.granules)} while others work: beside it on all of {tenant}'s share "
+                f"their inferences take at least {each.slows:.2g} times as long. Any `memory_bandwidth` below 1 holds it so"
+            )
         if target is not None and each.narrow_ms > target * 1e3 >= each.home_ms:
             held = f"{each.model} takes {each.narrow_ms:.3g} ms where {tenant}'s `memory_bandwidth` holds it"
             need = f"takes at least {_words(each.moved / target)}" if each.moved else "takes a larger one"
+            need = "takes none" if each.slows else need
             found.append(
                 f"{held}, and {each.home_ms:.3g} ms on all of its share: its target_p99 of {target * 1e3:.3g} ms while others "
                 f"work {need}"

@@ -90,6 +90,7 @@ function held(fence) {
   if (fence.memory_bandwidth) {
     const where = fence.granules.length ? `: ${count(fence.launches, "inference")} on ${ranges(fence.granules)} so far` : "";
     parts.push(`${perSecond(fence.memory_bandwidth)} of memory${where}`);
+    for (const { model, slows } of fence.models.filter((each) => each.slows)) parts.push(`${model} there, as others take ${digits(slows)} times as long beside it`);
   }
   if (fence.pcie) parts.push(`${perSecond(fence.pcie)} of PCIe: ${count(fence.waits, "inference")} waited so far`);
   return parts.length ? `${fence.tenant} has, while others work, ${parts.join("; ")}` : `${fence.tenant} is not held: ${fence.notes.join("; ")}`;

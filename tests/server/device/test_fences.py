@@ -104,6 +104,11 @@ async def test_a_fenced_tenant_gets_a_narrow_placement_with_all_its_models(site:
     assert site.runtime.workers["globex"].narrow is None
 
 
+async def test_models_that_slow_others_are_shown_with_how_much(site: Site) -> None:
+    site.controller.devices[0].slows = {("acme", "b/1"): 2.345, ("acme", "gone/1"): 3.0}
+    assert [(each.model, each.slows) for each in (await fence(site)).models] == [("a/1", 0.0), ("b/1", 2.35)]
+
+
 async def test_alone_a_fenced_tenant_has_all_it_wants(site: Site) -> None:
     await site.runtime.placements.moved({"acme": {"b/1": ALL}})
     for _ in range(3):

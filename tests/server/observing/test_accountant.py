@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from partitions.base import Bandwidth
 from server.accounts.usage import NS, DeviceTotals, ModelTotals, Moved, Report, TenantTotals, TenantUsages, Totals, Usage
 from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import DeviceInfo, ModelMemory, TenantMemory
+from server.control.fence import Fence, FencedModel, FencedTenant
 from server.errors import Unavailable
 from server.observing.accountant import Accountant
 from server.observing.usage_files import COLUMNS, UsageFiles, rows
 
 MIDNIGHT = 1_795_305_600 * NS  # 2026-11-22T00:00:00Z
 DAY = 86_400 * NS
+MS = 10**6
 
 
 class FakeSide:
@@ -145,10 +148,13 @@ async def test_when_a_device_says_what_it_moved_works_are_asked_for_at_once(
 
 
 class FakePlacements:
-    """Keeps the last figures; or raises that its process has ended."""
+    """Keeps the last figures, by which it holds one model; or raises that its process has ended."""
+
+    RATE = 10**9
 
     def __init__(self) -> None:
         self.figures: Any = None
+        self.home_ms = 0.0
         self.calls = 0
         self.away = False
 
@@ -157,6 +163,18 @@ class FakePlacements:
         if self.away:
             raise Unavailable("it is being started again")
         self.figures = figures
+
+    async def fences(self) -> dict[str, FencedTenant]:
+        """As the device side says it."""
+        if self.away:
+            raise Unavailable("it is being started again")
+        moved = (self.figures or {}).get("acme", {}).get("mob/1", 0)
+        return {"acme": FencedTenant(self.RATE, (0,), 0, 0, 0, [], [], [FencedModel("mob/1", moved, self.home_ms, 0.0)])}
+
+    @property
+    def held(self) -> bool:
+        """Whether works of that model run narrow beside others."""
+        return bool(self.figures["acme"]["mob/1"] * 1e3 > self.RATE * self.home_ms)
 
 
 async def said(site: Site, placements: FakePlacements) -> Any:
@@ -193,6 +211,54 @@ async def test_fenced_tenants_device_sides_are_said_what_works_move(memory: dict
     site.side.models = NoModels()
     await said(site, placements)
     assert (await said(site, placements)) == {"acme": {}}
+    await site.accountant.close()
+
+
+class Neighbours(FakeSide):
+    """Acme's model, and another tenant's, whose works take three times as long while it is not held."""
+
+    def __init__(self, placements: FakePlacements) -> None:
+        super().__init__()
+        self._placements = placements
+        self._works = self._ms = 0
+
+    async def usage(self) -> Report:
+        """A second has passed."""
+        self._works += 50
+        self._ms += 50 * (3 if self._placements.figures is None or not self._placements.held else 1)
+        acme = Usage("mob/1", self._works, self._works * 2 * 16 * MS, {})
+        globex = Usage("net/1", self._works, self._ms * 2 * MS, {})
+        return Report(1, [TenantUsages("acme", [acme]), TenantUsages("globex", [globex])])
+
+
+async def test_a_model_beside_which_neighbours_are_slow_is_held_though_it_moves_little(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By the guess, and by the meter."""
+    caplog.set_level("INFO", "greenlane.fence")
+    site, placements = Site(), FakePlacements()
+    placements.home_ms = 16.0
+    site.side = side = Neighbours(placements)
+    side.models, side.placements = FakeModels({"weights": 800}), placements
+    site.device.runtimes = {"acme": side, "globex": side}
+    site.device.info = DeviceInfo("cuda", "", "SM", (1,) * 4, bandwidth=Bandwidth(4 * 10**9, 10**9, 10**9))
+    site.device.hold({"acme": (0, 1), "globex": (2, 3)})
+    site.accountant.follow(site.device)
+    site.device.fences = {"acme": Fence(("globex",), placements.RATE, (0,))}
+    site.accountant.start()
+    for _ in range(150):
+        await said(site, placements)
+    assert site.device.slows == {("acme", "mob/1"): 3.0}
+    assert placements.figures["acme"]["mob/1"] == 2 * 4 * 10**9 * 16 // 1000
+    (text,) = [each.getMessage() for each in caplog.records if each.name == "greenlane.fence"]
+    assert text == (
+        "tenant acme: mob/1 runs narrow while others work, whose inferences take at least 3 times as long beside it"
+    )
+    placements.RATE = 4 * 10**9  # All there is.
+    await said(site, placements)
+    await said(site, placements)
+    assert site.device.slows == {}
+    assert placements.figures == {"acme": {"mob/1": 800}}
     await site.accountant.close()
 
 

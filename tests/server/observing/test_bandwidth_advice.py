@@ -35,6 +35,16 @@ def test_a_model_that_is_too_slow_where_it_is_held_is_named_with_what_it_takes()
     assert said.endswith("while others work takes a larger one")
 
 
+def test_a_model_beside_which_others_are_slow_is_named_and_no_larger_share_helps_it() -> None:
+    slowing = FencedModel("mob/1", 4 * 10**9, 1.5, 4.25, slows=2.96)
+    assert advise_fenced("acme", fenced(slowing), 0.002) == [
+        "mob/1 runs on granules [0] while others work: beside it on all of acme's share their inferences take at least 3 times "
+        "as long. Any `memory_bandwidth` below 1 holds it so",
+        "mob/1 takes 4.25 ms where acme's `memory_bandwidth` holds it, and 1.5 ms on all of its share: its target_p99 of 2 ms "
+        "while others work takes none",
+    ]
+
+
 def test_nothing_is_said_of_models_that_are_fast_enough_or_too_slow_anyway() -> None:
     quick, slow, unknown = FencedModel("a/1", 1, 1.0, 1.9), FencedModel("b/1", 1, 2.5, 9.0), FencedModel("c/1", 1, 0.0, 0.0)
     assert advise_fenced("acme", fenced(quick, slow, unknown), 0.002) == []
