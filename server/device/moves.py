@@ -108,7 +108,7 @@ class PartitionMoves:
         before = {name: self._workers[name] for name in prepared if name in self._workers}
         self._workers.update(prepared)
         self._prepared, self._taken = {}, frozenset()
-        fenced = [name for name, old in before.items() if self._placements.of(name).tenant_fence.hand_over(old, prepared[name])]
+        fenced = [name for name, old in before.items() if self._placements.of(name).fence.hand_over(old, prepared[name])]
         try:
             self._resume()
             pauses = {name: Paused(milliseconds(self._worker_control.paused(name)), name in taken) for name in before}

@@ -20,8 +20,9 @@ from ..control.stretch import Wide, WidePartition
 from ..errors import Conflict
 from ..workers.pace import Pace
 from ..workers.worker import Worker
+from .side import Means
 from .tenant_locks import TenantLocks
-from .tenant_placements import Means, TenantPlacements
+from .tenant_placements import TenantPlacements
 
 LOOK = 5.0
 """Seconds between two looks at which models take too long to go wide."""
@@ -59,26 +60,26 @@ class Placements:
 
     def pace(self, tenant: str) -> Pace | None:
         """What each worker of a tenant keeps to over PCIe."""
-        return found.tenant_fence.pace if (found := self._tenants.get(tenant)) else None
+        return found.fence.pace if (found := self._tenants.get(tenant)) else None
 
     async def narrow(self, tenants: Collection[str]) -> None:
-        waiting = {name: asyncio.ensure_future(self.of(name).narrow()) for name in tenants}
+        waiting = {name: asyncio.ensure_future(self.of(name).stretch.pause()) for name in tenants}
         if waiting:
             await asyncio.wait(waiting.values(), timeout=self.means.max_pause)
         if late := [name for name, at_home in waiting.items() if not (at_home.done() and at_home.result())]:
             for name in late:
                 waiting[name].cancel()
-            raise Conflict(f"tenant {late[0]}: {self.means.too_late}; nothing was changed")
+            raise Conflict(f"tenant {late[0]}: {self.of(late[0]).stretch.too_late}; nothing was changed")
 
     async def stretch(self, plans: Mapping[str, Wide]) -> None:
         for name in dict.fromkeys((*self._tenants, *plans)):
-            self.of(name).stretch(plans.get(name))
+            (each := self.of(name)).plan(each.stretch, plans.get(name))
         if plans and self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
 
     async def fence(self, plans: Mapping[str, Fence]) -> None:
         for name in dict.fromkeys((*self._tenants, *plans)):
-            self.of(name).fence(plans.get(name))
+            (each := self.of(name)).plan(each.fence, plans.get(name))
 
     def set_page(self, tenant: str, page: int | None) -> None:
         """A tenant, here or elsewhere, has this activity page from now on, which belongs to this; None if it has gone."""
@@ -88,12 +89,10 @@ class Placements:
         if page is not None:
             pages[tenant] = page
         for each in self._tenants.values():
-            each.tenant_fence.reopen_page(tenant, each.worker)
+            each.fence.reopen_page(tenant)
 
     async def fences(self) -> dict[str, FencedTenant]:
-        workers = self.means.workers
-        states = {name: each.tenant_fence.state(workers[name]) for name, each in self._tenants.items() if name in workers}
-        return {name: state for name, state in states.items() if state}
+        return {name: state for name, each in self._tenants.items() if (state := each.fence.state())}
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         for name in dict.fromkeys((*self._tenants, *ready)):
@@ -104,7 +103,7 @@ class Placements:
     async def moved(self, figures: Mapping[str, Mapping[str, int]]) -> None:
         for name, theirs in figures.items():
             if name in self.means.workers:
-                self.of(name).moved(theirs)
+                self.of(name).fence.moved(theirs)
 
     async def settled(self) -> None:
         """Wait until all is made, or cannot be."""
@@ -112,7 +111,7 @@ class Placements:
             await each.settled()
 
     async def stretches(self) -> dict[str, WidePartition]:
-        return {name: state for name, each in self._tenants.items() if (state := each.wide_state())}
+        return {name: state for name, each in self._tenants.items() if (state := each.stretch.state())}
 
     async def rungs(self) -> dict[str, list[ReadyShare]]:
         return {name: states for name, each in self._tenants.items() if (states := each.states())}
@@ -120,7 +119,7 @@ class Placements:
     def look(self) -> None:
         """Find the models that take too long to go wide, for `stretches`."""
         for each in self._tenants.values():
-            each.look()
+            each.stretch.look()
         self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
 
     async def remove(self, tenant: str) -> None:

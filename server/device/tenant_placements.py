@@ -2,56 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import Any
 
 from engines import EngineError, Executor
 from engines.memory import added
-from partitions import Device, PartitionError
+from partitions import PartitionError
 from partitions.plan import Granules
 
 from ..control.descriptions import ReadyShare
-from ..control.fence import Fence
-from ..control.stretch import LentGranules, Wide, WidePartition
-from ..link.activity import LenderPage
 from ..link.messages import ModelKey, label_of
 from ..workers.narrow import NarrowPlacement
 from ..workers.placement import Placement, Refusal, close_all
-from ..workers.stretching import Measured
-from ..workers.wide import WidePlacement, WideStatistics
+from ..workers.wide import WidePlacement
 from ..workers.worker import Worker
 from .paged_executor import bound
+from .side import Means, Plan, Side
 from .tenant_fence import TenantFence
-from .tenant_locks import TenantLocks
+from .tenant_stretch import TenantStretch
 
-lending_log = logging.getLogger("greenlane.lending")
 ladder_log = logging.getLogger("greenlane.ladder")
-
-
-@dataclass(slots=True)
-class Means:
-    """What placements of all tenants are made with.
-
-    `workers` has each tenant's current worker, with its home placement. `pages` has, by tenant, the descriptor of its page of
-    shared memory, and `numbers` the number that each tenant has on these pages. `threads` make what is ready for a move, for
-    which no request waits. `refuse` says why a tenant's model may not take as much of the device's memory beside what the
-    tenant has; "" if it may.
-    """
-
-    device: Device
-    workers: Mapping[str, Worker]
-    locks: TenantLocks
-    pages: dict[str, int]
-    numbers: Mapping[str, int]
-    max_pause: float
-    threads: ThreadPoolExecutor
-    refuse: Callable[[str, ModelKey, Mapping[str, int]], str] = lambda *_: ""
-
-    @property
-    def too_late(self) -> str:
-        return f"an inference on granules of others has been running for {self.max_pause:g} s (server.max_pause)"
 
 
 class TenantPlacements:
@@ -67,19 +38,8 @@ class TenantPlacements:
         self._name = name
         self._means = means
         self._wanted: tuple[Granules, ...] = ()
-        self._plan: Wide | None = None
-        self._tried: Wide | None = None
-        """The plan of `_wide`, or one that could not be carried out, for which there is a `_problem`."""
-        self._wide: WidePlacement | None = None
-        self._in_use = self._grown = False
-        """Of the wide placement as in `TenantFence`."""
-        self._changed = self._narrowed = False
-        self._problem = ""
-        self._too_long: dict[ModelKey, str] = {}
-        self._logged: set[ModelKey] = set()
-        self._moved: Mapping[str, int] = {}
-        self._statistics = WideStatistics()
-        self.tenant_fence = TenantFence(name, means.device, means.pages, means.max_pause, self.moved_by_key)
+        self.fence = TenantFence(name, means)
+        self.stretch = TenantStretch(name, means)
         self._making: asyncio.Task[None] | None = None
         self._again = False
         self._later: asyncio.TimerHandle | None = None
@@ -92,40 +52,20 @@ class TenantPlacements:
         """The tenant's current one. Any thread."""
         return self._means.workers.get(self._name)
 
-    def stretch(self, plan: Wide | None) -> None:
-        """Have a wide placement by this plan, or none, and use it from now on. Does not wait."""
-        self._plan, self._narrowed = plan, False
-        if (worker := self.worker) and self._has(worker, plan) and self._wide and self._in_use:
-            worker.resume(self._wide)
-            self._problem = ""
-            return
-        self._changed = True
-        self.follow()
+    def plan(self, side: Side[Plan, Any], plan: Plan | None) -> None:
+        """Have the placement of this plan in one of the tenant's roles, or none. Does not wait."""
+        if side.set(plan):
+            self.follow()
 
     def hold(self, wanted: Iterable[Granules]) -> None:
         """Be ready on each of these granules; what else is ready is closed. Does not wait."""
         self._wanted = tuple(map(tuple, wanted))
         self.follow()
 
-    def moved(self, figures: Mapping[str, int]) -> None:
-        """A work of each of these models (`name/version`) moves so many bytes of memory. Does not wait."""
-        self._moved = figures
-        self.tenant_fence.set_moved()
-
-    def moved_by_key(self) -> dict[ModelKey, int]:
-        """The same of all models that the tenant has now; 0 where it is not known."""
-        worker = self.worker
-        return {key: self._moved.get(label_of(key), 0) for key in (list(worker.executors) if worker else ())}
-
-    def fence(self, plan: Fence | None) -> None:
-        """Hold the tenant to its share of bandwidth by this plan, or not at all. Does not wait."""
-        if self.tenant_fence.set(plan, self.worker):
-            self.follow()
-
     def follow(self) -> None:
         """The tenant's models have changed: make those ready that are not. Does not wait."""
         self._again = True
-        needed = self._wanted or self.ready or self._plan or self._tried or self.tenant_fence.needed
+        needed = self._wanted or self.ready or self.fence.needed or self.stretch.needed
         if self._making is None and needed:
             self._making = asyncio.create_task(self._make())
             self._making.add_done_callback(self._made)
@@ -134,13 +74,6 @@ class TenantPlacements:
         """Wait until all is made, or cannot be."""
         while self._making:
             await asyncio.wait({self._making})
-
-    async def narrow(self) -> bool:
-        """Keep works from the wide placement until `stretch`, and return True when nothing is in flight there; False if that is
-        called before.
-        """
-        self._narrowed = True
-        return await _narrow(self.worker)
 
     def leave(self, keys: Iterable[ModelKey]) -> list[Executor]:
         """These models leave: their executors, for the caller to close. With either of the tenant's locks held."""
@@ -187,8 +120,9 @@ class TenantPlacements:
 
     async def close(self) -> None:
         """Close what is ready; the worker closes the rest. With the tenant's locks held, and nothing in flight."""
-        self._wanted, self._plan = (), None
-        self.tenant_fence.set(None, self.worker)
+        self._wanted = ()
+        self.fence.set(None)
+        self.stretch.set(None)
         if self._making:
             self._making.cancel()
         if self._later:
@@ -200,36 +134,9 @@ class TenantPlacements:
         """What is ready now."""
         return [ReadyShare(key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
 
-    def wide_state(self) -> WidePartition | None:
-        """The wide placement, made or planned; None for none."""
-        worker = self.worker
-        if worker is None or self._tried is None:
-            return None
-        is_made = self._wide and self._in_use and worker.wide is self._wide
-        made = self._wide if is_made else None
-        refused = [f"{label_of(key)}: {each.why}" for key, each in made.refused.items()] if made else []
-        return WidePartition(
-            tuple(made.partition.granules) if made else (),
-            [LentGranules(*each) for each in self._tried.lent.items()] if made else [],
-            *self._statistics.totals(),
-            self._statistics.why_home(),
-            list(self._too_long.values()),
-            [self._problem] if self._problem else refused,
-        )
-
-    def look(self) -> None:
-        """Find the models that take too long to run on lent granules. One that was among them the last time too is logged."""
-        before, self._too_long = self._too_long, {}
-        if (worker := self.worker) and (made := worker.wide):
-            for each in worker.too_long():
-                self._too_long[each.model] = text = _too_long(each, *made.sizes, made.limit)
-                if each.model in before and each.model not in self._logged:
-                    self._logged.add(each.model)
-                    lending_log.warning("tenant %s: model %s", self._name, text)
-
     def _made(self, task: "asyncio.Task[None]") -> None:
         self._making = None
-        if self.tenant_fence.late and not task.cancelled():
+        if (self.fence.late or self.stretch.late) and not task.cancelled():
             self._later = asyncio.get_running_loop().call_later(self._means.max_pause, self.follow)
         if not task.cancelled() and (error := task.exception()):
             text = "what %s has beside its share is not made any further: %s"
@@ -241,10 +148,9 @@ class TenantPlacements:
         """
         while self._again:
             self._again = False
-            while await self._step(self._next_narrow):
-                pass
-            while await self._step(self._next_wide):
-                pass
+            for side in (self.fence, self.stretch):
+                while await self._step(partial(side.make, add=self._add)):
+                    pass
             for granules in sorted({*self.ready, *self._wanted}, key=self._wanted.__contains__):
                 while not self._again and await self._step(partial(self._next_ready, granules)):
                     pass
@@ -253,71 +159,6 @@ class TenantPlacements:
         """Make one thing, with the tenant's locks; whether there was one to make."""
         async with self._means.locks.both(self._name):
             return (worker := self.worker) is not None and await make(worker)
-
-    async def _next_narrow(self, worker: Worker) -> bool:
-        return await self.tenant_fence.make(worker, self._add)
-
-    async def _next_wide(self, worker: Worker) -> bool:
-        changed, self._changed = self._changed, False
-        if not self._has(worker, self._plan):
-            return changed and await self._replace(worker, self._plan)
-        if self._wide is None:
-            return False
-        if await self._add(worker, self._wide):
-            self._grown = True
-            return True
-        if self._grown or not self._in_use:
-            await asyncio.to_thread(worker.revoke)
-            self._in_use, self._grown = True, False
-            if not self._narrowed:
-                worker.resume(self._wide)
-        return False
-
-    def _has(self, worker: Worker, plan: Wide | None) -> bool:
-        """Whether the worker has the wide partition of this plan, or none without one."""
-        return plan == self._tried and worker.wide is self._wide and (plan is None) == (worker.wide is None)
-
-    async def _replace(self, worker: Worker, plan: Wide | None) -> bool:
-        """Have the wide partition of this plan in place of another one; whether there is one."""
-        if before := worker.wide:
-            try:
-                async with asyncio.timeout(self._means.max_pause):
-                    if not await _narrow(worker):
-                        return False
-            except TimeoutError:  # Its granules did not change hands: `narrow` would have refused that.
-                self._problem = self._means.too_late
-                text = "tenant %s keeps its wide partition for now, and does not use it: %s"
-                lending_log.warning(text, self._name, self._problem)
-                return False
-            worker.wide = None
-            await asyncio.to_thread(before.close)
-        self._tried, self._wide, self._problem = plan, None, ""
-        self._in_use = self._grown = False
-        if plan is None:
-            return False
-        try:
-            worker.wide = self._wide = await asyncio.to_thread(self._carve_wide, worker, plan)
-        except PartitionError as error:
-            self._problem = f"granules {list(plan.granules)}: {error}"
-            text = "tenant %s has no wide partition, and keeps its share as it is: %s"
-            lending_log.warning(text, self._name, self._problem)
-            return False
-        lent = "; ".join(f"{list(granules)} of {lender}" for lender, granules in plan.lent.items())
-        lending_log.info("tenant %s may borrow granules %s for up to %g ms a work", self._name, lent, plan.limit * 1e3)
-        return True
-
-    def _carve_wide(self, worker: Worker, plan: Wide) -> WidePlacement:
-        """Blocks. Raises PartitionError."""
-        means = self._means
-        lent = [granule for granules in plan.lent.values() for granule in granules]
-        partition, sizes = means.device.carve(plan.granules, sorted(lent)), means.device.granules
-        try:
-            pages = [LenderPage(means.pages[lender], means.numbers[self._name]) for lender in plan.lent]
-            units = tuple((lender, sum(sizes[each] for each in granules)) for lender, granules in plan.lent.items())
-            return WidePlacement(worker.partition, partition, pages, int(plan.limit * 1e9), self._statistics, units)
-        except BaseException:
-            partition.close()
-            raise
 
     async def _next_ready(self, granules: Granules, worker: Worker) -> bool:
         if granules not in self._wanted:
@@ -329,21 +170,16 @@ class TenantPlacements:
         if placement := self.ready.get(granules):
             return await self._add(worker, placement)
         try:
-            self.ready[granules] = await asyncio.get_running_loop().run_in_executor(self._means.threads, self._carve, granules)
+            self.ready[granules] = await asyncio.get_running_loop().run_in_executor(self._means.threads, self._place, granules)
         except PartitionError as error:
             ladder_log.warning("tenant %s cannot switch to granules %s: %s", self._name, list(granules), error)
             self._wanted = tuple(each for each in self._wanted if each != granules)
             return False
         return True
 
-    def _carve(self, granules: Granules) -> Placement:
+    def _place(self, granules: Granules) -> Placement:
         """Blocks. Raises PartitionError."""
-        partition = self._means.device.carve(granules)
-        try:
-            return Placement(partition, {}, partition.locate())
-        except BaseException:
-            partition.close()
-            raise
+        return self._means.place(granules, (), lambda partition: Placement(partition, {}, partition.locate()))
 
     async def _add(self, worker: Worker, placement: Placement) -> bool:
         """Close what models have left on a placement, and make the next one ready there, or find why it is not; whether there
@@ -380,17 +216,18 @@ class TenantPlacements:
         return None
 
     def _leave_out(self, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
-        if isinstance(placement, NarrowPlacement):
-            if not (refusal.adds and key in placement.refused):
-                text = "tenant %s: model %s is not held to its memory bandwidth: it is not ready on granules %s: %s"
-                ladder_log.warning(text, self._name, label_of(key), list(placement.partition.granules), refusal.why)
-        elif isinstance(placement, WidePlacement):
+        model, granules = label_of(key), list(placement.partition.granules)
+        if isinstance(placement, WidePlacement):
             refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
-            lending_log.warning("tenant %s: model %s runs on its share only: %s", self._name, label_of(key), refusal.why)
-        elif not (refusal.adds and key in placement.refused):
-            text = "tenant %s %s to granules %s: model %s: %s"
+            log, what = self.stretch.log, f": model {model} runs on its share only"
+        elif isinstance(placement, NarrowPlacement):
+            log, cannot = self.fence.log, "is not held to its memory bandwidth: it is not ready"
+            what = f": model {model} {cannot} on granules {granules}"
+        else:
             cannot = "is not ready to switch" if refusal.adds else "cannot switch"
-            ladder_log.warning(text, self._name, cannot, list(placement.partition.granules), label_of(key), refusal.why)
+            log, what = ladder_log, f" {cannot} to granules {granules}: model {model}"
+        if not (refusal.adds and key in placement.refused):
+            log.warning("tenant %s%s: %s", self._name, what, refusal.why)
         placement.refused[key] = refusal
 
     def _adds(self, placement: Placement, key: ModelKey) -> dict[str, int]:
@@ -421,30 +258,3 @@ def _added(executor: Executor | None) -> dict[str, int] | None:
     """What an alternate takes; None for another executor."""
     adds = executor.describe().get("adds") if executor else None
     return dict(adds) if isinstance(adds, dict) else None
-
-
-def _too_long(measured: Measured, home: int, wide: int, limit: int) -> str:
-    """A text with the model, how long it takes and for how long granules are lent, and what to do."""
-    least = measured.least(home, wide)
-    took = f"takes {_ms(measured.wide)} ms there" if measured.wide else ""
-    took = took or f"takes {_ms(measured.home)} ms on its share, so {_ms(least)} ms there at best"
-    return (
-        f"{label_of(measured.model)} does not run on granules of others: the shortest inference seen {took}, and "
-        f"they are lent for {_ms(limit)} ms. Have the lenders lend for more than {_ms(least)} ms (`lend`), or limit its "
-        "batches (`max_batch`)"
-    )
-
-
-def _ms(nanoseconds: int) -> str:
-    return f"{round(nanoseconds / 1e6, 2 if nanoseconds < 10**8 else 0):g}"
-
-
-async def _narrow(worker: Worker | None) -> bool:
-    """Keep the worker from its wide partition until nothing is in flight there; False if `resume` comes before that."""
-    if worker and (wide := worker.wide):
-        at_home = wide.suspend()
-        await asyncio.wait({asyncio.wrap_future(at_home)})  # If this is cancelled, others wait for the same future still.
-        if at_home.cancelled():
-            return False
-        await asyncio.to_thread(worker.revoke)
-    return True

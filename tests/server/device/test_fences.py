@@ -236,6 +236,25 @@ async def test_a_placement_is_taken_away_once_nothing_runs_there(site: Site) -> 
     admission.leave(kind, "", 0)
 
 
+async def test_a_plan_that_comes_again_while_its_placement_is_being_taken_away_leaves_it_in_use(site: Site) -> None:
+    assert await runs_narrow(site)
+    admission, plans, before = site.tenant("globex").lane.admission, site.controller.devices[0].fences, placement(site)
+    kind = admission.admit()
+    gate = site.script.hold("run")
+    (asking,) = await site.asked(1)
+    await asyncio.to_thread(gate.wait_for_arrival)
+    await site.runtime.placements.fence({})
+    while not before.suspended:
+        await asyncio.sleep(0)
+    await site.runtime.placements.fence(plans)
+    gate.open()
+    await asking
+    await site.settled()
+    assert placement(site) is before
+    admission.leave(kind, "", 0)
+    assert await runs_narrow(site)
+
+
 async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(root, tenants=FENCED, moves=MOVES, max_pause=0.1) as site:
         await site.settled()

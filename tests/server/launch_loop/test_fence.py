@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from partitions import DeviceLost
 from server.control.fence import Fence
 from server.control.stretch import Wide
+from server.device.side import Means
 from server.device.tenant_fence import TenantFence
 from server.device.tenant_locks import TenantLocks
-from server.device.tenant_placements import Means, TenantPlacements
+from server.device.tenant_placements import TenantPlacements
 from server.launch_loop.library import open_library
 from server.launch_loop.structures import Demand, address, view_fence
 from server.link import activity
@@ -392,12 +393,13 @@ def test_no_ticket_is_lost_whatever_neighbours_do_and_is_revoked_and_cancelled(b
 @pytest.fixture
 def held() -> Iterator[tuple[Looping, TenantFence]]:
     """A bench whose tenant has a fence that makes the narrow placement itself."""
-    with benched(kind=Looping, launchable=True) as bench:
+    with benched(kind=Looping, launchable=True) as bench, ThreadPoolExecutor(1) as threads:
         bench.neighbours = [Neighbour()]
         bench.worker.executors[TINY] = bench.engine.bind(bench.partition)
         pages = {"globex": bench.neighbours[0].descriptor}
-        fence = TenantFence("acme", bench.device, pages, 10, dict)
-        fence.set(Fence(("globex",), RATE_OF_TENANT, (0,)), bench.worker)
+        means = Means(bench.device, {"acme": bench.worker}, TenantLocks(["acme"]), pages, {}, 10, threads)
+        fence = TenantFence("acme", means)
+        fence.set(Fence(("globex",), RATE_OF_TENANT, (0,)))
         bench.worker.serve(bench.endpoint)
         yield bench, fence
         bench.worker.halt()
@@ -446,7 +448,7 @@ async def test_a_model_that_was_paged_out_may_borrow_again_from_when_it_is_ready
         means = Means(bench.device, {"acme": worker}, TenantLocks(["acme"]), pages, numbers, 10, threads)
         placements = TenantPlacements("acme", means)
         worker.serve(bench.endpoint)
-        placements.stretch(Wide((0, 1), {"globex": (1,)}, 1.0))
+        placements.plan(placements.stretch, Wide((0, 1), {"globex": (1,)}, 1.0))
         await placements.settled()
         assert worker.wide
         assert worker.runner
