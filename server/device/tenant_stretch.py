@@ -37,7 +37,8 @@ class TenantStretch(Side[Wide, WidePlacement]):
         return WidePartition(
             tuple(made.partition.granules) if made else (),
             [LentGranules(*each) for each in tried.lent.items()] if made else [],
-            *self._statistics.totals(),
+            self._statistics.launches,
+            self._statistics.returns,
             self._statistics.why_home(),
             list(self._too_long.values()),
             self.problems,

@@ -1,7 +1,7 @@
 """The structures of loop.c and link.h, for ctypes."""
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -171,39 +171,33 @@ class Loop(ctypes.Structure):
     )
 
 
-def view_lenders(limit: int, home: int, wide: int, pages: Iterable[tuple[int, int]]) -> Wide:
-    """What a worker's launch loop decides by. `pages` are addresses: of each lender's words, and of the borrower's own.
-
-    They must outlive it.
+def view_lenders(limit: int, home: int, wide: int, lenders: Iterable[tuple[memoryview, memoryview]]) -> Wide:
+    """What a worker's launch loop decides by: the words of each process of its lenders, and its own word there, which must
+    outlive it.
     """
-    made = Wide(limit=limit, home=home, wide=wide)
-    for index, (words, own) in enumerate(pages):
-        made.lenders[index] = Lender(words, own)
-        made.count = index + 1
+    each = [Lender(address(words), address(own)) for words, own in lenders]
+    return Wide(limit=limit, home=home, wide=wide, count=len(each), lenders=(Lender * MOST_LENDERS)(*each))
+
+
+def view_neighbours(words: Sequence[memoryview]) -> Neighbours:
+    """The words of these HTTP processes, for C."""
+    pointers = (c_void_p * len(words))(*map(address, words))
+    made = Neighbours(len(words), ctypes.addressof(pointers))
+    made.kept = words, pointers
     return made
 
 
-def view_neighbours(addresses: Iterable[int]) -> Neighbours:
-    """The words of these HTTP processes, for C. They must outlive it."""
-    each = list(addresses)
-    made = Neighbours(count=len(each))
-    made.kept = (c_void_p * len(each))(*each)
-    made.words = ctypes.addressof(made.kept)
+def view_fence(rate: int, launches: Any, words: Sequence[memoryview]) -> Fence:
+    """What a worker's launch loop decides by, and where it counts works that go narrow: by the words of its neighbours."""
+    neighbours = view_neighbours(words)
+    made = Fence(rate, ctypes.addressof(launches), neighbours)
+    made.kept = launches, neighbours  # The structure has a copy, without what it points to.
     return made
 
 
-def view_fence(rate: int, launches: int, addresses: Iterable[int]) -> Fence:
-    """What a worker's launch loop decides by: `addresses` are of the words of its neighbours. They must outlive it."""
-    neighbours = view_neighbours(addresses)
-    made = Fence(rate=rate, launches=launches, neighbours=neighbours)
-    made.kept = neighbours  # The structure has a copy, without what it points to.
-    return made
-
-
-def view_pace(rate: int, addresses: Iterable[int]) -> Pace:
-    """What a worker and its launch loop go by that keep a share of PCIe; `addresses` are as for `view_fence`."""
-    neighbours = view_neighbours(addresses)
-    made = Pace(rate=rate, neighbours=neighbours)
+def view_pace(rate: int, words: Sequence[memoryview]) -> Pace:
+    """What a worker and its launch loop go by that keep a share of PCIe, beside neighbours with these words."""
+    made = Pace(rate=rate, neighbours=(neighbours := view_neighbours(words)))
     made.kept = neighbours
     return made
 

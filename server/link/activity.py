@@ -10,10 +10,8 @@ goes on with them.
 import mmap
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-
-import numpy as np
 
 from ..config.tenant import TenantConfig
 from .arena import create_file
@@ -86,11 +84,6 @@ class ActivityPage:
     def __repr__(self) -> str:
         return f"<ActivityPage of {sum(words[OPEN] for words in self.processes)} open requests>"
 
-    @property
-    def addresses(self) -> list[int]:
-        """Where the words of each process are, for the launch loop. The page must outlive it."""
-        return [np.frombuffer(words, np.uint64).ctypes.data for words in self.processes]
-
 
 class LenderPage(ActivityPage):
     """A borrower's end: a lender's first page, and the borrower's own word in the second. `number` is its own."""
@@ -110,11 +103,10 @@ class LenderPage(ActivityPage):
         """Whether the lender has no request open, and lends."""
         return all(not words[OPEN] and words[LENDS] for words in self.processes)
 
-    @property
-    def own_address(self) -> int:
-        """Where the borrower's word is."""
-        found: int = np.frombuffer(self.own, np.uint64).ctypes.data
-        return found
+
+def words_of(pages: Iterable[ActivityPage]) -> tuple[memoryview, ...]:
+    """The words of all HTTP processes of these tenants."""
+    return tuple([words for page in pages for words in page.processes])
 
 
 def create(tenants: int, processes: int = 1) -> int:

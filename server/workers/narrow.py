@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from ctypes import addressof, c_uint64
+from ctypes import c_uint64
 from typing import Any
 
 from partitions import Partition
 
 from ..accounts.meter import Place
 from ..launch_loop.structures import Demand, view_fence
-from ..link.activity import ActivityPage
+from ..link.activity import ActivityPage, words_of
 from ..link.messages import Done, ModelKey, Ticket
 from .fence import at_work, could_exceed, exceeds
 from .placement import SidePlacement, is_ready
@@ -35,11 +35,6 @@ class NarrowStatistics:
         """Works that ran narrow."""
         return self.counted[0]
 
-    @property
-    def address(self) -> int:
-        """Where that is counted, for the launch loop."""
-        return addressof(self.counted)
-
 
 class NarrowPlacement(SidePlacement):
     """The narrow placement of one worker, whose threads call `takes`, `enqueue` and `finish`, too.
@@ -64,11 +59,9 @@ class NarrowPlacement(SidePlacement):
 
     def hold(self, pages: Sequence[ActivityPage], rate: int) -> None:
         """From now on hold works to this rate beside these neighbours; `Worker.resume` says so to the launch loop."""
-        self.rate = rate
-        self.shared = view_fence(rate, self.statistics.address, [each for page in pages for each in page.addresses])
+        self.rate, self._words = rate, words_of(pages)
+        self.shared = view_fence(rate, self.statistics.counted, self._words)
         """The same for the launch loop."""
-        self.shared.kept = self.shared.kept, tuple(pages)
-        self._words = tuple([words for page in pages for words in page.processes])
 
     def set_moved(self, moved: Mapping[ModelKey, int]) -> None:
         """Set how many bytes a work of each of these models moves, 0 for unknown; others stay as they are."""
@@ -110,13 +103,8 @@ class NarrowPlacement(SidePlacement):
         executor: Any = self.executors.get(ticket.model)
         if executor is None or not self.begin():
             return None
-        try:
-            flight = session.enqueue(executor, ticket)
-        except BaseException:
-            self.give_up()
-            raise
+        flight = session.enqueue_beside(self, executor, ticket)
         self.statistics.counted[0] += 1
-        flight.placement, flight.executor = self, executor
         return flight
 
     def finish(self, flight: InFlight, done: Done) -> None:

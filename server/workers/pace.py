@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..launch_loop.structures import view_pace
-from ..link.activity import ActivityPage
+from ..link.activity import ActivityPage, words_of
 from .fence import SECOND, at_work
 
 BURST: Final = 2_000_000
@@ -56,10 +56,10 @@ class Pace:
         """From now on keep to this rate beside these neighbours, with what was charged; set `Worker.pace` again after it, for
         the launch loop.
         """
-        before, made = self.shared, view_pace(max(1, rate), [each for page in pages for each in page.addresses])
-        made.kept = made.kept, tuple(pages)
+        self.words, before = words_of(pages), self.shared
+        made = view_pace(max(1, rate), self.words)
         made.free_in, made.free_out, made.waits = before.free_in, before.free_out, before.waits
-        self.words, self.shared = tuple([words for page in pages for words in page.processes]), made
+        self.shared = made
 
     @property
     def rate(self) -> int:

@@ -146,6 +146,16 @@ class Session:
         work = executor.enqueue(inputs, room) if not ticket.after else self.enqueue_part(ticket, executor, inputs)
         return InFlight(ticket, work, room, time.monotonic_ns())
 
+    def enqueue_beside(self, placement: SidePlacement, executor: Any, ticket: Ticket) -> InFlight:
+        """The same on the stream of a placement beside the home, whose `begin` has just returned True."""
+        try:
+            flight = self.enqueue(executor, ticket)
+        except BaseException:
+            placement.give_up()
+            raise
+        flight.placement, flight.executor = placement, executor
+        return flight
+
     def enqueue_part(self, ticket: Ticket, executor: Any, inputs: Sequence[Tensor]) -> Work:
         """Begin an answer in parts, or go on with one. Raises Unavailable if it was begun on another link.
 

@@ -10,7 +10,7 @@ from partitions import Partition
 from ..accounts.meter import Place
 from ..launch_loop.structures import Wide as Shared
 from ..launch_loop.structures import view_lenders
-from ..link.activity import ENDED, LENDS, OPEN, LenderPage
+from ..link.activity import ENDED, LENDS, OPEN, LenderPage, words_of
 from ..link.messages import Done, ModelKey, Shape, Ticket
 from .placement import SidePlacement, is_ready
 from .session import InFlight, Session
@@ -21,35 +21,32 @@ _MOST_TIMES = 512
 
 
 class WideStatistics:
-    """Of one borrower since its start: works launched wide, those of them during which a lender came back, and works that
-    stayed at home.
-    """
+    """Of one borrower since its start, whatever placements it has had; the launch loop counts in the same place."""
 
     def __init__(self) -> None:
-        self.launches = self.returns = 0
-        self.stayed: list[int] = [0] * (1 + len(WHY_HOME))
-        """By what `decide` returned."""
-        self._shared: list[Shared] = []
+        self._shared = Shared()
 
     def __repr__(self) -> str:
-        return f"<WideStatistics {self.totals()}>"
+        return f"<WideStatistics {self.launches} launches, {self.returns} returns>"
 
-    def add(self, shared: Shared) -> None:
-        """A launch loop counts here, too; none counts any more where they did before."""
-        (self.launches, self.returns), self.stayed = self.totals(), self._stayed()
-        self._shared = [shared]
+    def count_in(self, shared: Shared) -> None:
+        """Go on counting there, and no more where it was counted before."""
+        shared.launches, shared.returns, shared.stayed = self._shared.launches, self._shared.returns, self._shared.stayed
+        self._shared = shared
 
-    def totals(self) -> tuple[int, int]:
-        """Launches and returns."""
-        launches = self.launches + sum([int(each.launches) for each in self._shared])
-        return launches, self.returns + sum([int(each.returns) for each in self._shared])
+    @property
+    def launches(self) -> int:
+        """Works that went wide."""
+        return int(self._shared.launches)
+
+    @property
+    def returns(self) -> int:
+        """Those of them during which a lender came back."""
+        return int(self._shared.returns)
 
     def why_home(self) -> dict[str, int]:
         """Works that stayed at home, by why."""
-        return dict(zip(WHY_HOME, self._stayed()[1:], strict=True))
-
-    def _stayed(self) -> list[int]:
-        return [count + sum([int(each.stayed[why]) for each in self._shared]) for why, count in enumerate(self.stayed)]
+        return dict(zip(WHY_HOME, self._shared.stayed[1:], strict=True))
 
 
 class WidePlacement(SidePlacement):
@@ -70,15 +67,15 @@ class WidePlacement(SidePlacement):
     ) -> None:
         super().__init__(partition, Place(home.size, lent))
         self.pages = tuple(pages)
-        self.words = tuple([words for page in pages for words in page.processes])
+        self.words = words_of(pages)
         self.limit = limit
         self.statistics = statistics
         self.held = False
         """Whether a ticket waits until the works in flight at home have ended."""
         self.sizes = home.size, partition.size
-        self.shared = view_lenders(limit, *self.sizes, [(each, page.own_address) for page in pages for each in page.addresses])
-        """The same for the launch loop."""
-        statistics.add(self.shared)
+        self.shared = view_lenders(limit, *self.sizes, [(words, page.own) for page in pages for words in page.processes])
+        """The same for the launch loop, and what is counted."""
+        statistics.count_in(self.shared)
         self.times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
         """What works took at home and wide, as far as the interpreter has seen them."""
         self._ended_before = 0
@@ -100,26 +97,23 @@ class WidePlacement(SidePlacement):
         if fenced:
             self._last = None
         if (why := FENCED if fenced else self._decide(ticket, bool(in_flight))) != WIDE:
-            self.statistics.stayed[why] += 1
+            self.shared.stayed[why] += 1
             return session.enqueue(home, ticket)
         begun = self.begin()
         if begun and not is_ready(executor, ticket.shapes):
             self.give_up()
             begun = False
         if not begun:
-            self.statistics.stayed[NOT_MEASURED] += 1
+            self.shared.stayed[NOT_MEASURED] += 1
             return session.enqueue(home, ticket)
         self._mark(1)
-        self.statistics.launches += 1
+        self.shared.launches += 1
         self._ended_before = self._ends()
-        try:
-            flight = session.enqueue(executor, ticket)
-        except BaseException:
-            self._mark(0)
-            self.give_up()
-            raise
-        flight.placement, flight.executor = self, executor
-        return flight
+        return session.enqueue_beside(self, executor, ticket)
+
+    def give_up(self) -> None:
+        self._mark(0)
+        super().give_up()
 
     def holds(self, in_flight: Mapping[int, InFlight]) -> bool:
         """Whether the next ticket waits: while a work is wide, which is alone in flight; and while works are in flight at home
@@ -146,7 +140,7 @@ class WidePlacement(SidePlacement):
                 self.times_of(key).learn_home(done.ended - done.began)
             return
         if rested_since(self.words) < 0 or self._ends() != self._ended_before:
-            self.statistics.returns += 1
+            self.shared.returns += 1
         elif done.failure is None:
             self.times_of(key).learn_wide(done.ended - flight.launched, self.limit, done.ended)
         self._mark(0)

@@ -85,9 +85,7 @@ class Worker:
     @wide.setter
     def wide(self, wide: WidePlacement | None) -> None:
         self._wide = wide
-        if runner := self.runner:
-            runner.wide = wide
-            runner.session.link.tickets.wake()  # A ticket may wait for the wide partition that it had before.
+        self._have_threads_follow()
 
     @property
     def narrow(self) -> NarrowPlacement | None:
@@ -97,9 +95,12 @@ class Worker:
     @narrow.setter
     def narrow(self, narrow: NarrowPlacement | None) -> None:
         self._narrow = narrow
+        self._have_threads_follow()
+
+    def _have_threads_follow(self) -> None:
         if runner := self.runner:
-            runner.narrow = narrow
-            runner.session.link.tickets.wake()
+            runner.wide, runner.narrow, runner.pace = self._wide, self._narrow, self._pace
+            runner.session.link.tickets.wake()  # A ticket may wait for what was there before.
 
     def resume(self, placement: SidePlacement) -> None:
         """Let works go to the wide or narrow placement from now on; `revoke` first if a model has come to be ready there."""
@@ -125,11 +126,10 @@ class Worker:
     def pace(self, pace: Pace | None) -> None:
         before, self._pace = self._pace, pace
         if (pace or before) and (runner := self.runner):
-            runner.pace = pace
             if loop := runner.session.loop:
                 loop.use_pace(pace.shared if pace else None)
                 loop.wake()
-            runner.session.link.tickets.wake()
+            self._have_threads_follow()
 
     def too_long(self) -> list[Measured]:
         """As `WidePlacement.too_long`, with what the launch loop has measured. Any thread."""
@@ -312,12 +312,10 @@ class Worker:
     def retire(self) -> None:
         """Halt; executors and partition stay open, for another worker. Blocks."""
         self.halt()
-        if self.wide:
-            self.wide.close()
-            self.wide = None
-        if self.narrow:
-            self.narrow.close()
-            self.narrow = None
+        for placement in (self.wide, self.narrow):
+            if placement:
+                placement.close()
+        self.wide = self.narrow = None
 
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks. Failures are logged."""

@@ -17,7 +17,7 @@ from server.device.tenant_fence import TenantFence
 from server.device.tenant_locks import TenantLocks
 from server.device.tenant_placements import TenantPlacements
 from server.launch_loop.library import open_library
-from server.launch_loop.structures import Demand, address, view_fence
+from server.launch_loop.structures import Demand, view_fence
 from server.link import activity
 from server.workers.fence import at_work, could_exceed, exceeds
 from server.workers.narrow import NarrowPlacement, NarrowStatistics
@@ -44,7 +44,7 @@ RATE = st.one_of(st.integers(1, 2**20), st.integers(1, 2**58))
 def test_c_and_python_send_the_same_works_to_the_narrow_placement(
     neighbours: list[memoryview], now: int, moved: int, home: int, rate: int, after: int, units: int, wide: int
 ) -> None:
-    fence = view_fence(rate, NarrowStatistics().address, [address(each) for each in neighbours])
+    fence = view_fence(rate, NarrowStatistics().counted, neighbours)
     demand = Demand(home, 0, moved)
     moments = {now, *[max(0, min(2**62, int(each[activity.ENDED]) + after)) for each in neighbours]}
     for at in moments:

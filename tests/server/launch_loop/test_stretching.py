@@ -94,7 +94,7 @@ def test_the_loop_goes_wide_while_the_lenders_rest(bench: Looping) -> None:
         bench.run(number)
     assert bench.launched() == (home + 20, wide + 20)
     assert bench.worker.wide
-    assert bench.worker.wide.statistics.totals()[0] >= 20
+    assert bench.worker.wide.statistics.launches >= 20
     assert bench.script.reached["enqueue"] <= 2, "the loop ran them"
 
 
@@ -154,7 +154,7 @@ def test_tickets_that_come_ahead_wait_for_the_work_at_home_and_go_wide(bench: Lo
 
 def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
     assert bench.worker.wide
-    before = bench.worker.wide.statistics.totals()[1]
+    before = bench.worker.wide.statistics.returns
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
@@ -162,7 +162,7 @@ def test_a_work_that_a_lender_comes_back_to_is_counted(bench: Looping) -> None:
     gate.open()
     bench.next()
     bench.worker.halt()
-    assert bench.worker.wide.statistics.totals()[1] == before + 1
+    assert bench.worker.wide.statistics.returns == before + 1
 
 
 def test_after_narrowing_everything_is_at_home_and_after_widening_the_loop_learns_again(bench: Looping) -> None:

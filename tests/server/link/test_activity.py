@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from server.config.tenant import TenantConfig
+from server.launch_loop.structures import address
 from server.link import activity
-from server.link.activity import ENDED, LENDS, OPEN, Activity, ActivityPage, LenderPage
+from server.link.activity import ENDED, LENDS, OPEN, Activity, ActivityPage, LenderPage, words_of
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_neighbour_sees_and_cannot_change_what_a_tenant_has_open(descriptor: i
     (words,) = page.processes
     tenant.begin()
     assert words[OPEN] == 1
-    assert ctypes.c_uint64.from_address(page.addresses[0]).value == 1
+    assert ctypes.c_uint64.from_address(address(words)).value == 1
     tenant.end()
     assert (words[OPEN], words[ENDED] > 0) == (0, True)
     tenant.begin()
@@ -75,7 +76,7 @@ def test_borrowers_cannot_write_the_lenders_words(descriptor: int) -> None:
 def test_the_words_are_at_their_addresses(descriptor: int) -> None:
     lender, page = activity.attach(descriptor), LenderPage(descriptor, 7)
     lender.begin()
-    theirs, own = (ctypes.c_uint64.from_address(each) for each in (*page.addresses, page.own_address))
+    theirs, own = map(ctypes.c_uint64.from_address, map(address, (*page.processes, page.own)))
     own.value = 1
     assert (theirs.value, page.own[0]) == (1, 1)
 
@@ -97,7 +98,7 @@ def test_a_lender_with_several_processes_rests_when_all_do() -> None:
         assert not page.rests()
         lender.set_lends(True)
     assert page.rests()
-    assert len(set(page.addresses)) == 3
+    assert len(set(map(address, words_of([page])))) == 3
     lenders[2].begin()
     lenders[0].begin()
     lenders[0].end()

@@ -330,7 +330,7 @@ def test_a_ticket_that_waits_costs_no_time(bench: Paced) -> None:
 def test_the_pages_of_neighbours_outlive_what_the_launch_loop_reads_them_by() -> None:
     """A share that is taken away may be read until the loop has seen that."""
     neighbour = Neighbour()
-    shared, kept = Pace([neighbour.page], GB).shared, weakref.ref(neighbour.page)
+    shared, kept = Pace([neighbour.page], GB).shared, weakref.ref(neighbour.page.processes[0])
     del neighbour
     assert kept() is not None
     del shared

@@ -201,9 +201,8 @@ def test_what_was_counted_before_is_kept_when_granules_change_hands() -> None:
     with borrower(limit=1) as (_, placement):
         statistics = placement.statistics
         for each in (placement.shared, view_lenders(1, 1, 2, [])):
-            statistics.add(each)
-            each.stayed[TOO_LONG] += 2
-            statistics.stayed[TOO_LONG] += 1
+            statistics.count_in(each)
+            each.stayed[TOO_LONG] += 3
         assert statistics.why_home()["too_long"] == 6
 
 
