@@ -61,7 +61,7 @@ class DeviceConfig(Section, frozen=True):
     mps: Literal["auto", "off", "on"] = Field(
         default="auto",
         description='GPU only: a device process for each tenant, under CUDA MPS ("on"), or one for all ("off"). "auto": "on" '
-        "where MPS can run, for a GPU that has two or more tenants at the start, none of which borrows.",
+        "where MPS can run, for a GPU that has two or more tenants at the start.",
     )
 
 

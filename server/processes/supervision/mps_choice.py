@@ -61,12 +61,9 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
 
 async def why_shared(config: Config, device: str, uuid: str = "") -> str:
     """Why `mps = "auto"` has the tenants of a GPU share a process; "" if that cannot be seen without starting a daemon."""
-    there = [config.tenants[name] for name in config.tenants_on(device)]
-    tenants = len(there)
+    tenants = len(config.tenants_on(device))
     if tenants < FEWEST:
         return "it has fewer than two tenants"
-    if borrowers := [each.name for each in there if each.burst and any(other.lend for other in there if other is not each)]:
-        return f'{borrowers[0]} borrows granules, which was measured in one process only; mps = "on" has it in several'
     if tenants > MOST_CLIENTS:
         return f"it has {tenants} tenants, and a daemon takes the processes of {MOST_CLIENTS}"
     return await hindrance(uuid)

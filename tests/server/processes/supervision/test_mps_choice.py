@@ -117,24 +117,10 @@ async def test_a_gpu_where_that_cannot_be_has_one_process_and_the_log_says_why(
     assert not os.listdir(folder), "no daemon is left"
 
 
-async def test_tenants_that_borrow_share_a_process_with_those_that_lend(
-    fake: FakeMps, caplog: pytest.LogCaptureFixture
-) -> None:
-    config, looking = configured(2, **{"0": AUTO}), Looking({})
+async def test_tenants_that_borrow_and_lend_have_a_process_each(fake: FakeMps) -> None:
+    config = configured(2, **{"0": AUTO})
     tenants = {
         name: each.model_copy(update={"burst": 2} if name == "t10" else {"lend": 0.001})
-        for name, each in config.tenants.items()
-    }
-    assert await open_groups(config.model_copy(update={"tenants": tenants}), (), looking.identify) == {}
-    assert "t10 borrows granules, which was measured in one process only" in caplog.messages[0]
-    assert looking.seen == []
-
-
-@pytest.mark.parametrize("lender", ["t10", "t0b"])
-async def test_a_tenant_to_which_no_other_of_its_gpu_lends_borrows_nothing(fake: FakeMps, lender: str) -> None:
-    config = configured(2, **{"0": AUTO, "b": AUTO.model_copy(update={"mps": "off"})})
-    tenants = {
-        name: each.model_copy(update={"burst": 2 if name == "t10" else None, "lend": 0.001 if name == lender else 0.0})
         for name, each in config.tenants.items()
     }
     groups = await open_groups(config.model_copy(update={"tenants": tenants}), (), Looking({}).identify)
