@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from partitions.mps import stay_outside
 from partitions.regular_file import open_regular
 
 from .errors import Cancelled, ModelRefused
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m engin
     """Run a command line and return the exit status: 0 built, 1 refused, 2 wrong usage, 130 interrupted."""
     parser = _parser(program)
     options = parser.parse_args(arguments)
+    stay_outside()  # A client of an operator's MPS daemon would count there, and its fault would end the others.
     if options.max_batch is not None and options.profiles and all(map(_shapes, options.profiles)):
         parser.error("argument --max-batch: every profile has a --min, --opt or --max, which give the batch sizes")
     printer = Printer(sys.stderr)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from partitions.mps import stay_outside
+
 from .errors import ModelRefused
 from .model_files.artifact import Artifact, PlanFile, read_plan
 from .model_files.onnx_file import OnnxFile, read_onnx
@@ -21,6 +23,7 @@ _MAGIC = b"trt"
 def main(arguments: Sequence[str] | None = None, program: str = "python -m engines.inspect") -> int:
     """Run a command line and return the exit status, as the help says."""
     options = _parser(program).parse_args(arguments)
+    stay_outside()  # As `engines.build`.
     try:
         file = _read(options.file)
     except ModelRefused as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engines import ModelRefused
 from partitions import Device
-from server.app import configuration, open_configured
+from server.app import configuration, open_alone
 from server.config.schema import Config, ModelsConfig
 from server.config.tables import nearest
 from server.device.model_loader import ModelLoader
@@ -26,7 +26,7 @@ def configured(model: str, config: str | None) -> Iterator[tuple[Path | None, Co
             found = Config(models=ModelsConfig(repository=path.absolute().parent), tenants={}, source="the command line")
         else:
             found = stack.enter_context(configuration(config))
-        device = stack.enter_context(closing(open_configured(found.device)))
+        device = stack.enter_context(closing(open_alone(found.device)))
         yield path if path.is_file() else None, found, device
 
 

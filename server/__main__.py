@@ -21,7 +21,7 @@ import uvloop
 
 from partitions import PartitionError
 
-from .app import configuration, log_compilation, log_configuration, on_host_cores, open_configured
+from .app import configuration, log_compilation, log_configuration, on_host_cores, open_alone, open_configured
 from .config.file import load
 from .config.schema import Config
 from .config.tables import ConfigError
@@ -47,7 +47,7 @@ def run(options: Options, adjust: Callable[[Config], Config] | None = None) -> i
         if options.check:
             from .check import check  # What serves needs none of it.
 
-            return check(options.check, open_configured, configuration)
+            return check(options.check, open_alone, configuration)
         return _serve(options, adjust)
     except (ConfigError, PartitionError) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, has_driver, open_device
+from partitions.mps import stay_outside
 
 from . import demo, single_process
 from .admin import docs as admin_docs
@@ -82,6 +83,15 @@ def open_configured(config: DeviceConfig) -> Device:
     except DeviceUnavailable as error:  # TensorRT was installed to be used.
         log.warning("the device is the CPU, though TensorRT is installed: %s", error)
         return open_device("cpu", cores)
+
+
+def open_alone(config: DeviceConfig) -> Device:
+    """The same for a command, which is no client of an MPS daemon that an operator runs: its fault would end the others there.
+
+    Call it before this process uses CUDA.
+    """
+    stay_outside()
+    return open_configured(config)
 
 
 def on_host_cores(config: DeviceConfig) -> bool:

@@ -118,6 +118,8 @@ class _Check:
         self._found = found
         self._allowed = allowed
         self._open_device = open_device
+        self._environ = dict(os.environ)
+        """From before a device is opened, which takes the variables of MPS from this process's."""
         self._cores: dict[str, frozenset[int] | None] = {}
         self._apart: set[str] = set()
         """The devices whose tenants would have a process each."""
@@ -175,7 +177,7 @@ class _Check:
         uuid = device.uuid if device else ""
         if mps == "off" or (mps == "auto" and not uuid):
             return
-        if mps == "auto" and (why := asyncio.run(why_shared(self._config, name, uuid))):
+        if mps == "auto" and (why := asyncio.run(why_shared(self._config, name, uuid, self._environ))):
             _print_line(f"  one device process for all tenants: {why}")
             return
         self._apart.add(name)
@@ -184,7 +186,7 @@ class _Check:
         key = (*self._key(name), "mps")
         if device and not uuid:
             self._wrong(key, f'"on", which is for GPUs, and this is {device.describe()}; leave it out')
-        elif mps == "on" and (why := asyncio.run(hindrance(uuid))):
+        elif mps == "on" and (why := asyncio.run(hindrance(uuid, self._environ))):
             self._wrong(key, f'"on", but {why}; or leave it out')
 
     def _run_on(self, name: str, device: Device | None, known: list[str]) -> list[str]:

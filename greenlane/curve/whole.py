@@ -8,7 +8,7 @@ from typing import Any
 from greenlane.load.machine import describe
 from greenlane.models import check_name
 from partitions import Device
-from server.app import configuration, open_configured
+from server.app import configuration, open_alone
 from server.config.schema import Config
 from server.config.tables import dotted, nearest
 from server.config.tenant import TenantConfig
@@ -53,7 +53,7 @@ def plan(options: Options, command: str, effort: Effort) -> tuple[int, dict[str,
         for tenant, target in goals.items():
             check_seconds(target, options.seconds, f"{tenant}: ")
         for name in config.named_devices:  # One after another: each is closed before the next is opened.
-            with closing(open_configured(config.named_devices[name])) as device:
+            with closing(open_alone(config.named_devices[name])) as device:
                 print(f"device {name}: {device.describe()}")
                 with closing(open_model_loader(config.on_device(name), device, builds=open_builds(config.models))) as loader:
                     tenants = [config.tenants[each] for each in config.tenants_on(name)]

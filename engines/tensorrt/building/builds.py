@@ -29,6 +29,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from partitions.mps import stay_outside
+
 from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
@@ -411,16 +413,13 @@ def encode(kind: str, **content: Any) -> bytes:
     return json.dumps({"kind": kind, **content}).encode() + b"\n"
 
 
-_NO_DAEMON = "/nonexistent"
-"""A folder without the socket of an MPS daemon."""
-
-
 def _environment(gpu: int | None) -> dict[str, str]:
     """This process's environment with its module search path, and with the GPU hidden where none is needed.
 
     A child is no client of an MPS daemon: there it would count, and what it breaks would end all others.
     """
-    found = {**os.environ, "PYTHONPATH": search_path(), "CUDA_MPS_PIPE_DIRECTORY": _NO_DAEMON}
+    found = {**os.environ, "PYTHONPATH": search_path()}
+    stay_outside(found)
     return found if gpu is not None else {**found, "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -1,6 +1,7 @@
 """Which GPUs' tenants have a device process each, under MPS: chosen once, before any process of a device is started."""
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
@@ -59,14 +60,14 @@ async def open_groups(config: Config, hosted: Collection[str], identify: Identif
     return apart
 
 
-async def why_shared(config: Config, device: str, uuid: str = "") -> str:
+async def why_shared(config: Config, device: str, uuid: str = "", environ: Mapping[str, str] = os.environ) -> str:
     """Why `mps = "auto"` has the tenants of a GPU share a process; "" if that cannot be seen without starting a daemon."""
     tenants = len(config.tenants_on(device))
     if tenants < FEWEST:
         return "it has fewer than two tenants"
     if tenants > MOST_CLIENTS:
         return f"it has {tenants} tenants, and a daemon takes the processes of {MOST_CLIENTS}"
-    return await hindrance(uuid)
+    return await hindrance(uuid, environ)
 
 
 async def _try(group: MpsGroup, look: Callable[[Mapping[str, str]], Awaitable[str]]) -> str:

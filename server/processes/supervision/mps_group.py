@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 
 from partitions import DeviceUnavailable
@@ -26,13 +27,16 @@ def memory_limit(budget: int | None) -> dict[str, str]:
     return {} if budget is None else {f"{PREFIX}PINNED_DEVICE_MEM_LIMIT": f"0={(2 * budget + _OWN) >> 20}M"}
 
 
-async def hindrance(uuid: str = "") -> str:
-    """Why no daemon of ours can run for this GPU, and what to do; "" if that cannot be seen without starting it."""
+async def hindrance(uuid: str = "", environ: Mapping[str, str] = os.environ) -> str:
+    """Why no daemon of ours can run for this GPU, and what to do; "" if that cannot be seen without starting it.
+
+    `environ` says where a daemon of the operator's is looked for.
+    """
     try:
         find_command(uuid)
     except MpsError as error:
         return str(error)
-    if other := await find_other():
+    if other := await find_other(environ):
         return (
             f"an MPS daemon of yours runs in {other}, whose clients would not be fenced from the tenants; end it "
             f"(echo quit | {COMMAND})"
