@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -225,12 +225,14 @@ class _Check:
 
     def _plan(self, device: Device, tenants: Iterable[str]) -> Plan:
         """The granules that each of these tenants would hold; empty if the shares do not fit."""
-        counts, problems = self._config.counts(device.unit, device.granules, tenants, device.bandwidth())
+        counts, problems = self._config.counts(device.unit, device.granules, tenants)
+        plan: Plan = {}
+        with suppress(DoesNotFit):  # It is among the problems.
+            plan = PartitionManager(device).plan(counts).after
+        homes = plan or dict.fromkeys(counts, ())
+        problems += self._config.too_much(homes, device.granules, device.bandwidth())
         self._found.wrong.update(dict.fromkeys(problems))
-        try:
-            return PartitionManager(device).plan(counts).after
-        except DoesNotFit:  # It is among the problems.
-            return {}
+        return plan
 
     def _fences(self, device: Device, plan: Plan) -> dict[str, Fence]:
         return plan_fences(self._config.tenants, plan, device.granules, device.unit, device.bandwidth())

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from partitions.base import Bandwidth
+from partitions.plan import Granules
 
 from .forms import RATES, write_rate
 from .tables import dotted
@@ -20,7 +21,12 @@ def whole(key: str, moves: Bandwidth | None) -> int:
     return 0 if moves is None else moves.memory if key == "memory_bandwidth" else moves.pcie
 
 
-def rate(tenant: TenantConfig, key: str, units: float, there: int) -> int:
+def own_part(home: Granules, sizes: Sequence[int]) -> float:
+    """The part of a device's units that these granules have: what a share "auto" is, as the last granule may be larger."""
+    return sum(sizes[granule] for granule in home) / sum(sizes)
+
+
+def rate(tenant: TenantConfig, key: str, own: float, there: int) -> int:
     """The bytes a second that a tenant with this part of the units is held to, of so many; 0 for none, or for one not known.
 
     A part is `LEAST_RATE` at least, as a rate is: with less it would have nothing, and with 0 nothing would hold it.
@@ -30,20 +36,20 @@ def rate(tenant: TenantConfig, key: str, units: float, there: int) -> int:
         return 0
     if isinstance(value, int):
         return value
-    return max(LEAST_RATE, int((units if value == "auto" else value) * there))
+    return max(LEAST_RATE, int((own if value == "auto" else value) * there))
 
 
 def too_much(
-    tenants: Mapping[str, TenantConfig], counts: Mapping[str, int], sizes: Sequence[int], moves: Bandwidth | None
+    tenants: Mapping[str, TenantConfig], homes: Mapping[str, Granules], sizes: Sequence[int], moves: Bandwidth | None
 ) -> list[str]:
-    """Why shares of bandwidth add up to more than there is, for tenants that have so many granules of these sizes.
+    """Why shares of bandwidth add up to more than there is, for tenants that have these granules, on a device of these sizes.
 
     Rates do not count where the whole is not known.
     """
     problems = []
     for key in FENCES:
         parts = {
-            name: _part(getattr(tenants[name], key), count / len(sizes), whole(key, moves)) for name, count in counts.items()
+            name: _part(getattr(tenants[name], key), own_part(home, sizes), whole(key, moves)) for name, home in homes.items()
         }
         known = {name: part for name, part in parts.items() if part is not None}
         if (total := sum(known.values())) > _MOST:
@@ -61,10 +67,10 @@ def in_words(count: int) -> str:
     return f"{count / factor:.4g} {unit}/s"
 
 
-def _part(value: object, units: float, there: int) -> float | None:
+def _part(value: object, own: float, there: int) -> float | None:
     if isinstance(value, int):
         return value / there if there else None
-    return units if value == "auto" else value if isinstance(value, float) else None
+    return own if value == "auto" else value if isinstance(value, float) else None
 
 
 def _term(tenant: TenantConfig, key: str, part: float) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from partitions.base import Bandwidth
+from partitions.plan import Granules
 
 from .bandwidth import too_much
 from .server import ServerConfig
@@ -264,12 +265,10 @@ class Config(Section, frozen=True):
         """The seconds that an inference of this tenant may run, 0 for no limit, and the key that sets them."""
         return self.tenants[tenant].execution_limit(self.server.max_execution)
 
-    def counts(
-        self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None, moves: Bandwidth | None = None
-    ) -> tuple[dict[str, int], list[str]]:
+    def counts(self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None) -> tuple[dict[str, int], list[str]]:
         """Granules by tenant on such a device (see `TenantConfig.share`), and the problems of shares, alone and together.
 
-        `tenants` are those on this device, by default all, and `moves` what the device moves, if that is known.
+        `tenants` are those on this device, by default all. Shares of bandwidth go by granules: `too_much`.
         """
         counts: dict[str, int] = {}
         problems: list[str] = []
@@ -284,14 +283,15 @@ class Config(Section, frozen=True):
                 problems += error.problems
         if sum(counts.values()) > len(sizes):
             problems.append(self._too_many(counts, unit, sizes))
-        problems += too_much(self.tenants, counts, sizes, moves)
         return counts, [f"{self.source}: {text}" for text in problems]
 
-    def fit(
-        self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None, moves: Bandwidth | None = None
-    ) -> None:
+    def too_much(self, homes: Mapping[str, Granules], sizes: Sequence[int], moves: Bandwidth | None) -> list[str]:
+        """The problems of shares of bandwidth; arguments are as for `bandwidth.too_much`."""
+        return [f"{self.source}: {text}" for text in too_much(self.tenants, homes, sizes, moves)]
+
+    def fit(self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None) -> None:
         """Raise ConfigError with every problem of the shares on such a device; arguments are as for `counts`."""
-        if problems := self.counts(unit, sizes, tenants, moves)[1]:
+        if problems := self.counts(unit, sizes, tenants)[1]:
             raise ConfigError(problems)
 
     def _check_ladder(self, name: str, unit: str, sizes: Sequence[int], names: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from partitions.probe import Overlap, Placement, explained, overlaps
 from partitions.strain import Strain, Strained
 
 from ..config.schema import Config, ModelsConfig
+from ..config.tables import ConfigError
 from ..config.tenant import TenantConfig
 from ..errors import Conflict, NotFound, Unavailable
 from ..facts import milliseconds
@@ -168,9 +169,11 @@ class Controller:
             return
         device.info = (await together(runtime.open() for runtime in runtimes))[0]
         unit, sizes = device.info.unit, device.info.granules
-        self.config.fit(unit, sizes, device.runtimes, device.info.bandwidth)
+        self.config.fit(unit, sizes, device.runtimes)
         counts = {name: self.tenants[name].share(unit, sizes) for name in device.runtimes}
         after = device.plan(counts).after
+        if problems := self.config.too_much(after, sizes, device.info.bandwidth):
+            raise ConfigError(problems)
         for cores in await together(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
         await self._check_started(device)
@@ -234,8 +237,9 @@ class Controller:
             if all(device.has(device.own(counts)) for device in self.devices):
                 return self._keep(counts, by)
             with self.recorded(by, reason, counts) as record:
-                self.placements.check(counts)
                 moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
+                for device, move in moves:
+                    self.placements.check(device, move.after)
                 await self.move(moves, record)
                 self.repartitions += 1
         log.info("repartitioned: %s; %s", "; ".join(shares(device.info, device.held) for device, _ in moves), record)
@@ -311,6 +315,7 @@ class Controller:
             if move is None or transfer is None:
                 return
             source, target, after = move
+            self.placements.check(target, {**target.homes, tenant: after})
             with self.recorded("operator", f"{tenant} to device {to}", {tenant: len(after)}):
                 new = await transfer(tenant, source.runtimes[tenant], to, after)
             source.remove(tenant)

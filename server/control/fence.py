@@ -8,7 +8,7 @@ from msgspec import Meta
 from partitions.base import Bandwidth
 from partitions.plan import Granules
 
-from ..config.bandwidth import in_words, rate, whole
+from ..config.bandwidth import in_words, own_part, rate, whole
 from ..config.tenant import FENCES, TenantConfig
 from ..facts import Fact
 
@@ -81,7 +81,7 @@ def _fence(
     if not neighbours:
         return Fence((), notes=("no other tenant is on its device, so nothing holds it",))
     units = [sizes[granule] for granule in home]
-    memory, pcie = (rate(tenant, key, sum(units) / sum(sizes), whole(key, moves)) for key in FENCES)
+    memory, pcie = (rate(tenant, key, own_part(home, sizes), whole(key, moves)) for key in FENCES)
     notes = list(_unknown(tenant, moves))
     granules: Granules = ()
     if memory and moves:

@@ -70,19 +70,17 @@ class PlacementPlans:
         self._loaded = self._loaded or (self._needed and self._work is None)
         self.remake()
 
-    def check(self, counts: Mapping[str, int]) -> None:
-        """Raise DoesNotFit if one of these tenants would get more granules than its burst allows, or if shares of bandwidth
-        would be too much, as those that are "auto" follow the granules.
+    def check(self, device: ControlledDevice, after: Mapping[str, Granules]) -> None:
+        """Raise DoesNotFit if, with all of a device's granules so, shares of bandwidth would be too much, or a tenant that has
+        granules there would get more than its burst allows.
         """
-        for device in self._devices:
-            own, info = device.own(counts), device.info
-            for problem in too_much(self._tenants, device.counts | own, info.granules, info.bandwidth) if own else ():
-                raise DoesNotFit(problem)
-            for name, count in own.items():
-                burst = self._tenants[name].burst
-                if burst is not None and count > (most := self._most(device, name)):
-                    key = dotted(("tenants", name, "burst"))
-                    raise DoesNotFit(f"{name}: {count} granules, but {key} allows {most} at most; raise that, or ask for less")
+        for problem in too_much(self._tenants, after, device.info.granules, device.info.bandwidth):
+            raise DoesNotFit(problem)
+        for name in device.held:
+            count, burst = len(after[name]), self._tenants[name].burst
+            if burst is not None and count != device.counts[name] and count > (most := self._most(device, name)):
+                key = dotted(("tenants", name, "burst"))
+                raise DoesNotFit(f"{name}: {count} granules, but {key} allows {most} at most; raise that, or ask for less")
 
     async def narrow(self, moves: Sequence[tuple[ControlledDevice, Move]]) -> None:
         """Before a move: have tenants that borrow granules which change hands use their homes alone.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from partitions import DoesNotFit, Move
 from partitions.plan import Granules, assign
 
-from ..config.bandwidth import too_much
 from ..config.changes import arrivals, removals, resized
 from ..config.schema import Config
 from ..config.tables import ConfigError
@@ -68,10 +67,9 @@ def plan(old: Config, new: Config, devices: Sequence[ControlledDevice]) -> Tenan
 
 def _bandwidth(old: Config, new: Config, device: ControlledDevice) -> list[str]:
     """Why the shares of bandwidth of a device's tenants are too much, if one of them is another one now."""
-    counts = {name: count for name, count in device.counts.items() if name in new.tenants}
-    same = all(getattr(old.tenants[name], key) == getattr(new.tenants[name], key) for name in counts for key in FENCES)
-    found = [] if same else too_much(new.tenants, counts, device.info.granules, device.info.bandwidth)
-    return [f"{new.source}: {text}" for text in found]
+    homes = {name: home for name, home in device.homes.items() if name in new.tenants}
+    same = all(getattr(old.tenants[name], key) == getattr(new.tenants[name], key) for name in homes for key in FENCES)
+    return [] if same else new.too_much(homes, device.info.granules, device.info.bandwidth)
 
 
 def _plan_device(
@@ -79,12 +77,14 @@ def _plan_device(
 ) -> None:
     """Add one device to the plan. Raises ConfigError for a share that is not a number of its granules, and DoesNotFit."""
     unit, sizes = device.info.unit, device.info.granules
-    new.fit(unit, sizes, [*stay, *coming], device.info.bandwidth)
+    new.fit(unit, sizes, [*stay, *coming])
     before = {name: device.held[name].granules for name in stay}
     counts = {name: new.tenants[name].share(unit, sizes) for name in (*changed, *coming)}
     kept = {name: len(granules) for name, granules in before.items()}
     orders = {name: order for name, order in device.orders.items() if name in before}
     after = assign(len(sizes), before, {**kept, **counts}, orders)
+    if problems := new.too_much(after, sizes, device.info.bandwidth):
+        raise ConfigError(problems)
     found.come |= {name: (device, after[name]) for name in coming}
     move = Move(before, {name: after[name] for name in before})
     if move.movers:

@@ -13,7 +13,9 @@ from server.config.file import load
 from server.config.schema import Config
 from server.config.tables import ConfigError
 from server.config.tenant import TenantConfig
+from server.control.fence import plan_fences
 
+HOMES = {"acme": (0, 1), "globex": (2, 3)}
 MOVES = Bandwidth(memory=3_352 * 10**9, unit=126 * 10**9, pcie=63 * 10**9)
 FILE = """
 [models]
@@ -86,11 +88,9 @@ def test_what_is_no_share_is_refused_with_what_was_expected(tmp_path: Path, writ
     ],
 )  # fmt: skip
 def test_shares_of_more_than_there_is_are_refused_with_the_numbers(given: dict[str, Any], problem: str) -> None:
-    counts = {"acme": 2, "globex": 2}
-    assert too_much(tenants(**given), counts, [8] * 4, MOVES) == [problem]
+    assert too_much(tenants(**given), HOMES, [8] * 4, MOVES) == [problem]
     config = Config.model_construct(tenants=MappingProxyType(tenants(**given)), source="c.toml")
-    with pytest.raises(ConfigError, match="lower "):
-        config.fit("SM", [8] * 4, moves=MOVES)
+    assert config.too_much(HOMES, [8] * 4, MOVES) == [f"c.toml: {problem}"]
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,27 @@ def test_shares_of_more_than_there_is_are_refused_with_the_numbers(given: dict[s
     ],
 )
 def test_shares_of_all_there_is_are_served(given: dict[str, Any]) -> None:
-    assert not too_much(tenants(**given), {"acme": 2, "globex": 2}, [8] * 4, MOVES)
+    assert not too_much(tenants(**given), HOMES, [8] * 4, MOVES)
+
+
+@pytest.mark.parametrize(("home", "least"), [((0, 1), 16 / 44), ((2, 3), 28 / 44)])
+def test_the_part_of_a_larger_granule_is_larger_and_counts_as_what_the_tenant_is_held_to(
+    home: tuple[int, ...], least: float
+) -> None:
+    """As the last granule of an H100, which has 20 SMs."""
+    sizes, given = [8, 8, 8, 20], {"memory_bandwidth": "auto"}
+    fence = plan_fences(tenants(acme=given, globex={}), {"acme": home, "globex": ()}, sizes, "SM", MOVES)["acme"]
+    assert fence.memory == int(least * MOVES.memory)
+    homes = {"acme": home, "globex": HOMES["acme" if home == (2, 3) else "globex"]}
+    for rest, problems in ((1 - least, 0), (1 - least + 0.001, 1)):
+        both = tenants(acme=given, globex={"memory_bandwidth": rest})
+        assert len(too_much(both, homes, sizes, MOVES)) == problems
 
 
 def test_where_the_whole_is_not_known_rates_do_not_count() -> None:
     given = tenants(acme={"memory_bandwidth": 4 * 10**12}, globex={"memory_bandwidth": 0.7})
-    assert not too_much(given, {"acme": 2, "globex": 2}, [8] * 4, None)
-    (problem,) = too_much({**given, **tenants(acme={"memory_bandwidth": 0.5})}, {"acme": 2, "globex": 2}, [8] * 4, None)
+    assert not too_much(given, HOMES, [8] * 4, None)
+    (problem,) = too_much({**given, **tenants(acme={"memory_bandwidth": 0.5})}, HOMES, [8] * 4, None)
     assert problem.endswith("= 1.2 of the device's memory bandwidth: lower them by 0.2")
 
 

@@ -105,12 +105,12 @@ def controller_of(
 class Site:
     """Two devices of four granules: acme has two of device 0, globex one of device 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, **keys: Any) -> None:
         self.steps: list[str] = []
         self.runtimes = {name: FakeRuntime(self.steps, name) for name in "01"}
         config = two_devices(
-            TenantConfig(name="acme", device="0", granules=2, models=("*",)),
-            TenantConfig(name="globex", device="1", granules=1, models=("*",)),
+            TenantConfig(name="acme", device="0", granules=2, models=("*",), **keys),
+            TenantConfig(name="globex", device="1", granules=1, models=("*",), **keys),
         )
         self.controller = controller_of(config, self.runtimes, transfer=self._transfer)
         self.transfers: list[tuple[str, str, Granules]] = []
@@ -264,6 +264,13 @@ async def test_a_move_that_cannot_be_is_not_begun(tenant: str, to: str, count: i
     site = await Site().start()
     with pytest.raises(error):
         await site.controller.transfer(tenant, to, count)
+    assert (site.transfers, site.held) == ([], BEFORE)
+
+
+async def test_no_tenant_moves_to_a_device_where_shares_of_bandwidth_would_be_too_much() -> None:
+    site = await Site(pcie=0.6).start()
+    with pytest.raises(DoesNotFit, match=r"globex\.pcie 0\.6 \+ tenants\.acme\.pcie 0\.6 = 1\.2 of the device's PCIe"):
+        await site.controller.transfer("acme", "1")
     assert (site.transfers, site.held) == ([], BEFORE)
 
 
