@@ -77,8 +77,8 @@ class ToDeviceProcess(Protocol):
     async def release(self, tenant: str) -> None:
         """Stop serving a tenant, and free its models, partition and memory. Returns when that is done."""
 
-    async def set_page(self, tenant: str, page: Count | None) -> None:
-        """A tenant of any process has an activity page, whose descriptor was sent by this number; None: it has gone.
+    async def set_pages(self, tenants: Sequence[str], pages: Count | None) -> None:
+        """Tenants of any process have activity pages, whose descriptors were sent by this number; None: they have gone.
 
         A call, as all others with descriptors are: a notification would be handled before calls that came earlier.
         """

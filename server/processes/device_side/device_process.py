@@ -129,8 +129,12 @@ class DeviceProcess(RuntimeServer):
         if self.runtime:
             self.runtime.cancel(tenant, slot, serial)
 
-    async def set_page(self, tenant: str, page: int | None) -> None:
-        (descriptor,) = (None,) if page is None else self._receiver.take(page, 1)
+    async def set_pages(self, tenants: Sequence[str], pages: int | None) -> None:
+        sent = [None] * len(tenants) if pages is None else self._receiver.take(pages, len(tenants))
+        for tenant, descriptor in zip(tenants, sent, strict=True):
+            self._set_page(tenant, descriptor)
+
+    def _set_page(self, tenant: str, descriptor: int | None) -> None:
         if self.runtime:
             self.runtime.placements.set_page(tenant, descriptor)
             return

@@ -11,6 +11,7 @@ from ...errors import RequestError, Unavailable
 from ...link.ring import Descriptors
 from ...tenants.frontend import HttpSide
 from ..channels.calls import proxy, send
+from ..channels.descriptors import MOST
 from ..channels.device_protocols import ToDeviceProcess
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
@@ -121,18 +122,25 @@ class TenantHandover:
         with suppress(Unavailable):
             await self._process.release(tenant)
 
-    def set_page(self, tenant: str, page: int | None) -> None:
-        """Have the process know this activity page of a tenant, which it need not serve, or with None that it has gone.
+    def set_pages(self, pages: Mapping[str, int]) -> None:
+        """Have the process know these activity pages of tenants, which it need not serve.
 
         Without a process that takes descriptors there is nothing to do: it is sent all pages when it does.
         """
-        if (sender := self._calls.sender) and (channel := self._calls.channel):
-            try:
-                number = None if page is None else sender.send([page])
-            except Unavailable as error:
-                self._calls.restart(f"it cannot be sent the activity page of {tenant}: {error}")
-            else:
-                send(proxy(ToDeviceProcess, channel).set_page(tenant, number))
+        names = list(pages)
+        for tenants in (names[at : at + MOST] for at in range(0, len(names), MOST)):  # A socket holds few messages.
+            if (sender := self._calls.sender) and (channel := self._calls.channel):
+                try:
+                    number = sender.send([pages[tenant] for tenant in tenants])
+                except Unavailable as error:
+                    self._calls.restart(f"it cannot be sent the activity pages of {', '.join(tenants)}: {error}")
+                    return
+                send(proxy(ToDeviceProcess, channel).set_pages(tenants, number))
+
+    def forget_page(self, tenant: str) -> None:
+        """Have the process know that the page of this tenant has gone."""
+        if self._calls.sender and (channel := self._calls.channel):
+            send(proxy(ToDeviceProcess, channel).set_pages([tenant], None))
 
     async def replace_link(self, tenant: str) -> None:
         """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.

@@ -100,14 +100,14 @@ class SupervisedDevices:
         """Create the activity page of a tenant that comes, with so many HTTP processes, before any of them is started."""
         page = self._pages[tenant] = activity.create(1, processes)  # None that comes lends.
         for each in self.all:
-            each.runtime.handover.set_page(tenant, page)
+            each.runtime.handover.set_pages({tenant: page})
 
     def close_page(self, tenant: str) -> None:
         """The HTTP processes of a tenant that goes have ended. Does nothing if it has no page."""
         if (page := self._pages.pop(tenant, None)) is not None:
             os.close(page)
             for each in self.all:
-                each.runtime.handover.set_page(tenant, None)
+                each.runtime.handover.forget_page(tenant)
 
     async def begin(self, each: SupervisedDevice) -> None:
         """Start the process of a tenant that comes, and start it again whenever it ends. Raises OSError, EOFError, or what
@@ -163,8 +163,7 @@ class SupervisedDevices:
             each.kill()
         self._current.send_log_level(each.channel)
         await connect(each.runtime, each)
-        for name, page in self._pages.items():
-            each.runtime.handover.set_page(name, page)
+        each.runtime.handover.set_pages(self._pages)
         for name, link in links.items():
             if name in frontends and frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
                 await each.runtime.handover.replace_link(name)

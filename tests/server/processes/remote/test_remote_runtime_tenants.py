@@ -1,6 +1,7 @@
 """What the supervisor keeps of a device process, to send it to the one that replaces it; the test is that process."""
 
 import asyncio
+import os
 import socket
 
 import pytest
@@ -12,7 +13,7 @@ from server.control.device_runtime import Models, Placements
 from server.errors import Unavailable
 from server.processes.channels import descriptors
 from server.processes.channels.calls import proxy
-from server.processes.channels.descriptors import DescriptorSender
+from server.processes.channels.descriptors import DescriptorReceiver, DescriptorSender
 from server.processes.channels.device_protocols import Change, FromRuntime, ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
 from server.processes.remote.known_names import MOST
@@ -37,8 +38,9 @@ class Process(Recorder):
 
     async def connect(self, runtime: RemoteRuntime) -> None:
         ours, theirs = socket.socketpair()
-        sender, self._descriptors = descriptors.pair()
+        sender, end = descriptors.pair()
         self._sender: DescriptorSender = sender
+        self.descriptors = DescriptorReceiver(end)
         self.supervisors = Channel("the device process", runtime.handlers())
         await self.supervisors.open(ours)
         await self.channel.open(theirs)
@@ -48,7 +50,7 @@ class Process(Recorder):
         self.channel.close()
         self.supervisors.close()
         self._sender.close()
-        self._descriptors.close()
+        self.descriptors.close()
 
 
 def frontend(name: str) -> RemoteFrontend:
@@ -184,6 +186,28 @@ async def test_a_process_that_replaces_another_is_away_until_its_models_are_load
     assert not runtime.away
     second.close()
     acme.close()
+
+
+async def test_a_process_gets_the_pages_of_as_many_tenants_as_there_are_before_it_has_read_any() -> None:
+    """Each message takes a part of the socket's buffer, which has room for 278 (Linux 6.18, its default of 208 KiB)."""
+    acme, page = frontend("acme"), os.memfd_create("page")
+    runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
+    names = [f"tenant-{number}" for number in range(1000)]
+    await process.connect(runtime)
+    runtime.handover.set_pages(dict.fromkeys(names, page))
+    runtime.handover.forget_page("tenant-7")
+    async with asyncio.timeout(PATIENCE):
+        await process.hears("set_pages", ["tenant-7"], None)
+    came = []
+    for tenants, number in process.of("set_pages")[:-1]:
+        for descriptor in process.descriptors.take(number, len(tenants)):
+            assert os.fstat(descriptor).st_ino == os.fstat(page).st_ino
+            os.close(descriptor)
+        came += tenants
+    assert came == names
+    process.close()
+    acme.close()
+    os.close(page)
 
 
 async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left() -> None:
