@@ -23,6 +23,8 @@ Table = Mapping[str, Any]
 _WHERE = re.compile(r" \(at line (?P<line>[0-9]+), column (?P<column>[0-9]+)\)$")
 MOST_BYTES = 4 << 20
 """Bytes of the file; more of it would keep the interpreter, which other threads need too, for seconds."""
+MOST_WHOLE = 2**63 - 1
+"""Of a whole number: processes send each other no larger ones."""
 _GONE: Mapping[KeyPath, str] = MappingProxyType(
     {
         ("server", "fronts"): "this key is gone, as each tenant has an HTTP process; leave it out "
@@ -154,13 +156,24 @@ def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[st
         parent[name] = known = _renamed(table, keys(model), path, found)
         try:
             given = {"name": name} if model is TenantConfig else {}
-            valid[path] = model.model_validate({**known, **given}, context=folder)
+            valid[path] = section = model.model_validate({**known, **given}, context=folder)
+            large = [key for key in known if any(each > MOST_WHOLE for each in _whole_numbers(getattr(section, key)))]
+            found += [((*path, key), f"{shown(known[key])} is more than {MOST_WHOLE}, the largest there is") for key in large]
         except ValidationError as error:
             wrong = dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False, include_input=False))
             found += [((*path, key), _problem(model, key, known)) for key in wrong]
         found += problems_within(path, known)
     found += problems_between(corrected)
     return valid, corrected, found
+
+
+def _whole_numbers(value: object) -> Iterator[int]:
+    """Those in a value and its lists."""
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _whole_numbers(each)
+    elif isinstance(value, int):
+        yield value
 
 
 def _tables(document: Table) -> Iterator[tuple[KeyPath, type[Section], object]]:

@@ -24,6 +24,9 @@ from .values import (
 MOST_RATE = 10**12
 """Requests or bytes a second, or at once: no machine takes more, and token buckets count millionths of them in 64 bits."""
 
+MOST_QUEUE = 10**9
+"""Requests that may wait: each has a slot of 8 KiB, and all of them have to fit into the addresses of a process."""
+
 SHARES = ("granules", "cores", "sms")
 """The keys of a tenant's share of the device."""
 
@@ -92,7 +95,7 @@ class TenantConfig(Section, frozen=True):
         examples=[{"resnet50": {"1": 0.9, "2": 0.1}}],
         description="Weights of versions for this tenant, by model, in place of `models.NAME.weights`.",
     )
-    queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
+    queue: int = Field(default=64, ge=1, le=MOST_QUEUE, description="Requests that may wait; more are refused with 429.")
     requests_per_second: int | None = Field(
         default=None,
         ge=1,
@@ -148,9 +151,9 @@ class TenantConfig(Section, frozen=True):
     memory: Memory = Field(
         default=512 * 2**20,
         description="Shared memory for tensors of requests and answers, from when a body is complete until its answer "
-        "is written; bodies that are still arriving may take as much again. On a GPU all of it is page-locked at the "
+        "is written; bodies that are still arriving may take as much again. On a GPU all is page-locked at the "
         "start. A request that can never fit is refused with 413, one that does not fit now with 429; an eighth is "
-        "kept for requests of up to 1 MiB.",
+        "kept for requests up to 1 MiB.",
     )
     device_memory: Size | None = Field(
         default=None,

@@ -227,7 +227,7 @@ T = TypeVar("T")
 ByName = Annotated[Mapping[str, T], Field(strict=False), AfterValidator(MappingProxyType)]
 """A mapping that cannot be changed, in the file's order."""
 
-_LEAST_MEMORY = 2**20
+_LEAST_MEMORY, _MOST_MEMORY = 2**20, 2**46  # A process has addresses for twice as much.
 
 Text = Annotated[str, Field(min_length=1), Form("text", "a text of at least one character")]
 Location = Annotated[
@@ -243,10 +243,10 @@ Size = Annotated[
 ]
 Memory = Annotated[
     Size,
-    Field(ge=_LEAST_MEMORY),
+    Field(ge=_LEAST_MEMORY, le=_MOST_MEMORY),
     Form(
-        f"size from {write_size(_LEAST_MEMORY)}",
-        f"a size of at least {_LEAST_MEMORY} bytes: a whole number of bytes, or a text such as '64MiB' or '10MB'",
+        f"size from {write_size(_LEAST_MEMORY)} to {write_size(_MOST_MEMORY)}",
+        f"a size from {_LEAST_MEMORY} to {_MOST_MEMORY} bytes: a whole number of bytes, or a text such as '64MiB' or '10MB'",
         write_size,
     ),
 ]

@@ -285,7 +285,7 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections() + "[models.a]\nmax_batch = -1", "models.a.max_batch: -1 is not a whole number of 0 or more"),
         (
             sections(tenants=ACME + "memory = '1023KiB'"),
-            "tenants.acme.memory: '1023KiB' is not a size of at least 1048576 bytes: a whole number of bytes, or a text such ",
+            "tenants.acme.memory: '1023KiB' is not a size from 1048576 to 70368744177664 bytes: a whole number of bytes, or a ",
         ),
         (sections(tenants="cores = 1"), "tenants.acme.models: missing; expected a list of one or more model names"),
         (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 character>] is not a list of"),
@@ -366,14 +366,14 @@ CONTRADICTIONS = {
     ),
     "a name in dots, which is quoted": (
         sections() + f'[tenants."a.b_c-1"]\n{ACME}queue = 0',
-        'tenants."a.b_c-1".queue: 0 is not a whole number of 1 or more',
+        'tenants."a.b_c-1".queue: 0 is not a whole number from 1 to 1000000000',
     ),
     "keys twice, of which the known one counts, and a table spelled twice": (
         sections(server="prot = 1\nport = 2") + "[tenant.acme]\nqueue = 1\n[tenant.globex]\nqueue = 0",
         "tenant: unknown key; did you mean 'tenants'?",
         "server.prot: unknown key; did you mean 'port'?",
         "tenants.globex.models: missing; expected a list of one or more model names, or ['*'] alone for all",
-        "tenants.globex.queue: 0 is not a whole number of 1 or more",
+        "tenants.globex.queue: 0 is not a whole number from 1 to 1000000000",
         "tenants.globex: no share of the device; expected one of granules, cores, sms",
     ),
 }
@@ -394,6 +394,27 @@ def test_a_tenants_http_process_may_have_front_cores(folder: Path) -> None:
 def test_a_tenant_may_have_several_http_processes(folder: Path, value: str) -> None:
     tenants = load(write(folder, sections(tenants=f"{ACME}http_processes = {value}"))).tenants
     assert f"{tenants['acme'].http_processes}" == value.strip("'")
+
+
+@pytest.mark.parametrize("value", ["9223372036854775808", "0x10000000000000000", "1_000_000_000_000_000_000_000"])
+@pytest.mark.parametrize(
+    "key",
+    ["max_connections", "target_rate", "device_memory", "ladder", "memory_bandwidth", "http_processes", "queue", "memory"],
+)
+def test_a_number_that_no_message_takes_is_refused(folder: Path, key: str, value: str) -> None:
+    written = f"[{value}]" if key == "ladder" else value
+    (only,) = problems(folder, sections(tenants=f"{ACME}{key} = {written}"))
+    assert only.startswith(f"tenants.acme.{key}: ")
+    assert only.endswith(" is more than 9223372036854775807, the largest there is") or " is not a " in only
+
+
+@pytest.mark.parametrize(
+    ("key", "most"), [("queue", 10**9), ("memory", 2**46), ("max_connections", 2**63 - 1), ("device_memory", 2**63 - 1)]
+)
+def test_the_largest_number_is_taken_and_no_larger_one(folder: Path, key: str, most: int) -> None:
+    assert getattr(load(write(folder, sections(tenants=f"{ACME}{key} = {most}"))).tenants["acme"], key) == most
+    (only,) = problems(folder, sections(tenants=f"{ACME}{key} = {most + 1}"))
+    assert only.startswith(f"tenants.acme.{key}: {most + 1} is ")
 
 
 @pytest.mark.parametrize(("count", "whose"), [(48, 0), (49, 0), (49, 1)])
