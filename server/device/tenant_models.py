@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from engines.thread_priority import lower_priority
+from partitions import DeviceLost
 
 from ..config.schema import ModelOptions
 from ..config.tenant import TenantConfig
@@ -273,7 +274,14 @@ class TenantModels:
                     await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
                     continue
                 override = overrides.get((tenant.name, name))
-                await self.load(tenant.name, name, override, whole=override is not None, options=options)
+                try:
+                    await self.load(tenant.name, name, override, whole=override is not None, options=options)
+                except (Unavailable, DeviceLost):
+                    raise
+                except Exception as error:  # As of one that no message can say, for which no other model waits.
+                    log.exception("model %s of %s could not be published", name, tenant.name, extra={"caller": tenant.name})
+                    problem = IndexEntry(name, "", "UNAVAILABLE", str(error))
+                    await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
             ahead.forget(tenant.name, name)
         if not any(self.served.serves(tenant.name, name) for name in self.served.of(tenant.name)):
             log.warning(

@@ -79,7 +79,8 @@ def _batching(stated: Object | None, batching: Batching) -> Object:
     """`dynamic_batching`. Without preferred sizes it is the largest batch, as Triton fills it in too."""
     shown = as_json(MESSAGE().dynamic_batching) if stated is None else stated
     sizes = list(batching.preferred) or [batching.most]
-    return {**shown, "preferred_batch_size": sizes, "max_queue_delay_microseconds": round(batching.delay * 1e6)}
+    delay = min(round(batching.delay * 1e6), 2**64 - 1)  # As it is stated; a duration may be longer.
+    return {**shown, "preferred_batch_size": sizes, "max_queue_delay_microseconds": delay}
 
 
 def _groups(stated: Sequence[Object], name: str, on_gpu: bool) -> list[Object]:

@@ -35,7 +35,7 @@ from server.link.activity import open_pages
 from server.link.messages import Done, load_of
 from server.observing.observers import Observers
 from server.repository.model_config import ModelConfig, from_json
-from server.tenants.catalog import ServedModel
+from server.tenants.catalog import IndexEntry, ModelVersion, ServedModel
 from server.tenants.frontend import Report, State
 from server.tenants.local_frontend import LocalFrontend
 from server.tenants.service import Service, Tenant
@@ -60,6 +60,13 @@ class WatchedFrontend(LocalFrontend):
         descriptors, link, self.tickets = watched(32, before=before and before.link)
         super().__init__(config, descriptors, link)
         self.placed: list[frozenset[int] | None] = []
+        self.refused = ""
+        """What the HTTP side cannot be sent, as one model of this name has too much to say."""
+
+    async def publish(self, name: str, served: list[ModelVersion], problems: list[IndexEntry]) -> bool:
+        if served and name == self.refused:
+            raise OverflowError(f"{name} cannot be sent")
+        return await super().publish(name, served, problems)
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         super().set_cores(cores)
@@ -201,6 +208,24 @@ async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> Non
     assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
     assert repr(site.runtime).startswith("<Runtime serving, ")
     await site.controller.close()
+
+
+async def test_a_model_that_cannot_be_published_keeps_no_other_one_from_being_served(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(root)
+    site.frontends["acme"].refused = "a"
+    await site.controller.start()
+    await site.controller.loaded()
+    assert site.controller.ready
+    assert [s.name for s in site.tenant("acme").catalog.served()] == ["b"]
+    assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
+    (problem,) = [each for each in site.tenant("acme").catalog.index() if each.name == "a"]
+    assert (problem.state, problem.reason) == ("UNAVAILABLE", "a cannot be sent")
+    assert "model a of acme could not be published" in caplog.text
+    await site.infer("acme", "b")
+    await site.controller.close()
+    assert all(executor.closed for engine in site.engines for executor in engine.executors)
 
 
 async def test_a_library_that_times_kernels_builds_nothing_once_the_device_serves(root: Path) -> None:

@@ -129,6 +129,12 @@ def test_dynamic_batching_is_described_in_full() -> None:
     }
 
 
+@pytest.mark.parametrize("delay", [1.8446744073709552e13, 6e16])
+def test_a_delay_of_millennia_is_described_by_a_number_that_a_message_takes(delay: float) -> None:
+    described = shown("", batching=Batching(BATCHED, 8, delay, (4,)))
+    assert described["dynamic_batching"]["max_queue_delay_microseconds"] == 2**64 - 1
+
+
 def test_default_batching_is_described() -> None:
     described = shown("", batching=Batching(BATCHED, 8, 0.0, (4,)))
     assert described["dynamic_batching"]["preferred_batch_size"] == [4]
