@@ -12,6 +12,8 @@ from partitions.plan import Granules
 
 from ..accounts.usage import Count, Name
 from ..facts import Fact
+from .fence import FencedTenant
+from .stretch import WidePartition
 
 
 class DeviceInfo(NamedTuple):
@@ -93,6 +95,15 @@ class ReadyShare(Fact):
     granules: Annotated[Granules, "Indices of granules."]
     models: Annotated[int, "How many are ready there: fewer than it has while they are made, or where they gave way."]
     bytes: Annotated[int, "Memory that they add: of the device, on cores of the host."]
+
+
+class Beside(NamedTuple):
+    """What a tenant has beside its home, planned or made."""
+
+    wide: WidePartition | None
+    fence: FencedTenant | None
+    ready: list[ReadyShare]
+    """For a move, also what it has left and is not closed yet."""
 
 
 def shares(info: DeviceInfo, held: Mapping[str, PartitionInfo]) -> str:

@@ -15,9 +15,9 @@ from partitions.strain import Strain, Strained
 
 from ..accounts.usage import Count, Report
 from ..config.schema import ModelOptions
-from .descriptions import DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
-from .fence import Fence, FencedTenant
-from .stretch import Wide, WidePartition
+from .descriptions import Beside, DeviceInfo, Execution, Paused, ReadyShare, TenantMemory
+from .fence import Fence
+from .stretch import Wide
 from .together import together
 
 
@@ -91,20 +91,14 @@ class Placements(Protocol):
         Narrow placements are made in the background. What cannot be made is left out, and logged.
         """
 
-    async def fences(self) -> dict[str, FencedTenant]:
-        """What holds its tenants."""
-
     async def moved(self, figures: Mapping[str, Mapping[str, Count]]) -> None:
         """What a work of each model (`name/version`) of fenced tenants moves in bytes of memory, as far as that is known now.
 
         Said again every few seconds, so that a process that replaces another knows it as well.
         """
 
-    async def stretches(self) -> dict[str, WidePartition]:
-        """Its wide partitions, planned or made."""
-
-    async def rungs(self) -> dict[str, list[ReadyShare]]:
-        """What is ready for a move now, of what `hold` asks for, and what it has left and is not closed yet."""
+    async def states(self) -> dict[str, Beside]:
+        """What there is, by tenant."""
 
 
 class Models(Protocol):

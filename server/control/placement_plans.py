@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from engines import EngineError
 from partitions import DoesNotFit, Move, PartitionError
@@ -15,8 +15,8 @@ from ..config.tables import dotted
 from ..config.tenant import TenantConfig
 from ..errors import RequestError
 from .controlled_device import ControlledDevice
-from .descriptions import ReadyShare
-from .device_runtime import DeviceRuntime, Placements
+from .descriptions import Beside, ReadyShare
+from .device_runtime import DeviceRuntime
 from .fence import Fence, FencedTenant, plan_fences
 from .stretch import Wide, WidePartition, plan_wide
 
@@ -25,7 +25,6 @@ fence_log = logging.getLogger("greenlane.fence")
 ladder_log = logging.getLogger("greenlane.ladder")
 _FAILURES = (RequestError, EngineError, PartitionError)
 """What a device side answers that cannot do what is planned. One that is started again gets the plan then."""
-T = TypeVar("T")
 
 
 class PlacementPlans:
@@ -107,11 +106,11 @@ class PlacementPlans:
 
     async def wide(self) -> dict[str, WidePartition]:
         """Every wide partition, planned or made, by tenant, as its device side reports it."""
-        return await self._asked("burst", lambda each: each.stretches())
+        return {name: each.wide for name, each in (await self._states()).items() if each.wide}
 
     async def fences(self) -> dict[str, FencedTenant]:
         """What holds each tenant with a share of bandwidth, as its device side reports it."""
-        found = await self._asked("fenced", lambda each: each.fences())
+        found = {name: each.fence for name, each in (await self._states()).items() if each.fence}
         slows = {row: times for device in self._devices for row, times in device.slows.items()}
         for tenant, fence in found.items():
             for model in fence.models:
@@ -120,15 +119,14 @@ class PlacementPlans:
 
     async def rungs(self) -> dict[str, list[ReadyShare]]:
         """What is ready for a move now, by tenant, as its device side reports it."""
-        return await self._asked("ladder", lambda each: each.rungs())
+        return {name: each.ready for name, each in (await self._states()).items() if each.ready}
 
-    async def _asked(self, key: str, ask: Callable[[Placements], Awaitable[dict[str, T]]]) -> dict[str, T]:
-        """What device sides answer, if any tenant has this key."""
-        found: dict[str, T] = {}
-        for device in self._devices if self._any(key) else ():
+    async def _states(self) -> dict[str, Beside]:
+        found: dict[str, Beside] = {}
+        for device in self._devices if self._needed else ():
             for runtime in device.distinct():
                 with suppress(RequestError):  # It is being started again, and has none.
-                    found |= await ask(runtime.placements)
+                    found |= await runtime.placements.states()
         return found
 
     def plan_ready(self, device: ControlledDevice) -> dict[str, list[Granules]]:

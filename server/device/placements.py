@@ -14,9 +14,9 @@ from engines.thread_priority import lower_priority
 from partitions import Device
 from partitions.plan import Granules
 
-from ..control.descriptions import ReadyShare
-from ..control.fence import Fence, FencedTenant
-from ..control.stretch import Wide, WidePartition
+from ..control.descriptions import Beside, ReadyShare
+from ..control.fence import Fence
+from ..control.stretch import Wide
 from ..errors import Conflict
 from ..workers.pace import Pace
 from ..workers.worker import Worker
@@ -91,14 +91,11 @@ class Placements:
         for each in self._tenants.values():
             each.fence.reopen_page(tenant)
 
-    async def fences(self) -> dict[str, FencedTenant]:
-        return {name: state for name, each in self._tenants.items() if (state := each.fence.state())}
-
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         for name in dict.fromkeys((*self._tenants, *ready)):
             self.of(name).hold(ready.get(name, ()))
         await self.settled()
-        return await self.rungs()
+        return {name: state.ready for name, state in (await self.states()).items() if state.ready}
 
     async def moved(self, figures: Mapping[str, Mapping[str, int]]) -> None:
         for name, theirs in figures.items():
@@ -110,14 +107,11 @@ class Placements:
         for each in list(self._tenants.values()):
             await each.settled()
 
-    async def stretches(self) -> dict[str, WidePartition]:
-        return {name: state for name, each in self._tenants.items() if (state := each.stretch.state())}
-
-    async def rungs(self) -> dict[str, list[ReadyShare]]:
-        return {name: states for name, each in self._tenants.items() if (states := each.states())}
+    async def states(self) -> dict[str, Beside]:
+        return {name: each.state() for name, each in self._tenants.items()}
 
     def look(self) -> None:
-        """Find the models that take too long to go wide, for `stretches`."""
+        """Find the models that take too long to go wide, for `states`."""
         for each in self._tenants.values():
             each.stretch.look()
         self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)

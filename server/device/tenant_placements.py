@@ -11,7 +11,7 @@ from engines.memory import added
 from partitions import PartitionError
 from partitions.plan import Granules
 
-from ..control.descriptions import ReadyShare
+from ..control.descriptions import Beside, ReadyShare
 from ..link.messages import ModelKey, label_of
 from ..workers.narrow import NarrowPlacement
 from ..workers.placement import Placement, Refusal, close_all
@@ -130,9 +130,10 @@ class TenantPlacements:
         ready, self.ready = list(self.ready.values()), {}
         await asyncio.to_thread(close_all, ready)
 
-    def states(self) -> list[ReadyShare]:
-        """What is ready now."""
-        return [ReadyShare(key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
+    def state(self) -> Beside:
+        """What there is now."""
+        ready = [ReadyShare(key, len(each.executors), self._nbytes(each)) for key, each in self.ready.items()]
+        return Beside(self.stretch.state(), self.fence.state(), ready)
 
     def _made(self, task: "asyncio.Task[None]") -> None:
         self._making = None

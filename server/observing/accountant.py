@@ -189,14 +189,14 @@ class Accountant:
         if there is None or moves is None:
             return False
         try:
-            asked = await together(each.placements.fences() for each in device.distinct(device.fences))
+            asked = await together(each.placements.states() for each in device.distinct(device.fences))
         except RequestError:  # It is being started again.
             return False
-        rates = {tenant: fence.memory_bandwidth for each in asked for tenant, fence in each.items()}
+        fences = {tenant: state.fence for each in asked for tenant, state in each.items() if state.fence}
+        rates = {tenant: fence.memory_bandwidth for tenant, fence in fences.items()}
         models = {
             (tenant, model.model): model
-            for each in asked
-            for tenant, fence in each.items()
+            for tenant, fence in fences.items()
             for model in fence.models
             if model.home_ms and fence.memory_bandwidth < moves.memory
         }

@@ -1,13 +1,11 @@
 """What one device process reports of itself, as the supervisor gets it: the last report where it does not answer."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
 
 from ...accounts.usage import Report, TenantUsages
-from ...control.descriptions import Execution, ReadyShare, TenantMemory
+from ...control.descriptions import Beside, Execution, TenantMemory
 from ...control.device_runtime import Models, Placements
-from ...control.fence import FencedTenant
-from ...control.stretch import WidePartition
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
 from ..channels.report_source import in_time
@@ -19,7 +17,6 @@ class _OfTenant(Protocol):
     def tenant(self) -> str: ...
 
 
-_T = TypeVar("_T")
 _Row = TypeVar("_Row", bound=_OfTenant)
 
 
@@ -38,9 +35,7 @@ class DeviceReports:
         self._runtime = proxy(ToRuntime, caller)
         self._executions: list[Execution] = []
         self._memory: list[TenantMemory] = []
-        self._stretches: dict[str, WidePartition] = {}
-        self._fences: dict[str, FencedTenant] = {}
-        self._rungs: dict[str, list[ReadyShare]] = {}
+        self._beside: dict[str, Beside] = {}
 
     def __repr__(self) -> str:
         return f"<DeviceReports, {len(self._executions)} executions>"
@@ -55,24 +50,15 @@ class DeviceReports:
             self._memory = self._own(found)
         return self._memory
 
-    async def stretches(self) -> dict[str, WidePartition]:
-        if (found := await in_time(self._placements.stretches())) is not None:
-            self._stretches = self._by_tenant(found)
-        return self._stretches
+    async def beside(self) -> dict[str, Beside]:
+        if (found := await in_time(self._placements.states())) is not None:
+            self._had.update(self._tenants)
+            self._beside = {name: each for name, each in found.items() if name in self._had}
+        return self._beside
 
-    async def fences(self) -> dict[str, FencedTenant]:
-        if (found := await in_time(self._placements.fences())) is not None:
-            self._fences = self._by_tenant(found)
-        return self._fences
-
-    async def rungs(self) -> dict[str, list[ReadyShare]]:
-        if (found := await in_time(self._placements.rungs())) is not None:
-            self._rungs = self._by_tenant(found)
-        return self._rungs
-
-    def forget_rungs(self) -> None:
-        """The process has ended: a move is no switch before the next one has made them."""
-        self._rungs = {}
+    def forget_ready(self) -> None:
+        """The process has ended: a move is no switch before the next one has made what is ready for one."""
+        self._beside = {name: each._replace(ready=[]) for name, each in self._beside.items()}
 
     async def usage(self) -> Report | None:
         """None if the process does not answer: what was used is not reported twice."""
@@ -84,10 +70,6 @@ class DeviceReports:
         tenant, keep = counted.tenant, self._names.keep
         usages = [each for each in counted.usages if all(keep(tenant, name) for name in (each.model, *each.borrowed))]
         return TenantUsages(tenant, usages)
-
-    def _by_tenant(self, found: Mapping[str, _T]) -> dict[str, _T]:
-        self._had.update(self._tenants)
-        return {name: each for name, each in found.items() if name in self._had}
 
     def _own(self, rows: Sequence[_Row]) -> list[_Row]:
         self._had.update(self._tenants)

@@ -6,10 +6,10 @@ from contextlib import suppress
 from partitions import PartitionError
 from partitions.plan import Granules
 
-from ...control.descriptions import Paused, ReadyShare
+from ...control.descriptions import Beside, Paused, ReadyShare
 from ...control.device_runtime import Moves, Placements
-from ...control.fence import Fence, FencedTenant
-from ...control.stretch import Wide, WidePartition
+from ...control.fence import Fence
+from ...control.stretch import Wide
 from ...errors import Conflict, RequestError, Unavailable
 from ..channels.calls import proxy
 from ..channels.report_source import in_time
@@ -98,9 +98,6 @@ class RemotePlacements:
         self._kept.fences = dict(plans)
         await self._process.fence(plans)
 
-    async def fences(self) -> dict[str, FencedTenant]:
-        return await self._reports.fences()
-
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self._kept.ready = {name: list(each) for name, each in ready.items()}
         return await self._process.hold(ready)
@@ -108,8 +105,5 @@ class RemotePlacements:
     async def moved(self, figures: Mapping[str, Mapping[str, int]]) -> None:
         await in_time(self._process.moved(figures))
 
-    async def stretches(self) -> dict[str, WidePartition]:
-        return await self._reports.stretches()
-
-    async def rungs(self) -> dict[str, list[ReadyShare]]:
-        return await self._reports.rungs()
+    async def states(self) -> dict[str, Beside]:
+        return await self._reports.beside()

@@ -134,7 +134,7 @@ class RemoteRuntime:
     def disconnect(self, reason: str) -> None:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
         self._calls.disconnect()
-        self._reports.forget_rungs()
+        self._reports.forget_ready()
         self._ended = monotonic()
         if self._resuming:
             self._resuming.cancel()

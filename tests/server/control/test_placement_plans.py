@@ -8,7 +8,7 @@ from partitions.base import Bandwidth
 from partitions.plan import Granules
 from server.config.tenant import TenantConfig
 from server.control.controlled_device import ControlledDevice
-from server.control.descriptions import DeviceInfo, ReadyShare
+from server.control.descriptions import Beside, DeviceInfo, ReadyShare
 from server.control.fence import Fence, FencedTenant
 from server.control.placement_plans import PlacementPlans
 from server.errors import Unavailable
@@ -38,21 +38,17 @@ class Runtime(FakeRuntime):
             raise Unavailable("it is being started again")
         self.fenced.append(plans)
 
-    async def fences(self) -> dict[str, FencedTenant]:
-        if self.away:
-            raise Unavailable("it is being started again")
-        return {self.name: FencedTenant(10**12, (), 0, 0, 0, [], [], [])}
-
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self.asked.set()
         await self.free.wait()
         self.held = ready
         return {}
 
-    async def rungs(self) -> dict[str, list[ReadyShare]]:
+    async def states(self) -> dict[str, Beside]:
         if self.away:
             raise Unavailable("it is being started again")
-        return {self.name: [ReadyShare(tuple(each), 1, 0) for each in self.held.get(self.name, ())]}
+        fence = FencedTenant(10**12, (), 0, 0, 0, [], [], [])
+        return {self.name: Beside(None, fence, [ReadyShare(tuple(each), 1, 0) for each in self.held.get(self.name, ())])}
 
 
 async def loaded() -> None:

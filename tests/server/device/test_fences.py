@@ -264,19 +264,21 @@ async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, 
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await site.runtime.placements.fence({})
+        plan = site.controller.devices[0].fences["acme"]
+        await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
         await asyncio.wait_for(site.settled(), 30)
         why = "an inference there has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its narrow placement for now: {why}" in caplog.text
         before = placement(site)
+        assert ((await fence(site)).granules, (await fence(site)).problems) == ((0, 1), [why])
         gate.open()
         await asking
         admission.leave(kind, "", 0)
         async with asyncio.timeout(30):
-            while site.runtime.workers["acme"].narrow:  # It is tried again without another plan.
+            while before.executors:  # It is tried again without another plan.
                 await asyncio.sleep(0.01)
         await site.settled()
-        assert before.executors == {}
+        assert ((await fence(site)).granules, (await fence(site)).problems) == ((0,), [])
 
 
 async def test_a_placement_that_cannot_be_made_is_said_and_tried_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -208,7 +208,8 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         await asyncio.wait_for(site.settled(), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
-        (state,) = (await site.runtime.placements.stretches()).values()
+        state = (await site.runtime.placements.states())["acme"].wide
+        assert state
         assert state.problems == [why]
         before = wide(site)
         gate.open()
@@ -345,7 +346,7 @@ async def test_a_tenant_that_is_released_takes_its_wide_partition_along(site: Si
     await site.runtime.release("acme")
     site.frontends.pop("acme")
     assert before.closed
-    assert await site.runtime.placements.stretches() == {}
+    assert "acme" not in await site.runtime.placements.states()
 
 
 async def test_a_model_that_takes_too_long_is_named_and_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:

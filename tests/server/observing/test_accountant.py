@@ -12,7 +12,7 @@ import pytest
 from partitions.base import Bandwidth
 from server.accounts.usage import NS, DeviceTotals, ModelTotals, Moved, Report, TenantTotals, TenantUsages, Totals, Usage
 from server.control.controlled_device import ControlledDevice
-from server.control.descriptions import DeviceInfo, ModelMemory, TenantMemory
+from server.control.descriptions import Beside, DeviceInfo, ModelMemory, TenantMemory
 from server.control.fence import Fence, FencedModel, FencedTenant
 from server.errors import Unavailable
 from server.observing.accountant import Accountant
@@ -164,12 +164,13 @@ class FakePlacements:
             raise Unavailable("it is being started again")
         self.figures = figures
 
-    async def fences(self) -> dict[str, FencedTenant]:
+    async def states(self) -> dict[str, Beside]:
         """As the device side says it."""
         if self.away:
             raise Unavailable("it is being started again")
         moved = (self.figures or {}).get("acme", {}).get("mob/1", 0)
-        return {"acme": FencedTenant(self.RATE, (0,), 0, 0, 0, [], [], [FencedModel("mob/1", moved, self.home_ms, 0.0)])}
+        fence = FencedTenant(self.RATE, (0,), 0, 0, 0, [], [], [FencedModel("mob/1", moved, self.home_ms, 0.0)])
+        return {"acme": Beside(None, fence, [])}
 
     @property
     def held(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from server.accounts.usage import Report, TenantUsages, Usage
 from server.config.tenant import TenantConfig
-from server.control.descriptions import AS_CONFIGURED, AtStart, DeviceInfo, Execution, Loading, ReadyShare, TenantMemory
+from server.control.descriptions import AS_CONFIGURED, AtStart, Beside, DeviceInfo, Execution, Loading, ReadyShare, TenantMemory
 from server.control.device_runtime import Models, Placements
 from server.errors import Unavailable
 from server.processes.channels import descriptors
@@ -94,12 +94,12 @@ async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has() -> 
     """Its replacement is not asked before it has loaded the same models, which may take minutes."""
     acme = frontend("acme")
     runtime, process = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process()
-    process.answers["rungs"] = rungs = {"acme": [ReadyShare((0, 1), 2, 8)]}
+    process.answers["states"] = states = {"acme": Beside(None, None, [ReadyShare((0, 1), 2, 8)])}
     await process.connect(runtime)
     await runtime.start({"acme": (0,)})
-    assert await runtime.placements.rungs() == rungs
+    assert await runtime.placements.states() == states
     runtime.disconnect("it has ended")
-    assert await runtime.placements.rungs() == {}
+    assert await runtime.placements.states() == {"acme": Beside(None, None, [])}
     process.close()
     acme.close()
 
