@@ -126,10 +126,11 @@ def test_an_error_before_the_first_part_is_a_status(http: httpx.Client) -> None:
         ({**count(1), "more": [1]}, 400, "more: [1] is an array; expected a string, a number or true or false"),
         ({**count(1), "parameters": 3}, 400, "parameters: 3 is an integer; expected an object"),
         ({**count(1), "parameters": {"x": 2}}, 400, "parameters.x: 'x' given twice; expected each input once"),
+        ({**count(1), "triton_x": 1}, 400, "parameters.triton_x: names that begin with triton_ are reserved"),
         ({**count(1), "parameters": {"timeout": -1}}, 400, "parameters.timeout: -1; expected an integer of at least 0"),
         ([], 400, "the request body is an array; expected an object"),
     ],
-    ids=["missing", "shape", "type", "object", "parameter", "parameters", "twice", "timeout", "array"],
+    ids=["missing", "shape", "type", "object", "parameter", "parameters", "twice", "reserved", "timeout", "array"],
 )
 def test_a_wrong_request_is_refused_by_name(http: httpx.Client, body: Any, status: int, why: str) -> None:
     for endpoint in ("generate", "generate_stream"):

@@ -1,11 +1,8 @@
 """gRPC beside HTTP, through Triton's own clients: the same outputs and the same texts, from processes and from one process."""
 
 import json
-import os
 import queue
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -161,10 +158,6 @@ def test_versions_are_those_of_http(asked: Asked, version: str) -> None:
 )
 def test_refusals_have_the_texts_of_http(asked: Asked, model: str, tensors: Tensors, options: dict[str, Any]) -> None:
     assert isinstance(same(asked, model, tensors, **options), str)
-
-
-def test_outputs_that_the_model_has_not_are_refused_with_the_text_of_http(asked: Asked) -> None:
-    assert same(asked, "identity", {"x": X}, "z") == "outputs[0].name: the model has no output 'z'; it has 'y'"
 
 
 def test_what_the_model_raises_is_internal_and_has_a_request_id(asked: Asked) -> None:
@@ -351,19 +344,6 @@ def test_every_thread_of_a_tenants_process_is_on_the_tenants_cores(mine: Asked) 
     held = {name: threads(mine.server.pid(name)) for name in ("acme", "globex")}
     assert all(len(cores) == 1 for cores in held.values())
     assert held["acme"] != held["globex"]
-
-
-@pytest.mark.parametrize("words", [["server", "--config"], ["uvicorn", "server.app:app", "--port", "0"]])
-def test_a_port_in_use_is_an_error_at_the_start(standard: Path, tmp_path: Path, mine: Asked, words: list[str]) -> None:
-    port = mine.acme.partition(":")[2]
-    config = configure(tmp_path / "second.toml", standard, tenant("t", grpc_port=int(port)))
-    command = [sys.executable, "-m", *words, *([str(config)] if words[0] == "server" else [])]
-    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert ended.returncode
-    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
-    assert "tenants.t.grpc_port" in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 def test_a_server_with_an_open_stream_ends_with_status_0_at_once(standard: Path, tmp_path: Path) -> None:

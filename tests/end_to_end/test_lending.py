@@ -108,12 +108,6 @@ def test_models_that_are_loaded_again_are_served_on_both_partitions(server: Runn
     launch(acme)
 
 
-def test_more_than_the_burst_is_409_with_the_numbers(server: Running, acme: httpx.Client) -> None:
-    answer = acme.put("/admin/partitions", json={"acme": 3})
-    assert answer.status_code == 409
-    assert answer.json()["error"].startswith("acme: 3 granules, but tenants.acme.burst allows 2 at most")
-
-
 def test_when_the_process_with_its_models_is_replaced_a_tenant_borrows_again(server: Running, acme: httpx.Client) -> None:
     has_device = any("greenlane dev" in one.name for one in server.family())
     os.kill(server.pid("dev 0" if has_device else "acme"), signal.SIGKILL)

@@ -1,6 +1,5 @@
 """Settings of model repositories made for Triton, beyond names and tensors, through Triton's own client."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,6 @@ X = np.array([[0.1, 0.4, 0.2, 0.3], [5, 2, 3, 4]], np.float32)
 def fill(root: Path) -> None:
     repository.write(root, "scores", SCORES, config=SCORES_CONFIG)
     (root / "scores/labels.txt").write_text("TENCH\nGOLDFISH\nWHITE SHARK\n")
-    (root / "scores/secret.txt").write_text("not for tenants\n")
     repository.write(root, "flat", FLAT)
     outside(root)
     repository.write(root, "spin", repository.SPIN)
@@ -74,21 +72,6 @@ def test_requests_of_one_batch_are_each_classified(client: triton.InferenceServe
         wanted = triton.InferRequestedOutput("y", class_count=1)
         pending = [many.async_infer("scores", [given], outputs=[wanted]) for _ in range(16)]
         assert {each.get_result().as_numpy("y")[0, 0] for each in pending} == {b"0.400000:1:GOLDFISH"}
-
-
-def test_label_filename_reads_no_file_outside_the_model(served: Served) -> None:
-    def load(filename: str) -> httpx.Response:
-        output = {"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": filename}
-        config = json.dumps({"max_batch_size": 8, "output": [output]})
-        return httpx.post(f"{served.url}/v2/repository/models/scores/load", json={"parameters": {"config": config}})
-
-    refused = load("secret.txt")
-    expected = "expected one that scores/config.pbtxt names, or none"
-    assert refused.status_code == 400
-    assert refused.json()["error"].endswith(f"the config parameter: label_filename is 'secret.txt'; {expected}")
-    assert "expected the name of a file in the model's directory" in load("../flat/1/model.onnx").json()["error"]
-    assert load("labels.txt").status_code == 200
-    assert httpx.post(f"{served.url}/v2/repository/models/scores/load").status_code == 200
 
 
 def test_a_model_of_several_files_is_a_directory(client: triton.InferenceServerClient) -> None:

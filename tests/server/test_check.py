@@ -197,15 +197,6 @@ def test_paging_without_a_budget_is_wrong(checked: Checked) -> None:
     assert any("tenants.acme.paging: true, but nothing is paged out without a device_memory" in line for line in checked.err)
 
 
-def test_too_little_memory_for_the_largest_request_is_a_warning(checked: Checked) -> None:
-    rows = "rows (float[n, 3] x) => (float[n, 3] y) { y = Identity(x) }"
-    repository.write(checked.folder / "models", "rows", rows)
-    assert checked.check(("max_batch = 2", "max_batch = 100000"), ('["rows"]', '["rows"]\nmemory = "2MiB"')) == 0
-    need = "its largest request takes 2400000 bytes of memory (inputs 1200000 + outputs 1200000)"
-    limit = "tenants.acme.memory of 2097152 lets one take 1835008"
-    assert checked.err[1] == f"model rows 1: {need}, but {limit}: larger ones are answered 413"
-
-
 def test_more_memory_than_the_machine_has_is_a_warning(checked: Checked) -> None:
     assert checked.check(('["rows"]', '["rows"]\nmemory = "60000GB"')) == 0
     text = "greenlane.toml: tenants: memory of all of them is 60000000000000 = 60000000000000 bytes, but the machine has "
@@ -252,12 +243,6 @@ def test_a_model_that_takes_texts_says_so_or_why_it_does_not(checked: Checked) -
     assert [line.partition(" (")[0] for line in checked.err[1:]] == [
         "model encoder 1 does not take texts: modules.json is not JSON"
     ]
-
-
-def test_a_configuration_that_contradicts_its_model_is_found(checked: Checked) -> None:
-    (checked.folder / "models" / "rows" / "config.pbtxt").write_text('input { name: "z" data_type: TYPE_FP32 dims: 3 }')
-    assert checked.check() == 1
-    assert "rows/config.pbtxt contradicts the model: the model has no input 'z', it has 'x'" in checked.err[1]
 
 
 def test_an_unknown_model_is_reported_with_the_nearest_known_one(checked: Checked) -> None:
@@ -354,22 +339,6 @@ def test_an_autopilot_without_a_target_is_a_possible_mistake(checked: Checked, m
     assert any("server.autopilot: no tenant has a `target_p99`" in line for line in checked.err) == said
 
 
-def test_directories_that_are_no_versions_are_no_failure(checked: Checked) -> None:
-    for name in ("configs", "warmup", "01", "notes"):
-        (checked.folder / "models" / "rows" / name).mkdir()
-    assert checked.check() == 0
-    assert checked.err == [
-        "greenlane: possible mistakes:",
-        "rows: not looked into: 01, notes; a version is a number above 0 without leading zeros",
-    ]
-
-
-def test_ignored_fields_are_reported_and_no_failure(checked: Checked) -> None:
-    (checked.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
-    assert checked.check() == 0
-    assert checked.err[0] == "greenlane: possible mistakes:"
-
-
 def test_mistakes_in_the_file_are_announced_before_what_is_tried_and_stand_last(checked: Checked) -> None:
     (checked.folder / "models" / "rows" / "notes").mkdir()
     assert checked.check(("[server]", "[server]\nstrict_readines = true")) == 2
@@ -452,12 +421,6 @@ def test_of_an_incomplete_file_only_its_problems_are_reported(checked: Checked, 
     assert checked.check() == 2
     assert checked.out == []
     assert checked.err[0] == "greenlane: the configuration cannot be served:"
-
-
-def test_a_share_in_units_of_another_device_names_the_key_to_use(checked: Checked) -> None:
-    assert checked.check(("granules", "sms")) == 2
-    assert checked.err[1] == "greenlane.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
-    assert checked.out[2].startswith("  rows 1: x FP32")
 
 
 def test_without_a_device_there_is_still_the_repository(checked: Checked) -> None:
@@ -631,16 +594,6 @@ def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason
     assert "    1 thread, warmed for 1x3 and 2x3" in checked.out
 
 
-def test_a_setting_that_the_model_cannot_honour_is_refused_with_the_reason(checked: Checked) -> None:
-    (checked.folder / "models" / "rows" / "config.pbtxt").write_text(
-        'model_warmup { inputs { key: "z" value { data_type: TYPE_FP32 dims: 3 } } }'
-    )
-    assert checked.check() == 1
-    assert checked.err[1:] == [
-        "model rows 1 is unavailable: rows/1/model.onnx: warm_up: the model has no input 'z'; it has 'x'",
-    ]
-
-
 def test_models_are_tried_as_they_would_be_served(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the device's copies, and warm at the usual shapes: another way may fail, or hide what fails."""
     tried: list[RuntimeSettings | None] = []
@@ -673,16 +626,6 @@ def test_an_ensemble_is_tried_after_its_steps(checked: Checked) -> None:
     assert checked.check(('["rows"]', '["all", "rows"]')) == 0
     assert checked.out[4] == "  all 1: IN FP32[-1, 3] -> OUT FP32[-1, 3], batches of up to 2 (ensemble)"
     assert checked.err == []
-
-
-def test_an_invalid_ensemble_is_reported_with_the_names(checked: Checked) -> None:
-    ensemble(checked.folder, ENSEMBLE.replace('"rows"', '"raws"'))
-    assert checked.check(('["rows"]', '["all", "rows"]')) == 1
-    step = "model all 1 is unavailable: ensemble_scheduling.step[0] (raws)"
-    assert checked.err[1:] == [f"{step} is not in the repository"]
-    ensemble(checked.folder)
-    assert checked.check(('["all", "rows"]', '["all"]')) == 1
-    assert checked.err[1:] == [f"{step.replace('raws', 'rows')} is not a model of this tenant's"]
 
 
 def test_an_ensemble_as_a_step_is_refused_as_one_whatever_the_order(checked: Checked) -> None:

@@ -78,21 +78,6 @@ def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
     assert tensors == [np.int32(5).tobytes(), np.int32(1).tobytes()]
 
 
-@pytest.mark.parametrize(
-    ("document", "why"),
-    [
-        ({"x": None}, "x: null; expected a value or an array of FP32"),
-        ({"x": [[1]]}, r"x.data\[0\]: \[1\] is an array; expected a number for FP32"),
-        ({"x": 1, "triton_x": 1}, "parameters.triton_x: names that begin with triton_ are reserved"),
-        ({"x": 1, "parameters": {"sequence_id": 1}}, "parameters.sequence_id: sequences are not served here"),
-        ({"x": 1, "id": 3}, "id: 3 is an integer; expected a string"),
-    ],
-)
-def test_what_is_wrong_is_named(document: Any, why: str) -> None:
-    with pytest.raises(BadRequest, match=why):
-        decoded(document, spec("x", "FP32", 1))
-
-
 def test_a_member_given_twice_is_refused() -> None:
     with pytest.raises(BadRequest, match='the request body has the key "x" twice in one object'):
         decode(b'{"x": 1, "y": true, "x": 2}', Signature((spec("x", "FP32", 1),), OUTPUTS), slot_of(), LIMITS)
