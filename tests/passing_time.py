@@ -1,4 +1,4 @@
-"""Time of an event loop, which a test lets pass."""
+"""Time that a test lets pass: of an event loop, and a clock for code that is given one."""
 
 import asyncio
 
@@ -13,3 +13,13 @@ async def pass_time(seconds: float) -> None:
     loop.time = lambda: now  # type: ignore[method-assign]
     for _ in range(3):  # What was due before, the timers, and what these call soon.
         await asyncio.sleep(0)
+
+
+class Clock:
+    """A clock in seconds, which stands still unless it is moved."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

@@ -1,11 +1,7 @@
 """The clients that people have: Triton's for Python, both of them, and KServe's calls as it makes them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +12,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from .harness import PATIENCE, Served
+from .harness import Served
 from .repository import ODD_NAME
 from .wire import FOREVER, lane, until
 
@@ -244,10 +240,3 @@ def test_the_binary_calls_of_kserves_client(http: httpx.Client) -> None:
     (output,) = json.loads(answer.content[:size])["outputs"]
     assert {"name", "shape", "datatype", "parameters"} == set(output)
     assert answer.content[size : size + output["parameters"]["binary_data_size"]] == data
-
-
-@pytest.mark.skipif(find_spec("kserve") is None, reason="kserve, whose client is a small part of it, is not installed")
-def test_kserves_client_itself(served: Served) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("kserve_client.py")), served.url]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert ran.returncode == 0, ran.stderr

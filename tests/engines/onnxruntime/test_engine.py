@@ -688,56 +688,6 @@ def test_a_session_s_threads_do_not_spin(load: Loader, twice: CpuPartition, monk
 # What goes wrong while it runs
 
 
-def test_too_few_tensors_are_refused_at_once_with_those_that_are_expected(load: Loader, partition: CpuPartition) -> None:
-    with (
-        closing(load(models.identity()).bind(partition)) as executor,
-        pytest.raises(TensorMismatch, match=r"^0 tensors given, but the model's inputs are 1: x FP32\[-1, -1\]$"),
-    ):
-        executor.enqueue([])
-
-
-def test_tensors_for_a_model_that_takes_none_are_refused(load: Loader, partition: CpuPartition) -> None:
-    source = "constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }"
-    with (
-        closing(load(source).bind(partition)) as executor,
-        pytest.raises(TensorMismatch, match=r"^1 tensor given, but the model's inputs are none$"),
-    ):
-        executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
-
-
-def test_a_tensor_that_is_in_no_list_is_refused(load: Loader, partition: CpuPartition) -> None:
-    with (
-        closing(load(models.identity()).bind(partition)) as executor,
-        pytest.raises(TensorMismatch, match=r"^one Tensor by itself; expected a list .* inputs \(1: x FP32\[-1, -1\]\)$"),
-    ):
-        executor.enqueue(Tensor.of(np.zeros((1, 1), np.float32)))
-
-
-def test_a_dict_of_tensors_by_name_is_refused(load: Loader, partition: CpuPartition) -> None:
-    with (
-        closing(load(models.identity()).bind(partition)) as executor,
-        pytest.raises(TensorMismatch, match=r"^input 'x': a str; expected an engines.Tensor"),
-    ):
-        executor.enqueue({"x": Tensor.of(np.zeros((1, 1), np.float32))})  # type: ignore[arg-type]
-
-
-def test_an_array_where_a_tensor_belongs_is_refused_with_how_to_make_one(load: Loader, partition: CpuPartition) -> None:
-    with (
-        closing(load(models.identity()).bind(partition)) as executor,
-        pytest.raises(TensorMismatch, match=r"^input 'x': a numpy.ndarray; expected an engines.Tensor, as Tensor.of"),
-    ):
-        executor.enqueue([np.zeros((1, 1), np.float32)])  # type: ignore[list-item]
-
-
-def test_of_several_inputs_the_one_that_is_no_tensor_is_named(load: Loader, partition: CpuPartition) -> None:
-    source = "add (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }"
-    with (
-        closing(load(source).bind(partition)) as executor,
-        pytest.raises(TensorMismatch, match=r"^input 'b': a NoneType; expected an engines.Tensor"),
-    ):
-        executor.enqueue([Tensor.of(np.zeros(1, np.float32)), None])  # type: ignore[list-item]
-
-
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
@@ -807,14 +757,6 @@ def test_a_run_does_not_change_its_caller_s_cores(load: Loader, partition: CpuPa
     with closing(load(models.identity()).bind(partition)) as executor:
         run(executor, np.zeros((1, 1), np.float32))
     assert os.sched_getaffinity(0) == before
-
-
-def test_a_tensor_of_another_size_than_its_shape_is_refused_not_read_past_its_end(
-    tmp_path: Path, partition: CpuPartition
-) -> None:
-    executor = load_engine(models.save(tmp_path / "model.onnx", models.identity())).bind(partition)
-    with pytest.raises(TensorMismatch, match=r"^input 'x': 4 bytes for shape \[1, 4\] of FP32; expected 16$"):
-        executor.enqueue([Tensor.of(np.ones((1, 4), np.int8))])
 
 
 def test_warm_up_shapes_are_run_before_bind_returns(

@@ -7,23 +7,16 @@ import pytest
 
 from greenlane.ray import coordinator as module
 from greenlane.ray.coordinator import Coordinator, Listed, Shares
+from tests.passing_time import Clock
 
 from .upstream import Upstream, upstream
 
 NONE = Shares("v")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -6,22 +6,16 @@ import pytest
 
 from server.control.descriptions import Loading
 from server.control.start_progress import StartProgress
+from tests.passing_time import Clock
 
 TENANTS = ("acme", "globex")
 KERNELS = "compiling or loading the kernels of"
 READING = "reading or building"
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -10,21 +10,14 @@ from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
 from partitions import DeviceLost
 from server.device.engine_pool import KEEP_SECONDS, MAX_UNUSED, EnginePool
 from tests.fakes import FakeDevice, FakeEngine, Script
+from tests.passing_time import Clock
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import pytest
 
 from server.host.log_writer import BURST, MAX_KINDS, MAX_TEXT, RateLimit, Writer, write
+from tests.passing_time import Clock
 
 SMALL = 4096
 """Bytes of a pipe that is soon full."""
@@ -22,13 +23,6 @@ def record(text: str = "bad %s", name: str = "uvicorn.error", **extras: Any) -> 
     made = logging.LogRecord(name, logging.WARNING, "file.py", 1, text, ("x",) if "%" in text else (), None)
     made.__dict__.update(extras)
     return made
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_flood_is_written_up_to_a_burst_and_then_once_a_second_with_a_count() -> None:

@@ -5,16 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.http.connection_limits import MAX_REFUSAL_WAIT, REFUSAL_RATE, Refusals
-
-
-class Clock:
-    """Stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.passing_time import Clock
 
 
 def test_a_second_of_answers_goes_at_once_and_the_others_one_after_the_other() -> None:
