@@ -40,7 +40,8 @@ LIMIT = 10.0
 PATIENCE = 30.0
 """Seconds until whatever takes longer than it may is given up."""
 START = 60.0
-RATE = holding.RATE
+RATE = 100
+"""Requests a second of the victim."""
 KEEPS = 16
 """Connections of the victim's that are kept: enough, as one that is made later passes through the process that accepts them."""
 _KEEP = 15

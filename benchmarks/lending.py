@@ -1,10 +1,10 @@
 """`python -m benchmarks.lending`: what lending gives a borrower and costs its lender, over HTTP, on two cores or on a GPU.
 
 acme has half of the device and a burst of the whole, and asks for batches on a few connections, back to back. globex has the
-other half, lends it, and is asked by an open loop, at several loads. Servers without lending, with it, and with lending that
-has no bound (`benchmarks.unbounded`) run at the same time, and each round asks one of them after the other, so that what else
-the machine does meets all of them alike; on a GPU also one of a single tenant that has the whole device, which says what the
-borrower could have at most. Prints ratios over the server without lending: medians of rounds, and of pooled latencies.
+other half, lends it, and is asked by an open loop, at several loads. Servers without lending and with it run at the same time,
+and each round asks one of them after the other, so that what else the machine does meets both alike; on a GPU also one of a
+single tenant that has the whole device, which says what the borrower could have at most. Prints ratios over the server without
+lending: medians of rounds, and of pooled latencies.
 """
 
 import argparse
@@ -24,13 +24,12 @@ from greenlane.load import machine, wire
 from greenlane.load.figures import percentile
 from greenlane.load.jobs import Ask, ClosedLoop, OpenLoop, Seen, Tally
 from greenlane.load.processes import poisson, run
-from server.launch_loop.library import SWITCH
 
 from . import nets, subjects
 from .asks import binary, inference, tensor
 from .watched_server import server_process
 
-CASES = {"rigid": "server", "lent": "server", "unbounded": "benchmarks.unbounded"}
+CASES = "rigid", "lent"
 WHOLE = "whole device"
 
 
@@ -105,10 +104,7 @@ def serving(case: str, folder: Path, text: str) -> Iterator[int]:
     """The port of a server of this case."""
     config = folder / f"{case}.toml"
     config.write_text(text)
-    command = [sys.executable, "-m", CASES.get(case, "server")]
-    # Without the launch loop, which decides in C.
-    unbounded = {SWITCH: "0"} if case == "unbounded" else {}
-    with server_process(command, {"GREENLANE_CONFIG": str(config), **unbounded}) as process:
+    with server_process([sys.executable, "-m", "server"], {"GREENLANE_CONFIG": str(config)}) as process:
         yield process.port
 
 
@@ -225,7 +221,7 @@ def main() -> None:
             if chosen.device == "cpu"
             else on_gpu(chosen.granules, root, "on" if chosen.mps else "off")
         )
-        all_cases = [*CASES, WHOLE] if chosen.device == "cuda" else list(CASES)
+        all_cases = (*CASES, WHOLE) if chosen.device == "cuda" else CASES
         cases = [case for case in all_cases if case not in chosen.without]
         texts = {case: setting.config(case, root, chosen.lend or setting.lend) for case in cases}
         ports = started(stack, folder, texts)

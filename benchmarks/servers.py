@@ -75,11 +75,11 @@ def bare(root: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def launch(folder: Path, text: str, environment: Mapping[str, str] | None = None, program: str = "server") -> Iterator[Server]:
-    """Greenlane with this configuration, written to the folder, every model tried. `program` is what `python -m` runs."""
+def launch(folder: Path, text: str, environment: Mapping[str, str]) -> Iterator[Server]:
+    """Greenlane with this configuration, written to the folder, every model tried."""
     config = folder / "greenlane.toml"
     config.write_text(text)
-    with _serve("greenlane", [program, "--port", "0"], {"GREENLANE_CONFIG": str(config), **(environment or {})}) as server:
+    with _serve("greenlane", ["server", "--port", "0"], {"GREENLANE_CONFIG": str(config), **environment}) as server:
         yield server
 
 

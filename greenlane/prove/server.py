@@ -26,8 +26,6 @@ PATIENCE = 1800.0
 SAY = 5.0
 """Seconds between two reports that it is not ready yet."""
 DRAIN = 20.0
-CHILD: tuple[str, ...] = ("greenlane.prove.child",)
-"""The module that serves, and its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,8 @@ def started(config: str | None, report: Callable[[str], None], lends: bool = Tru
     admin, port = token_urlsafe(), free_port()
     with tempfile.TemporaryDirectory(prefix="greenlane-prove-") as folder:
         log, given = Path(folder, "server.log"), Path(folder, "keys.json")
-        words = {"config": config, "port": port, "admin": admin, "keys": str(given), "lends": lends}
-        with logging_process([sys.executable, "-m", *CHILD], log, DRAIN, json.dumps(words).encode()) as process:
+        words = json.dumps({"config": config, "port": port, "admin": admin, "keys": str(given), "lends": lends}).encode()
+        with logging_process([sys.executable, "-m", "greenlane.prove.child"], log, DRAIN, words) as process:
 
             def ended() -> str:
                 status = process.poll()
