@@ -9,7 +9,7 @@ from ...control.device_runtime import Models, Placements
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
 from ..channels.report_source import in_time
-from .known_names import KnownNames
+from .kept_state import KnownNames
 
 
 class _OfTenant(Protocol):

@@ -1,22 +1,104 @@
 """What a process with a device side was sent last, so that its replacement starts as it was: the same tenants on the same
-granules, with the same models. Pure: nothing here awaits or blocks.
+granules, with the same models, but for those that ended it. Pure: nothing here awaits or blocks.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from partitions.plan import Granules
 
-from ...control.descriptions import AtStart
+from ...control.descriptions import CRASHED, AtStart
 from ...control.fence import Fence
 from ...control.stretch import Wide
 from ...tenants.catalog import UNLOADED
 from ..channels.device_protocols import Change
-from .crashes import LoadCrashes
-from .known_names import KnownNames
 from .remote_frontend import RemoteFrontend
 
 log = logging.getLogger("greenlane.processes")
+
+MOST_NAMES = 10_000
+"""Names that are kept of one tenant: more than any repository has models."""
+
+
+class KnownNames:
+    """Those of models, their versions and lenders of one process's tenants, in whatever it says.
+
+    On cores a tenant's own process parses what clients send as well. If one of them takes it over, it could say other names for
+    ever, and the supervisor would keep them for metrics, bills and replacements of the process.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, set[str]] = {}
+        self._full = set[str]()
+
+    def __repr__(self) -> str:
+        return f"<KnownNames { ({tenant: len(names) for tenant, names in self._of.items()}) }>"
+
+    def keep(self, tenant: str, name: str) -> bool:
+        """Whether this name is to be kept: it is known, or they are fewer than MOST_NAMES. The first that is not is logged."""
+        names = self._of.setdefault(tenant, set())
+        if name in names or len(names) < MOST_NAMES:
+            names.add(name)
+            return True
+        if tenant not in self._full:
+            self._full.add(tenant)
+            text = "the process of tenant %s has said %d names of models; what it says of others is ignored, such as %.100r"
+            log.error(text, tenant, MOST_NAMES, name)
+        return False
+
+    def remove(self, tenant: str) -> None:
+        """This tenant has gone."""
+        self._of.pop(tenant, None)
+        self._full.discard(tenant)
+
+
+MOST_CRASHES = 3
+"""How often a process may end while it loads a model before the model is left out."""
+
+
+class LoadCrashes:
+    """The models that are being loaded in one process, and how often it or its predecessors ended meanwhile.
+
+    A model that crashes its process each time would otherwise do so for ever, and no other model of its tenant would be served.
+    In a process of several tenants, models that others were loading at that moment count as well: which one it was is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._loading: dict[str, str] = {}
+        self._crashes: Counter[tuple[str, str]] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<LoadCrashes {dict(self._crashes)}, now {self._loading}>"
+
+    def on_loading(self, tenant: str, model: str) -> None:
+        """The tenant's process loads this model now; with "" it has ended to load one, well or not."""
+        before = self._loading.pop(tenant, None)
+        if model:
+            self._loading[tenant] = model
+        elif before:
+            self._crashes.pop((tenant, before), None)
+
+    def on_end(self, label: str) -> None:
+        """The process of this name in the log has ended."""
+        for tenant, model in self._loading.items():
+            self._crashes[tenant, model] += 1
+            then = "; it is left out until it is loaded on request" if self.crashes(tenant, model) else ""
+            log.error("%s ended while it loaded model %s of %s%s", label, model, tenant, then)
+        self._loading.clear()
+
+    def crashes(self, tenant: str, model: str) -> bool:
+        """Whether this model is left out."""
+        return self._crashes[tenant, model] >= MOST_CRASHES
+
+    def suspects(self) -> set[tuple[str, str]]:
+        """The models during whose last load a process ended, with their tenants."""
+        return set(self._crashes)
+
+    def left_out(self) -> dict[tuple[str, str], str]:
+        """The models that are left out, with their tenants, and why."""
+        return dict.fromkeys((each for each in self._crashes if self.crashes(*each)), CRASHED)
+
 
 _MOST_TEXT = 16 << 20
 """Characters of the configurations that are kept of one tenant's loads: room for thousands, as Triton's have some hundred."""

@@ -31,9 +31,8 @@ from .device_reports import DeviceReports
 from .device_tenants import DeviceTenants
 from .handover import TenantHandover
 from .kept_state import KeptState
+from .remote_device import RemoteModels, RemoteMoves, RemotePlacements
 from .remote_frontend import RemoteFrontend
-from .remote_models import RemoteModels
-from .remote_moves import RemoteMoves, RemotePlacements
 
 log = logging.getLogger("greenlane.processes")
 

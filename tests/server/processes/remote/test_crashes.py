@@ -3,7 +3,7 @@
 import pytest
 
 from server.control.descriptions import CRASHED
-from server.processes.remote.crashes import MOST, LoadCrashes
+from server.processes.remote.kept_state import MOST_CRASHES, LoadCrashes
 
 
 def end(crashes: LoadCrashes, times: int = 1, **loading: str) -> None:
@@ -15,7 +15,7 @@ def end(crashes: LoadCrashes, times: int = 1, **loading: str) -> None:
 
 def test_a_model_is_left_out_when_processes_ended_often_enough_while_they_loaded_it(caplog: pytest.LogCaptureFixture) -> None:
     crashes = LoadCrashes()
-    end(crashes, MOST - 1, acme="m")
+    end(crashes, MOST_CRASHES - 1, acme="m")
     assert crashes.left_out() == {}
     end(crashes, acme="m")
     assert crashes.left_out() == {("acme", "m"): CRASHED}
@@ -27,11 +27,11 @@ def test_a_model_is_left_out_when_processes_ended_often_enough_while_they_loaded
 
 def test_a_load_that_succeeds_resets_the_count_of_crashes() -> None:
     crashes = LoadCrashes()
-    end(crashes, MOST, acme="m", globex="other")
+    end(crashes, MOST_CRASHES, acme="m", globex="other")
     crashes.on_loading("acme", "m")
     crashes.on_loading("acme", "")
     assert crashes.left_out() == {("globex", "other"): CRASHED}
-    end(crashes, MOST - 1, acme="m")
+    end(crashes, MOST_CRASHES - 1, acme="m")
     assert crashes.left_out() == {("globex", "other"): CRASHED}
 
 
@@ -39,5 +39,5 @@ def test_a_process_that_ends_while_it_loads_nothing_leaves_nothing_out() -> None
     crashes = LoadCrashes()
     crashes.on_loading("acme", "m")
     crashes.on_loading("acme", "")
-    end(crashes, MOST)
+    end(crashes, MOST_CRASHES)
     assert crashes.left_out() == {}

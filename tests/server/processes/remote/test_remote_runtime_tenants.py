@@ -16,7 +16,7 @@ from server.processes.channels.calls import proxy
 from server.processes.channels.descriptors import DescriptorReceiver, DescriptorSender
 from server.processes.channels.device_protocols import Change, FromRuntime, ToDeviceProcess, ToRuntime
 from server.processes.channels.rpc import Channel
-from server.processes.remote.known_names import MOST
+from server.processes.remote.kept_state import MOST_NAMES
 from server.processes.remote.remote_frontend import RemoteFrontend, open_remote
 from server.processes.remote.remote_runtime import RemoteRuntime
 from server.tenants.frontend import HttpSide
@@ -111,13 +111,13 @@ async def test_a_process_has_the_supervisor_keep_no_names_without_end(caplog: py
     await process.connect(runtime)
     runtime.on_loading(Loading("acme", "m0/1"))
     runtime.on_loading(Loading("globex", "m0/1"))
-    used = [Usage(f"m{number}/1", 1, 1, {}) for number in range(MOST + 2)]
+    used = [Usage(f"m{number}/1", 1, 1, {}) for number in range(MOST_NAMES + 2)]
     process.answers["usage"] = Report(1, [TenantUsages("acme", used)])
-    assert await runtime.usage() == Report(1, [TenantUsages("acme", used[:MOST])])
+    assert await runtime.usage() == Report(1, [TenantUsages("acme", used[:MOST_NAMES])])
     runtime.on_loading(Loading("acme", "another"))
     await runtime.models.load("acme", "another")
     assert (said, runtime.kept.changes("acme")) == ([Loading("acme", "m0/1")], {})
-    assert caplog.text.count(f"the process of tenant acme has said {MOST} names of models") == 1
+    assert caplog.text.count(f"the process of tenant acme has said {MOST_NAMES} names of models") == 1
     process.close()
     acme.close()
 
