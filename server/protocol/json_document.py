@@ -1,12 +1,17 @@
-"""Strict JSON parsing, which refuses repeated keys, and typed access to fields with errors that name them."""
+"""Strict JSON parsing, which refuses repeated keys, and typed access to fields with errors that name them.
+
+Why bytes are not JSON is explained with what was found, at which offset, and what to send instead; for that the document, which
+may have a megabyte, is not parsed a second time.
+"""
 
 import json
+import re
 from typing import Any, NoReturn
 
 import orjson
+from orjson import JSONDecodeError
 
 from ..errors import BadRequest
-from .json_errors import explain
 
 Object = dict[str, Any]
 
@@ -14,6 +19,11 @@ _KINDS: dict[type, str] = {
     dict: "an object", list: "an array", str: "a string", int: "an integer", float: "a number", bool: "a boolean",
     type(None): "null",
 }  # fmt: skip
+_NONFINITE = re.compile(rb"[-+]?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_NAME = re.compile(rb'"name"\s*:\s*"([^"\\]{1,40})"')
+_DATA = re.compile(rb'"data"\s*:')
+_SHOWN = 16
+"""Bytes of the document that a message quotes."""
 
 
 def parse(data: "bytes | memoryview", what: str = "the request body", tensors: bool = True) -> Object:
@@ -27,7 +37,7 @@ def parse(data: "bytes | memoryview", what: str = "the request body", tensors: b
         text = bytes(data)
         if not text.strip():
             raise BadRequest(f"{what} is empty; expected an object") from None
-        raise BadRequest(f"{what} is not JSON: {explain(text, error, tensors)}") from error
+        raise BadRequest(f"{what} is not JSON: {_explain(text, error, tensors)}") from error
     if type(document) is not dict:
         raise BadRequest(f"{what} is {kind_of(document)}; expected an object")
     # Each key takes one colon, so if there are as many colons as distinct keys, no key is repeated. Colons inside strings
@@ -133,3 +143,53 @@ def _refuse_repeated_keys(data: "bytes | memoryview", what: str) -> None:
         json.loads(bytes(data), object_pairs_hook=check)
     except RecursionError:
         raise BadRequest(f"{what} is nested too deeply") from None
+
+
+def _explain(data: bytes, error: JSONDecodeError, tensors: bool = True) -> str:
+    """Why orjson refused these bytes with this error; `tensors`: whether binary tensors could follow them."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as wrong:
+        found = f"{data[wrong.start]:#04x} at byte {wrong.start} is not UTF-8 ({wrong.reason})"
+        return found + _after_json(data[: wrong.start])
+    offset = len(text[: error.pos].encode())
+    if offset == len(data):
+        hint = "; Inference-Header-Content-Length, where it is sent, counts all of the JSON" if tensors else ""
+        return f"{error.msg} at byte {offset}, where it ends{hint}"
+    return _explain_at(data, offset, error.msg)
+
+
+def _explain_at(data: bytes, offset: int, message: str) -> str:
+    # The parser reports the position after the sign of -Infinity.
+    start = offset - (data[max(offset - 1, 0) : offset] in (b"-", b"+"))
+    position = _element(data, start)
+    if found := _NONFINITE.match(data, start):
+        instead = ": send the tensor as binary data (parameters.binary_data_size)" if position else ""
+        return f"{found[0].decode()} at byte {start}{position}; JSON has no NaN and no infinity{instead}"
+    hint = _after_json(data[:offset]) if "after document" in message else ""
+    return f"{message}: {_excerpt(data[offset:])} at byte {offset}{position}{hint}"
+
+
+def _element(data: bytes, offset: int) -> str:
+    """The element and input at this offset, empty if it is not tensor data. The name is known if it precedes the data."""
+    entry = data[data.rfind(b"{", 0, offset) + 1 : offset]  # Tensor data has no objects in it.
+    begin = _DATA.search(entry)
+    row = entry[begin.end() :] if begin else b""
+    if not begin or b'"' in row or row.count(b"[") <= row.count(b"]"):  # Another key follows the data, or the row has ended.
+        return ""
+    name = _NAME.search(entry, 0, begin.start())
+    of = f"input {name[1].decode()!r}" if name else "an input"
+    return f", element {row.count(b',')} in the data of {of}"
+
+
+def _after_json(before: bytes) -> str:
+    if b"binary_data_size" not in before:
+        return ""
+    return "; where binary tensors follow the JSON, the header Inference-Header-Content-Length says how long it is"
+
+
+def _excerpt(data: bytes) -> str:
+    """The first bytes on one line, escaped."""
+    text = data[:_SHOWN].decode(errors="ignore")
+    plain = "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in text)
+    return plain if len(data) <= _SHOWN else f"{plain}..."
