@@ -16,7 +16,6 @@ from ..control.fence import FencedTenant
 from ..errors import BadRequest, Unavailable
 from ..facts import milliseconds
 from ..observing import advice as advising
-from ..observing import bandwidth_advice, lending_advice
 from ..observing.need import Counted, Need, counted, need
 from ..protocol.json_document import show
 from . import schemas
@@ -67,11 +66,11 @@ async def advice(
     }
     needs = {name: need(before[name], after[name]) for name in before if name in after}
     for name, about in tenants.items():
-        about.lending = lending_advice.advise_lender(name, lends.get(name))
+        about.lending = advising.advise_lender(name, lends.get(name))
         if name in wide:
-            about.lending += lending_advice.advise_borrower(wide_before.get(name, wide[name]), wide[name], needs)
+            about.lending += advising.advise_borrower(wide_before.get(name, wide[name]), wide[name], needs)
         elif about.verdict == "more":
-            about.lending += lending_advice.advise_neighbours(
+            about.lending += advising.advise_neighbours(
                 name, controller.tenants[name].burst, _neighbours(controller, name, needs)
             )
         about.bandwidth = _bandwidth(controller, name, needs, fences, used)
@@ -88,13 +87,13 @@ def _bandwidth(
     """About a tenant's share of its device's memory bandwidth, or that it has none."""
     tenant, device = controller.tenants[name], controller.device_of(name)
     if name in fences:
-        return bandwidth_advice.advise_fenced(name, fences[name], tenant.target_p99)
+        return advising.advise_fenced(name, fences[name], tenant.target_p99)
     there = used.get(device.name) if device else None
     if not (device and device.info.bandwidth and there and there.moved_in and name in there.tenants):
         return []
     theirs, moved_in = there.tenants[name], there.moved_in / NS
     beside = [each for each in device.held if each != name and each in needs and needs[each].requests]
-    return bandwidth_advice.advise_hog(
+    return advising.advise_hog(
         name,
         theirs.moved.memory / moved_in,
         device.held[name].size / sum(device.info.granules),
@@ -104,12 +103,12 @@ def _bandwidth(
     )
 
 
-def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[lending_advice.Neighbour]:
+def _neighbours(controller: Controller, name: str, needs: Mapping[str, Need]) -> list[advising.Neighbour]:
     """The other tenants of a tenant's device."""
     device = controller.device_of(name)
     others = [each for each in (device.held if device else ()) if each != name]
     return [
-        lending_advice.Neighbour(each, needs[each].busy if each in needs else None, bool(controller.tenants[each].lend))
+        advising.Neighbour(each, needs[each].busy if each in needs else None, bool(controller.tenants[each].lend))
         for each in others
     ]
 

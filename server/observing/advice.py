@@ -1,4 +1,4 @@
-"""Compares what a tenant needed with its share: whether that should be kept, or how many granules would do. Pure.
+"""What to advise on a tenant after it was measured: on its share, on lending, and on its share of memory bandwidth. Pure.
 
 What would happen with more or fewer granules is what the autopilot expects too (`Need.with_share`). It takes runs to be longer
 in proportion as granules are fewer. So fewer granules that would do are enough for any model, and more are the least that it
@@ -6,16 +6,24 @@ takes.
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from ..config.bandwidth import in_words
+from ..control.fence import FencedTenant
+from ..control.stretch import WidePartition
 from ..tenants.statistics import BOUNDS
 from .autopilot import FULL, KEEPS
 from .need import Need
 
 LEAST = 500
 """The fewest requests that a p99 is computed from: five of them are slower than it."""
+IDLE = 0.2
+"""A tenant whose partition is busy for less of the time could lend it. Not measured: so much is left in four fifths of it."""
+MOSTLY = 0.5
+"""From this part of all inferences on, why they stayed on the tenant's own granules is named."""
 
 Verdict = Literal["keep", "fewer", "more", "unknown"]
 Certainty = Literal["high", "low", "none"]
@@ -109,3 +117,102 @@ def _time(seconds: float) -> str:
     """A time as people write it: `412 us`, `3.2 ms`, `1.5 s`."""
     factor, unit = (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
     return f"{factor * seconds:.3g} {unit}"
+
+
+def advise_hog(tenant: str, drew: float, part: float, whole: int, beside: Sequence[str], estimated: bool) -> list[str]:
+    """A sentence about a tenant that nothing holds, and that draws more of the device's memory than its part of the device.
+
+    It drew so many bytes a second of `whole`; `beside` are tenants of the device that were at work meanwhile.
+    """
+    if not whole or not beside or drew <= part * whole:
+        return []
+    about = "about " if estimated else ""
+    share = f"{drew / whole:.0%} of the device's memory bandwidth with {part:.0%} of its SMs"
+    return [
+        f"{tenant} draws {about}{_words(drew)}, {share}, which {' and '.join(beside)} may feel. "
+        f'`memory_bandwidth = "auto"` would hold {tenant} to its part while others work; `greenlane prove --memory` says what '
+        "they feel"
+    ]
+
+
+def advise_fenced(tenant: str, fence: FencedTenant, target: float | None) -> list[str]:
+    """Sentences about models that slow others, or are too slow for the tenant's target in seconds where they are held."""
+    found = []
+    for each in fence.models:
+        if each.slows:
+            found.append(
+                f"{each.model} runs on granules {list(fence.granules)} while others work: beside it on all of {tenant}'s share "
+                f"their inferences take at least {each.slows:.2g} times as long. Any `memory_bandwidth` below 1 holds it so"
+            )
+        if target is not None and each.narrow_ms > target * 1e3 >= each.home_ms:
+            held = f"{each.model} takes {each.narrow_ms:.3g} ms where {tenant}'s `memory_bandwidth` holds it"
+            need = f"takes at least {_words(each.moved / target)}" if each.moved else "takes a larger one"
+            need = "takes none" if each.slows else need
+            found.append(
+                f"{held}, and {each.home_ms:.3g} ms on all of its share: its target_p99 of {target * 1e3:.3g} ms while others "
+                f"work {need}"
+            )
+    return [*found, *fence.problems]
+
+
+def _words(rate: float) -> str:
+    """In three digits."""
+    return in_words(int(float(f"{rate:.3g}")))
+
+
+class Neighbour(NamedTuple):
+    """Another tenant of the device. `busy` is None where nothing was measured; `lends`: whether it has `lend`."""
+
+    name: str
+    busy: float | None
+    lends: bool
+
+
+def advise_borrower(before: WidePartition, after: WidePartition, needs: Mapping[str, Need]) -> list[str]:
+    """Sentences about a tenant's wide partition; none where nothing ran and all is well."""
+    ran = max(0, after.launches - before.launches)
+    home = {why: max(0, number - before.home_launches.get(why, 0)) for why, number in after.home_launches.items()}
+    whole, lenders = ran + sum(home.values()), [each.owner for each in after.borrowed]
+    sentences = []
+    if whole and lenders:  # Otherwise the wide partition has gone meanwhile.
+        lend = f"{' and '.join(lenders)} {'lends' if len(lenders) == 1 else 'lend'}"
+        fact = f"{ran} of {whole} inferences ran on granules that {lend}"
+        why, number = max(home.items(), key=lambda item: item[1], default=("", 0))
+        named = number >= MOSTLY * whole and number
+        sentences.append(f"{fact}; {_why(why, number, lenders, needs)}" if named else fact)
+    return [*sentences, *after.too_long, *after.problems]
+
+
+def advise_lender(tenant: str, lends: bool | None) -> list[str]:
+    """A sentence about a tenant that has stopped lending; `lends` is None for one that never does."""
+    if lends is not False:
+        return []
+    return [
+        f"{tenant} lends nothing for now, as its own requests were later beside borrowers than without them. It lends again by "
+        f"itself; `greenlane prove --lending` says whether it should"
+    ]
+
+
+def advise_neighbours(tenant: str, burst: int | None, neighbours: list[Neighbour]) -> list[str]:
+    """A sentence about neighbours that a tenant which needs more could borrow from, where none of them lends yet."""
+    idle = [each for each in neighbours if each.busy is not None and each.busy < IDLE and not each.lends]
+    if not idle or any(each.lends for each in neighbours):
+        return []
+    names = ", ".join(f"{each.name} ({100 * (each.busy or 0):.0f} %)" for each in idle)
+    how = "With `lend` there" if burst else f"With `lend` there and a `burst` for {tenant}"
+    return [f"little used: {names}. {how}, {tenant} could use those granules while they are idle"]
+
+
+def _why(why: str, number: int, lenders: list[str], needs: Mapping[str, Need]) -> str:
+    """Why most inferences stayed at home, and what to do."""
+    busy = ", ".join(f"{name} is busy {100 * needs[name].busy:.0f} % of the time" for name in lenders if name in needs)
+    texts = {
+        "in_flight": "another one of its own was running",
+        "owner_busy": f"a lender had a request{f': {busy}' if busy else ''}",
+        "owner_stopped": "a lender lent nothing for now, as its own requests were late",
+        "not_measured": "what they take there is not known yet",
+        "too_long": "they take longer than the lenders allow (`lend`)",
+        "no_faster": "they are no faster there, so its `burst` brings nothing for these models",
+        "fenced": "another tenant was at work, and there they could draw more of the memory than `memory_bandwidth`",
+    }
+    return f"for {number}, {texts.get(why, why)}"

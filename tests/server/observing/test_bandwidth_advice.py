@@ -1,7 +1,7 @@
 """What is said of tenants that draw much of a device's memory bandwidth, and of those that are held to a share of it."""
 
 from server.control.fence import FencedModel, FencedTenant
-from server.observing.bandwidth_advice import advise_fenced, advise_hog
+from server.observing.advice import advise_fenced, advise_hog
 
 WHOLE = 3_350 * 10**9
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from server.control.stretch import LentGranules, WidePartition
-from server.observing.lending_advice import IDLE, Neighbour, advise_borrower, advise_lender, advise_neighbours
+from server.observing.advice import IDLE, Neighbour, advise_borrower, advise_lender, advise_neighbours
 from server.observing.need import Need
 from server.workers.stretching import WHY_HOME
 
