@@ -44,7 +44,6 @@ from .host import logs
 from .host.leaving import end_now
 from .host.malloc import keep_large_blocks
 from .host.signals import Terminal
-from .host.single_worker import AnotherWorker, only_worker, worker_parent
 from .host.watchdog import Watchdog
 from .http import asgi
 from .http.connection import forget_heads
@@ -55,6 +54,7 @@ from .http.uvicorn_protocol import UNREAD
 from .link import ring
 from .link.activity import open_pages
 from .observing.observers import Observers
+from .single_process import AnotherWorker, only_worker, worker_parent
 from .tenants.local_frontend import open_local
 from .tenants.service import Service, limit
 

@@ -1,18 +1,35 @@
-"""`uvicorn server.app:app`: refuses or warns of settings that cannot be honoured in one process on uvicorn's socket.
+"""`uvicorn server.app:app`: one process on uvicorn's socket. `python -m server` opens the sockets itself and gives each tenant
+its own HTTP process.
 
-`python -m server` opens the sockets itself and gives each tenant its own HTTP process.
+Settings that cannot be honoured here are refused, or named in a warning. An application cannot choose uvicorn's protocol,
+which is chosen before it is imported, so `prepare` replaces it. And a second worker of the same parent, as under
+`uvicorn --workers 2`, is refused: it accepts from the same socket, and would carve the same granules for the same tenants.
+A worker holds an abstract Unix socket named after its parent's process id, which the kernel frees however the worker ends.
+A worker that replaces another one, as with `--reload`, finds the name free.
 """
 
+import asyncio
+import errno
 import logging
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process
+from typing import Any
+
+from uvicorn.config import Config as UvicornConfig
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from partitions.mps import stay_outside
 
 from .config.schema import Config
 from .config.server import ServerConfig
 from .config.tables import ConfigError, dotted
-from .http.uvicorn_install import install
+from .http.connection import HttpConnection
+from .http.infer import Infer
+from .http.uvicorn_protocol import JsonHttpToolsProtocol
 
 log = logging.getLogger("greenlane")
 
@@ -77,3 +94,66 @@ def _not_honoured(config: Config) -> Iterator[str]:
         yield "server.keep_alive: uvicorn closes idle connections after its --timeout-keep-alive, which is 5 s by default"
     if (server.host, server.port) != (default.host, default.port):
         yield f"server.host and server.port, {server.host}:{server.port}: uvicorn listens where its --host and --port say"
+
+
+class AnotherWorker(Exception):
+    """Another worker of the same parent serves already."""
+
+
+def worker_parent() -> int | None:
+    """The process id of the parent that started this process as one of its workers; None if it is no worker."""
+    parent = parent_process()
+    return parent.pid if parent else None
+
+
+@contextmanager
+def only_worker(parent: int | None) -> Iterator[None]:
+    """Hold the name of this parent's only worker; with None do nothing. Raises AnotherWorker if another one holds it."""
+    if parent is None:
+        yield
+        return
+    with socket.socket(socket.AF_UNIX) as name:
+        try:
+            name.bind(f"\0greenlane-worker-of-{parent}")  # An abstract name of Linux, without a file.
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise AnotherWorker(
+                "another worker of the same uvicorn serves already, and every worker would carve the same device; "
+                "start one: without --workers, and without WEB_CONCURRENCY in the environment"
+            ) from None
+        yield
+
+
+def install() -> None:
+    """Replace uvicorn's httptools protocol: by `HttpConnection` where that can be, else by `JsonHttpToolsProtocol`."""
+    HttpToolsProtocol.__new__ = staticmethod(_make)  # type: ignore[method-assign, assignment]
+
+
+def _make(
+    kind: type[HttpToolsProtocol],
+    config: UvicornConfig,
+    server_state: Any,
+    app_state: dict[str, Any],
+    _loop: asyncio.AbstractEventLoop | None = None,
+) -> asyncio.Protocol:
+    """As `__new__`: what is not a `kind` is returned as it is, without a call of `__init__`."""
+    if issubclass(kind, JsonHttpToolsProtocol):
+        return object.__new__(kind)
+    if (infer := _infer_of(config)) is not None:
+        return HttpConnection(infer, config.loaded_app, None, config, server_state, app_state, _loop)
+    return object.__new__(JsonHttpToolsProtocol)
+
+
+def _infer_of(config: UvicornConfig) -> Infer | None:
+    """What answers inferences without ASGI; None if an option of uvicorn, or another application around it, needs ASGI."""
+    if not config.loaded:
+        config.load()
+    counted = config.limit_concurrency is not None or config.limit_max_requests is not None
+    if config.access_log or counted or config.root_path or config.is_ssl or config.uds:
+        return None
+    application = config.loaded_app
+    if isinstance(application, ProxyHeadersMiddleware):
+        application = application.app
+    infer = getattr(application, "infer", None)
+    return infer if isinstance(infer, Infer) else None

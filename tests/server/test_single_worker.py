@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from server.host.single_worker import AnotherWorker, only_worker, worker_parent
+from server.single_process import AnotherWorker, only_worker, worker_parent
 
 SPAWN = multiprocessing.get_context("spawn")
 

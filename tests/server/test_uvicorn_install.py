@@ -13,7 +13,7 @@ import asyncio, json, os, sys
 import uvicorn
 from uvicorn.server import ServerState
 from server.app import app
-from server.http.uvicorn_install import install
+from server.single_process import install
 from server.http.uvicorn_protocol import JsonHttpToolsProtocol
 
 async def other(scope, receive, send): ...
