@@ -113,22 +113,6 @@ def mean(image: tuple[int, int, int] = IMAGE) -> bytes:
     return net.finish({"x": ("n", *image)}, {"y": ("n", image[0])})
 
 
-def convolutions(side: int, channels: int = 96, layers: int = 12, seed: int = 25) -> bytes:
-    """3x3 convolutions one after the other on one channel of so many pixels a side, and the mean of each channel."""
-    net, x, width = _Layers(seed), "x", 1
-    for _ in range(layers):
-        x, width = net.op("Relu", net.convolve(x, width, channels, 3)), channels
-    net.named("y", net.op("Flatten", net.op("GlobalAveragePool", x)))
-    return net.finish({"x": ("n", 1, side, side)}, {"y": ("n", channels)})
-
-
-def doubled(count: int = 90_000) -> bytes:
-    """So many numbers, doubled."""
-    net = Draft()
-    net.named("y", net.op("Add", "x", "x"))
-    return net.finish({"x": ("n", count)}, {"y": ("n", count)})
-
-
 @dataclass(frozen=True, slots=True)
 class Net:
     """A model: what makes its ONNX file of a seed, the shape of one row, and the largest batch."""

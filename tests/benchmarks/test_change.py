@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks import change, cold, nets
+from benchmarks import change, nets
 from benchmarks.asks import TOLERANCE
 from benchmarks.bench import WATCHER, Cores, deployment, opened, share_out
 from benchmarks.goals import GOALS, MET, MISSED, NOT_EXERCISED, Felt, Goal, felt, judge
@@ -215,14 +215,6 @@ def test_a_short_run_on_cores_exercises_every_phase_with_right_answers(
     assert {row["phase"] for row in found["verdicts"] if row["verdict"] == NOT_EXERCISED} == {"build", "retrain", "stream"}
     assert found["phases"]["repartition"]["figures"]["PUTs"] == 4
     assert "python -m" in found["machine"]["command"]
-
-
-@pytest.mark.load
-def test_a_cold_start_of_ordinary_models_prints_the_log_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cold.main(["--device", "cpu"]) == 0
-    printed = capsys.readouterr().out
-    assert "8 of 8 models are ready" in printed
-    assert "cold start 1 of 1: Start(ready=True" in printed
 
 
 @pytest.mark.load
