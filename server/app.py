@@ -27,7 +27,7 @@ from .admin import docs as admin_docs
 from .admin.lifecycle import ROUTERS as ADMIN_ROUTERS
 from .admin.lifecycle import ServerEnd
 from .admin.models import LocalModelControl
-from .api import cors, docs, framework
+from .api import browsers, docs, framework
 from .api.docs import ROUTERS
 from .api.framework import ask, audited
 from .command_line import BESIDE, configuration_file
@@ -37,7 +37,6 @@ from .config.tables import ConfigError
 from .control.controller import Controller
 from .control.reload import ReadConfig, Reloader, without_file
 from .control.watcher import Watcher
-from .device.model_loader import Read
 from .device.runtime import Runtime
 from .errors import Unavailable
 from .host import logs
@@ -183,7 +182,7 @@ class Application:
         service.reconfigure(config)
         for tenant in service.tenants.values():
             limit(tenant, config.tenants[tenant.name], config.server.max_body)
-        self._with_cors = cors.allow(self._answer, config.server.cors_origins)
+        self._with_cors = browsers.allow(self._answer, config.server.cors_origins)
         forget_heads(self.infer.connections)
 
     def _require_open(self) -> tuple[Service, Controller, Observers]:
@@ -212,7 +211,7 @@ class Application:
                 service, controller = assemble(config, device)
                 self._opened = service, controller, Observers(controller)
                 self._reloader = Reloader(controller, self._read, self._reconfigure)
-                self._with_cors = cors.allow(self._answer, config.server.cors_origins)
+                self._with_cors = browsers.allow(self._answer, config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()
                 async with Watcher(controller):
@@ -244,8 +243,8 @@ class Application:
         self._abandon(await end.device_lost())
 
 
-def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Controller]:
-    """Everything in one process; `read` loads engines from model files."""
+def assemble(config: Config, device: Device) -> tuple[Service, Controller]:
+    """Everything in one process."""
     frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
     pages = open_pages(config.tenants)
     for name, page in pages.items():
@@ -261,9 +260,8 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
         frontends,
         partial(controller.on_state, tuple(frontends)),
         controller.on_lost,
-        read,
-        controller.on_loading,
-        pages,
+        on_loading=controller.on_loading,
+        pages=pages,
     )
     controller.add(dict.fromkeys(frontends, runtime), next(iter(config.named_devices)), runtime)
     return service, controller

@@ -1,18 +1,25 @@
-"""Does a web page or a proxy stand behind a request? Requests that change the server are refused if one does.
+"""What web pages may ask: which may call the inference API (CORS), and which requests are refused because one sent them.
 
 A web page can make the browser send anything that a program on the same machine could send. But the browser adds where the
 page came from (Origin, Sec-Fetch-Site), or at least the name by which it reached this server (Host). After DNS rebinding that
-name is the attacker's.
-
-All functions take headers with lower-case names, and return what gave the request away, for the error text, or None.
+name is the attacker's. So requests that change the server are refused if a page or a proxy stands behind them: functions that
+take headers, with lower-case names, return what gave the request away, for the error text, or None.
 """
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_address
+
+from starlette.middleware.cors import CORSMiddleware
+
+from ..http.asgi import Application, Message
 
 _PROXY_HEADERS = ("via", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip")
 _FORWARDED = "x-forwarded-"
+_EXPOSED_HEADERS = ["inference-header-content-length", "retry-after", "server-timing", "x-request-id"]
+"""What pages may read of an answer, beyond what browsers always let them."""
+_MAX_AGE = 600
+"""Seconds for which a browser may remember the answer to a preflight request."""
 
 
 def proxy_header(headers: Mapping[str, str]) -> str | None:
@@ -61,3 +68,43 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def allow(application: Application, origins: Sequence[str]) -> Application:
+    """The application with CORS for these origins, except for administration, metrics, and loading and unloading of models."""
+    if not origins:
+        return application
+    shared = CORSMiddleware(application, origins, "*", "*", expose_headers=_EXPOSED_HEADERS, max_age=_MAX_AGE)
+
+    async def answer(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        origin = next((value for name, value in scope.get("headers", ()) if name == b"origin"), None)
+        is_allowed = origin is not None and _is_shared(scope["path"]) and shared.is_allowed_origin(origin.decode("latin-1"))
+        await (shared if is_allowed else application)(scope, receive, send)
+
+    return answer
+
+
+class Shared:
+    """An application with CORS for the origins that `set` was called with last."""
+
+    def __init__(self, application: Application, origins: Sequence[str]) -> None:
+        self._application = application
+        self._answer = allow(application, origins)
+
+    def __repr__(self) -> str:
+        return f"<Shared {self._application!r}>"
+
+    def set(self, origins: Sequence[str]) -> None:
+        """Allow these origins from now on."""
+        self._answer = allow(self._application, origins)
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        await self._answer(scope, receive, send)
+
+
+def _is_shared(path: str) -> bool:
+    return path.startswith("/v2") and not path.startswith("/v2/repository/models/")

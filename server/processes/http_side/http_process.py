@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 import uvloop
 
-from ...api import cors, framework
+from ...api import browsers, framework
 from ...api.docs import ROUTERS
 from ...api.framework import ask
 from ...config.schema import Config
@@ -32,8 +32,7 @@ from ..channels.http_protocols import FromHelper, FromHttpProcess, FromLead, Liv
 from ..channels.routing import SHARED, UNAUTHENTICATED
 from ..channels.rpc import Channel, Handlers
 from ..children import spawn
-from ..children.process_arguments import ProcessArguments
-from ..children.process_setup import set_up
+from ..children.process_setup import ProcessArguments, set_up
 from . import proxy as forwarding
 from .connection_handoff import ConnectionHandoff
 from .forks import let_go_in_forks
@@ -193,7 +192,7 @@ class HttpProcess:
         async def everything(scope: Any, receive: Any, send: Any) -> None:
             await (infer if is_infer(scope["path"]) else application)(scope, receive, send)
 
-        shared = self._shared = cors.Shared(everything, self._arguments.config.server.cors_origins)
+        shared = self._shared = browsers.Shared(everything, self._arguments.config.server.cors_origins)
         return uvicorn.Config(
             Paced(shared, infer.refusals) if infer.refusals else shared,
             loop="uvloop",
