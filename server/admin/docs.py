@@ -20,21 +20,24 @@ _TAGS = [
 ]
 
 
+ROUTERS = (
+    partitions.router,
+    advice.router,
+    autopilot.router,
+    models.router,
+    reload.router,
+    status.router,
+    usage.router,
+    metrics.router,
+)
+"""What is described."""
+
+
 @cache
 def document() -> Document:
     """The administrators' document, computed at the first call."""
-    routers = (
-        partitions.router,
-        advice.router,
-        autopilot.router,
-        models.router,
-        reload.router,
-        status.router,
-        usage.router,
-        metrics.router,
-    )
     bodies = (schemas.Counts, schemas.Transfer, schemas.Straining, schemas.AutopilotMode)
-    return describe("Greenlane administration", _DESCRIPTION, routers, bodies, _TAGS, JSON)
+    return describe("Greenlane administration", _DESCRIPTION, ROUTERS, bodies, _TAGS, JSON)
 
 
 router = router_of(document, JSON, PAGE, [RequireAdmin])

@@ -7,21 +7,9 @@ from threading import Timer
 
 from ..control.controller import Controller
 from ..host.leaving import NEEDS_RESTART, end_in_time
-from . import advice, autopilot, docs, log_settings, memory, metrics, models, partitions, reload, status, usage
+from . import docs, log_settings, memory
 
-ROUTERS = (
-    partitions.router,
-    memory.router,
-    advice.router,
-    autopilot.router,
-    models.router,
-    status.router,
-    reload.router,
-    usage.router,
-    metrics.router,
-    docs.router,
-    log_settings.router,
-)
+ROUTERS = (*docs.ROUTERS, memory.router, docs.router, log_settings.router)
 """Administration and metrics."""
 
 _EXIT_DELAY = 0.2

@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
-from server.admin import advice, autopilot, metrics, models, partitions, reload, status, usage
 from server.admin import docs as admin_docs
 from server.api import docs, metadata, model_control, schemas, text, text_schemas
 from server.api.openapi import Document, operation_id
@@ -22,16 +21,6 @@ from .harness import configuration, serving
 from .wire import SMALL, client
 
 PUBLIC = (metadata.router, model_control.router, docs.inference, text.router)
-ADMIN = (
-    partitions.router,
-    advice.router,
-    autopilot.router,
-    models.router,
-    reload.router,
-    status.router,
-    usage.router,
-    metrics.router,
-)
 DOCUMENTS = {"/openapi.json": docs.document(), "/admin/openapi.json": admin_docs.document()}
 PAGES = {"/docs": docs.document(), "/admin/docs": admin_docs.document()}
 MODEL = "/v2/models/identity"
@@ -129,7 +118,7 @@ def routes(routers: tuple[APIRouter, ...]) -> Iterator[APIRoute]:
         yield from (route for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema)
 
 
-ROUTES = {operation_id(route): route for route in routes((*PUBLIC, *ADMIN))}
+ROUTES = {operation_id(route): route for route in routes((*PUBLIC, *admin_docs.ROUTERS))}
 
 
 def operations(document: Document) -> dict[str, dict[str, Any]]:
@@ -258,7 +247,7 @@ def test_the_tenants_document_shows_no_administration() -> None:
     assert "adminKey" not in docs.document().json.decode()
 
 
-@pytest.mark.parametrize("router", [*PUBLIC, *ADMIN])
+@pytest.mark.parametrize("router", [*PUBLIC, *admin_docs.ROUTERS])
 def test_security_follows_from_what_a_route_depends_on(router: APIRouter) -> None:
     kinds = {
         "/v1": "tenantKey",
