@@ -22,8 +22,7 @@ from .channels.calls import proxy
 from .channels.device_protocols import FromRuntime
 from .channels.rpc import Channel, Handlers
 from .children import spawn
-from .children.process_arguments import ProcessArguments
-from .children.process_setup import set_up
+from .children.process_setup import ProcessArguments, set_up
 from .device_side.runtime_server import Opener, RuntimeServer, handlers
 from .http_side.http_process import HttpProcess
 

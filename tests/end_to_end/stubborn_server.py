@@ -7,7 +7,7 @@ import asyncio
 
 from server import __main__ as command
 from server.host.leaving import leave
-from server.processes.children.process_arguments import ProcessArguments
+from server.processes.children.process_setup import ProcessArguments
 from server.processes.http_side import http_process
 from server.processes.supervision import restarts
 

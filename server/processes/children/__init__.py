@@ -1,1 +1,1 @@
-"""How a process begins (`spawn`, `process_setup`, `process_arguments`), and shows that it answers (`heartbeat`)."""
+"""How a process begins (`spawn`, `process_setup`), and shows that it answers (`heartbeat`)."""

@@ -18,7 +18,7 @@ from ...tenants.service import Tenant, open_tenant, report
 from ..channels.descriptors import DescriptorReceiver, SentLink
 from ..channels.http_protocols import Wanted
 from ..channels.message_fields import ReportFields
-from ..children.process_arguments import ProcessArguments
+from ..children.process_setup import ProcessArguments
 
 
 class TenantSide(LocalTenant):

@@ -8,7 +8,7 @@ from ...control.descriptions import Beside, Execution, TenantMemory
 from ...control.device_runtime import Models, Placements
 from ..channels.calls import Caller, proxy
 from ..channels.device_protocols import ToRuntime
-from ..channels.report_source import in_time
+from .http_processes import in_time
 from .kept_state import KnownNames
 
 

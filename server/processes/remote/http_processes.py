@@ -1,20 +1,54 @@
 """The HTTP processes of one tenant that serve now: the lead, at its link's other end, and its helpers, if it has several."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from ...errors import Unavailable
+from ...scheduling.lane_statistics import LaneStatistics, SlotStatistics
 from ...tenants.frontend import Report
 from ...tenants.totals import ended, total
 from ..channels.calls import proxy
 from ..channels.descriptors import DescriptorSender
-from ..channels.http_protocols import ToHttpProcess
-from ..channels.report_source import ReportSource
+from ..channels.http_protocols import ToHttpProcess, ToTenant
 from ..channels.rpc import Channel
 
 _T = TypeVar("_T")
+
+REPORT_TIMEOUT = 1.0
+"""Seconds to wait for a report, which is asked of every tenant's process."""
+_NO_REPORT = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
+
+
+class ReportSource:
+    """Reports of one HTTP process: `last` where it does not answer. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.last = _NO_REPORT
+        self._at = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<ReportSource, {self.last}>"
+
+    async def ask(self, channel: Channel | None) -> Report:
+        """The process's report; the last one if it hangs, is busy, or is being replaced (None)."""
+        found = await in_time(proxy(ToTenant, channel).report()) if channel else None
+        now = time.monotonic()
+        if found is None:
+            return replace(self.last, age=now - self._at)
+        self.last, self._at = found.report(), now
+        return self.last
+
+
+async def in_time(call: Awaitable[_T]) -> _T | None:
+    """The answer, None if there is none within `REPORT_TIMEOUT`."""
+    with suppress(Unavailable, TimeoutError):
+        async with asyncio.timeout(REPORT_TIMEOUT):
+            return await call
+    return None
 
 
 class HttpProcesses:

@@ -17,10 +17,10 @@ from ...control.stretch import Wide
 from ...errors import Conflict, RequestError, Unavailable
 from ..channels.calls import proxy
 from ..channels.device_protocols import Change
-from ..channels.report_source import in_time
 from ..channels.rpc import Channel
 from .device_calls import DeviceCalls
 from .device_reports import DeviceReports
+from .http_processes import in_time
 from .kept_state import KeptState
 
 log = logging.getLogger("greenlane.processes")

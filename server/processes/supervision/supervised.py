@@ -27,7 +27,7 @@ from ..channels.routing import SHARED, UNAUTHENTICATED, process_name
 from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.heartbeat import Heartbeat, StoppedTime, observe
-from ..children.process_arguments import ProcessArguments
+from ..children.process_setup import ProcessArguments
 from ..remote.remote_frontend import RemoteFrontend
 from ..remote.remote_runtime import RemoteRuntime
 from .mps_group import MpsGroup

@@ -21,7 +21,7 @@ from ..channels.http_protocols import ForwardedAnswer, ForwardedRequest, FromHtt
 from ..channels.rpc import Channel, Handlers
 from ..children import spawn
 from ..children.heartbeat import Heartbeat
-from ..children.process_arguments import ProcessArguments
+from ..children.process_setup import ProcessArguments
 from ..http_side import http_process
 from ..http_side.proxy import answer
 from ..remote.remote_frontend import RemoteFrontend

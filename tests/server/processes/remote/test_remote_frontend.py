@@ -160,7 +160,7 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
     process.answers["report"] = ReportFields.of(counted)
     assert (await frontend.report()).age == 0
-    monkeypatch.setattr("server.processes.channels.report_source.REPORT_TIMEOUT", 0.01)
+    monkeypatch.setattr("server.processes.remote.http_processes.REPORT_TIMEOUT", 0.01)
     process.answers["report"] = never = asyncio.sleep(600)
     stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)

@@ -462,7 +462,7 @@ async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRu
 
 
 async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.processes.channels.report_source.REPORT_TIMEOUT", 0.01)
+    monkeypatch.setattr("server.processes.remote.http_processes.REPORT_TIMEOUT", 0.01)
     process = await served(runtime)
     process.gates["executions"] = asyncio.Event()
     assert await asyncio.wait_for(runtime.models.executions(), 10) == []
