@@ -24,8 +24,8 @@ FEW, LEAST = 5, 20
 """Works of a neighbour in a window that may be a reason to suspect a model, and in a phase of a trial."""
 PHASES, AGAIN = 8, 3
 """Of a trial, in which a model is held every other time; and of one of a model that was found before and is tried again."""
-MOST, IDLE = 12, 120
-"""Windows of a phase, and those besides in which neighbours or the model rest."""
+MOST, IDLE, PAUSE = 12, 120, 5
+"""Windows of a phase; others in which neighbours or the model rest; and after how many all is as before until they work."""
 PATIENCE, SLOW = 60, 30
 """Windows beside a neighbour that was never seen without such models, until one is tried; a window that is slow is so many."""
 WAIT, LONGEST = 60 * NS, 3600 * NS
@@ -109,10 +109,16 @@ class Harm:
     def _suspect(self, window: "_Window", now: int) -> None:
         """Begin to try a model for which there is a reason."""
         reasons = {row: self._slowed(row, window) for row in window.at_home() if row not in self.found}
-        self._seen = {
-            row: self._seen.get(row, 0) + max(reason.values()) if (reason := reasons.get(row)) else 0 for row in window.same
-        }
-        due = [row for row in reasons if self._seen[row] >= PATIENCE and now >= self._waits.get(row, _Wait()).until]
+        for row, reason in reasons.items():
+            if reason:
+                self._seen[row] = self._seen.get(row, 0) + max(reason.values())
+            elif any(other[0] != row[0] and ran.works >= FEW for other, ran in window.ran.items()):
+                self._seen[row] = 0
+        due = [
+            row
+            for row in reasons
+            if reasons[row] and self._seen[row] >= PATIENCE and now >= self._waits.get(row, _Wait()).until
+        ]
         if due:
             row = max(due, key=lambda each: window.busy[each])
             tries = self._waits.get(row, _Wait()).tries
@@ -235,8 +241,8 @@ class _Trial:
         self._count = count
         self._random = random
         self._phases: list[_Phase] = []
-        self._rests = False
-        """Whether its victims do."""
+        self._rested = 0
+        """For how many windows its victims have."""
         self._begin(held)
 
     def __repr__(self) -> str:
@@ -244,15 +250,16 @@ class _Trial:
 
     @property
     def states(self) -> dict[Row, bool]:
-        """Whether it and others are to be held now. While its victims rest all is as before."""
-        return {self.row: self._held} if self._rests else {**self._beside, self.row: self._phases[-1].held}
+        """Whether it and others are to be held now. While its victims rest for longer all is as before."""
+        resting = self._rested > PAUSE
+        return {self.row: self._held} if resting else {**self._beside, self.row: self._phases[-1].held}
 
     def add(self, window: _Window) -> None:
         """It counts if all were as they have to be from its beginning to its end."""
         phase = self._phases[-1]
         as_wanted = all(window.states.get(row) is is_held for row, is_held in {**self._beside, self.row: phase.held}.items())
-        self._rests = not any(window.busy.get(row) for row in self.slowed)
-        if as_wanted and not self._rests and (phase.held or window.busy.get(self.row, 0.0) >= BUSY):
+        self._rested = 0 if any(window.busy.get(row) for row in self.slowed) else self._rested + 1
+        if as_wanted and not self._rested and (phase.held or window.busy.get(self.row, 0.0) >= BUSY):
             phase.windows += 1
             phase.ns += window.ns
             for row in self.slowed:

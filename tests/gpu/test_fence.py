@@ -1,5 +1,8 @@
-"""Whether a fenced tenant is held on a GPU while another is asked, and only then: strains, and a model that reads memory."""
+"""Whether a fenced tenant is held on a GPU while another is asked, and only then: strains, a model that reads memory, and one
+that slows others by reads which are few bytes.
+"""
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.hogs import reading
+from benchmarks.hogs import random, reading
 from partitions.strain import STRAINS
 
 from .asking import asking
@@ -29,13 +32,15 @@ pcie = 0.2
 models = ["*"]
 [tenants.globex]
 granules = 7
-models = ["mlp"]
+models = ["mlp", "hog"]
 """
 """Of memory it is more than one granule of an H100 draws, so that this is a bound for what runs there."""
 LEARNING = 12.0
 """Seconds in which what the hog moves is known, as NVML is read every two."""
 HOGS = 3
 """Clients of the hog."""
+RANDOM = 512, 8
+"""MiB of its table, and passes."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,7 @@ def server(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     root = tmp_path_factory.mktemp("fence") / "models"
     plan(add(root, "mlp"), mlp())
     plan(add(root, "hog"), reading(MIB, PASSES))
+    plan(add(root, "random"), random(*RANDOM))
     with serving(root, tmp_path_factory.mktemp("server"), gpu_section(), TENANTS) as served:
         until(lambda: fence(served)["granules"], "a narrow placement is made")
         yield served
@@ -68,18 +74,21 @@ def until(holds: Any, what: str) -> None:
 
 
 @contextmanager
-def hogs(server: Served) -> Iterator[list[float]]:
-    """Clients that ask for the hog in the block, without a pause; when each answer was there."""
-    answers, stopped = list[float](), threading.Event()
+def hogs(
+    server: Served, model: str = "hog", tenant: str = "acme", count: int = HOGS, pause: float = 0.0
+) -> Iterator[list[tuple[float, float]]]:
+    """So many clients ask for a model in the block; when each answer was there, and the milliseconds that it took."""
+    answers, stopped = list[tuple[float, float]](), threading.Event()
 
     def ask() -> None:
         with closing(Client(server.port)) as client:
-            while not stopped.is_set():
-                (y,) = client.infer("hog", "acme", {"x": np.zeros((1, 1), np.float32)}).values()
+            while not stopped.wait(pause):
+                began = time.monotonic()
+                (y,) = client.infer(model, tenant, {"x": np.zeros((1, 1), np.float32)}).values()
                 assert y.tolist() == [[0.0]]
-                answers.append(time.monotonic())
+                answers.append((time.monotonic(), (time.monotonic() - began) * 1e3))
 
-    threads = [threading.Thread(target=ask) for _ in range(HOGS)]
+    threads = [threading.Thread(target=ask) for _ in range(count)]
     for each in threads:
         each.start()
     try:
@@ -94,8 +103,8 @@ def rate(server: Served, seconds: float) -> float:
     """Answers of the hog in a second."""
     with hogs(server) as answers:
         time.sleep(seconds)
-    begin = answers[0]
-    return len(answers) / (answers[-1] - begin)
+    (begin, _), (end, _) = answers[0], answers[-1]
+    return len(answers) / (end - begin)
 
 
 def test_strains_are_held_while_a_neighbour_is_asked(server: Served, found: dict[str, Any]) -> None:
@@ -145,3 +154,44 @@ def test_a_model_that_reads_memory_runs_narrow_while_a_neighbour_is_asked(server
     assert after["launches"] - before > beside, "it ran narrow for a second at least"
     assert worked <= 1.1 * after["memory_bandwidth"] / 1e9
     assert rate(server, 2.0) > 0.75 * free, "and has again all it wants"
+
+
+def test_a_model_of_random_reads_is_held_once_a_neighbour_is_seen_to_be_slower_beside_it(
+    server: Served, found: dict[str, Any]
+) -> None:
+    """It moves few bytes, so the meter does not hold it. The neighbour asks for what reads memory, 5 ms after each answer."""
+
+    def known() -> dict[str, Any]:
+        (model,) = [each for each in fence(server)["models"] if each["model"] == "random/1"]
+        return dict(model)
+
+    def median(answers: list[tuple[float, float]]) -> float:
+        return statistics.median(took for _, took in answers)
+
+    with hogs(server, tenant="globex", count=1, pause=0.005) as alone:
+        time.sleep(4.0)
+    before = fence(server)["launches"]
+    with hogs(server, "random"), hogs(server, tenant="globex", count=1, pause=0.005) as tried:
+        began = time.monotonic()
+        time.sleep(1.5)
+        beside = list(tried)
+        until(lambda: known()["slows"], "it is found to slow its neighbour")
+        seconds = time.monotonic() - began
+    with hogs(server, "random") as free:
+        time.sleep(1.5)
+    after = fence(server)["launches"]
+    with hogs(server, "random") as narrow, hogs(server, tenant="globex", count=1, pause=0.005) as held:
+        time.sleep(3.0)
+    model = known()
+    found["fence: a model of random reads"] = {
+        "the neighbour's median ms: alone, beside, held": [median(alone), median(beside), median(held)],
+        "seconds until it was found": round(seconds, 1),
+        "its neighbour's works take so many times as long at least": model["slows"],
+        "its answers in 1.5 s alone, in 3 s held": [len(free), len(narrow)],
+        "ms at home and narrow": [model["home_ms"], model["narrow_ms"]],
+        "works that ran narrow while it was tried": after - before,
+    }
+    assert model["slows"] >= 1.5
+    assert median(held) < 1.5 * median(alone)
+    assert median(held) < median(beside) / 1.2
+    assert fence(server)["launches"] - after > len(narrow) / 2

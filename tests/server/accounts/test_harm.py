@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,9 +132,10 @@ def test_a_model_that_slows_a_neighbour_is_found_and_held(seed: int, slows: floa
 
 
 @some
-@given(seeds)
-def test_it_is_found_beside_a_neighbour_that_works_for_ten_seconds_at_a_time(seed: int) -> None:
-    burst = Model(lambda window, _: 0.3 * (window % 30 < 10))
+@pytest.mark.parametrize(("period", "most"), [(30, 10), (3, 1)])
+@given(seed=seeds)
+def test_it_is_found_beside_a_neighbour_that_works_now_and_then(seed: int, period: int, most: int) -> None:
+    burst = Model(lambda window, _: 0.3 * (window % period < most))
     device = Device(seed, acme_hog=hog(now_and_then(1.0, 100)), globex_net=burst, initech_net=Model(always(0.01)))
     assert device.run(600).found.keys() == {HOG}
 
@@ -270,7 +272,13 @@ def test_while_neighbours_or_the_model_rest_no_verdict_is_reached() -> None:
         assert device.harm.held == set(), resting
 
 
-def test_works_on_granules_of_others_and_strains_say_nothing() -> None:
+def test_a_neighbour_that_seldom_works_says_nothing() -> None:
+    device = Device(1, acme_hog=hog(now_and_then(1.0)), globex_net=Model(always(0.002)))
+    assert device.run(400).found == {}
+    assert device.seconds_held(HOG) == 0
+
+
+def test_strains_say_nothing() -> None:
     device = Device(1, acme_hog=hog(now_and_then(1.0)), globex_net=Model(always(0.2)))
     device.models["globex", "strain"] = device.models.pop(VICTIM)
     assert device.run(200).found == {}

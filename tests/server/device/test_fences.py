@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,13 @@ import pytest
 from engines import ModelRefused
 from partitions import DoesNotFit, PartitionError
 from partitions.base import Bandwidth
+from server.accounts.usage import NS, Moved
 from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.control.fence import FencedTenant
 from server.link import activity
+from server.link.messages import label_of
+from server.observing.accountant import Accountant
 from server.observing.observers import Observers
 from server.workers.narrow import NarrowPlacement
 from tests.fakes import FakePartition
@@ -24,6 +27,7 @@ MOVES = Bandwidth(memory=4 * 10**12, unit=10**12, pcie=60 * 10**9)
 ACME = TenantConfig(name="acme", granules=4, memory_bandwidth=0.5, pcie=0.25, models=("*",))
 GLOBEX = TenantConfig(name="globex", granules=2, models=("b",))
 FENCED = ACME, GLOBEX
+MS = 10**6
 ALL = 10**18
 """Bytes that no work moves in its time within its tenant's share."""
 
@@ -102,6 +106,60 @@ async def test_a_fenced_tenant_gets_a_narrow_placement_with_all_its_models(site:
     found = await fence(site)
     assert found == FencedTenant(2 * 10**12, (0, 1), 2, 15 * 10**9, 0, [], [], found.models)
     assert site.runtime.workers["globex"].narrow is None
+
+
+class Seconds:
+    """Seconds in which both tenants work, as their workers count it; globex's works take three times as long while acme's `b`
+    runs at home.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._now = 0
+        self.accountant = Accountant(site.controller.devices, None, lambda: self._now, lambda: self._now)
+        self.accountant.follow(site.controller.devices[0])
+
+    async def pass_by(self, most: int, until: Callable[[], bool]) -> None:
+        """So many seconds at most."""
+        self.accountant.start()
+        while not until():
+            assert self._now < most * NS
+            (held,) = [
+                each.moved * 1e3 > 2 * 10**12 * each.home_ms for each in (await fence(self._site)).models if each.model == "b/1"
+            ]
+            self._work("acme", 20 * MS)
+            self._work("globex", MS if held else 3 * MS)
+            self._now += NS
+            said, device = self._now, self._site.controller.devices[0]
+            self.accountant.moved(device.name, Moved(said))
+            async with asyncio.timeout(20):
+                while self.accountant.totals().devices[device.name].moved != Moved(said - NS):  # The first one is the begin.
+                    await asyncio.sleep(0)
+            await self._site.runtime.placements.settled()
+        await self.accountant.close()
+
+    def _work(self, tenant: str, took: int) -> None:
+        worker = self._site.runtime.workers[tenant]
+        (key,) = [key for key in worker.executors if label_of(key) == "b/1"]
+        counter = worker.metering.counter(worker.executors[key], key)
+        assert counter
+        for _ in range(40):
+            counter.add(took)
+
+
+async def test_a_model_beside_which_works_of_others_take_longer_runs_narrow_though_it_moves_little(site: Site) -> None:
+    for _ in range(9):
+        await site.infer("acme")  # What it takes at home has to be known.
+    seconds, device = Seconds(site), site.controller.devices[0]
+    await seconds.pass_by(150, lambda: bool(device.slows))
+    assert device.slows == {("acme", "b/1"): 3.0}
+    (known,) = [each for each in (await fence(site)).models if each.model == "b/1"]
+    assert known.slows == 3.0
+    before, admission = narrow(site).stream.ran, site.tenant("globex").lane.admission
+    kind = admission.admit()
+    await site.infer("acme")
+    admission.leave(kind, "", 0)
+    assert narrow(site).stream.ran == before + 1
 
 
 async def test_models_that_slow_others_are_shown_with_how_much(site: Site) -> None:
