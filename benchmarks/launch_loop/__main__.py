@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -31,12 +31,11 @@ from .tenants import Tenant
 
 MODELS = ("tiny", "mob", "enc")
 BRIEF = ("tiny", "mob")
-"""Those that are disturbed, and run by several tenants."""
-SECTIONS = ("bare", "closed", "disturbed", "tenants")
+"""Those that are disturbed."""
+SECTIONS = ("closed", "disturbed")
 KS = (1, 2, 8, 32)
 SLOTS = 64
-TENANTS = 4
-_KEYS = ("model", "tenants", "beside", "outstanding", "variant")
+_KEYS = ("model", "beside", "outstanding", "variant")
 _FIGURES = ("rate", "p50", "p99", "p999", "most", "cpu")
 
 
@@ -56,35 +55,26 @@ class Run:
 
     def all(self) -> None:
         """Every comparison that was asked for. What goes wrong in one is noted, and the next is tried. Blocks."""
-        granules = len(self._bench.device.granules)
         with quiet():
-            if {"bare", "closed", "disturbed"} & {*self._options.only}:
-                whole = self._bench.carve(range(granules))
-                for name in self._options.models:
-                    self._tried(name, [whole], self._one)
-            if "tenants" in self._options.only:
-                each = granules // TENANTS
-                parts = [self._bench.carve(range(each * index, each * (index + 1))) for index in range(TENANTS)]
-                for name in [model for model in self._options.models if model in BRIEF]:
-                    self._tried(name, parts, self._several)
+            whole = self._bench.carve(range(len(self._bench.device.granules)))
+            for name in self._options.models:
+                self._tried(name, whole)
 
-    def _tried(self, name: str, partitions: Sequence[Any], measure: Callable[[list[Tenant]], None]) -> None:
+    def _tried(self, name: str, partition: Any) -> None:
         try:
-            with self._tenants(name, partitions) as tenants:
-                measure(tenants)
+            model = self._bench.bind(name, partition)
+            self._progress(f"{name} is bound")
+            with closing(Tenant(self._bench.device, model, SLOTS, GilPriorities())) as tenant:
+                self._measure(tenant)
         except Exception:
-            self.failures.append(f"{name}, {len(partitions)} tenants: {traceback.format_exc()}")
+            self.failures.append(f"{name}: {traceback.format_exc()}")
             self._progress(self.failures[-1])
 
-    def _one(self, tenants: list[Tenant]) -> None:
-        (tenant,), seconds = tenants, self._options.seconds
-        self._rounds("bare", lambda: measures.bare(tenant, (1, 2, 8), seconds / 2))
-        self._rounds("closed", lambda: measures.closed_loops(tenants, KS, VARIANTS, seconds))
+    def _measure(self, tenant: Tenant) -> None:
+        seconds = self._options.seconds
+        self._rounds("closed", lambda: measures.closed_loops(tenant, KS, VARIANTS, seconds))
         if tenant.model.name in BRIEF:
             self._rounds("disturbed", lambda: measures.disturbed(tenant, VARIANTS, 5 * seconds), 1)
-
-    def _several(self, tenants: list[Tenant]) -> None:
-        self._rounds("tenants", lambda: measures.closed_loops(tenants, (1, 8), VARIANTS, self._options.seconds))
 
     def _rounds(self, section: str, measure: Callable[[], Iterator[Row]], rounds: int = 0) -> None:
         if section not in self._options.only:
@@ -102,17 +92,6 @@ class Run:
         if self._options.output:
             found = {"machine": self._facts, "failures": self.failures, "medians": medians(self.rows), "rows": self.rows}
             self._options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-    @contextmanager
-    def _tenants(self, name: str, partitions: Sequence[Any]) -> Iterator[list[Tenant]]:
-        priorities, bench = GilPriorities(), self._bench
-        with ExitStack() as stack:
-            models = [bench.bind(name, partition) for partition in partitions]
-            self._progress(f"{name} is bound {len(models)} times")
-            made = [Tenant(bench.device, model, SLOTS, priorities) for model in models]
-            for tenant in made:
-                stack.enter_context(closing(tenant))
-            yield made
 
     def _progress(self, text: str) -> None:
         print(f"{perf_counter() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
@@ -135,7 +114,7 @@ def table(found: Sequence[Row]) -> str:
     """For people: one line for each variant; latencies in microseconds."""
     lines, before = [], ""
     for row in found:
-        title = f"{row['section']}: {row['model']}, {row['tenants']} tenants"
+        title = f"{row['section']}: {row['model']}"
         if title != before:
             lines += ["", title, f"{'':26} {'':24} {'1/s':>9} {'p50':>9} {'p99':>9} {'p99.9':>9} {'CPU us':>8}"]
             before = title

@@ -63,20 +63,12 @@ class Driver:
         self._process = subprocess.Popen(command, pass_fds=files, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._receive()
 
-    def start(self, load: Load) -> None:
-        """Begin a phase."""
+    def run(self, load: Load) -> Outcome:
+        """A whole phase. Blocks. Raises RuntimeError if the process has ended."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(load._replace(body=load.body.hex())).encode() + b"\n")  # type: ignore[arg-type]
         self._process.stdin.flush()
-
-    def finish(self) -> Outcome:
-        """Wait for the end of the phase. Blocks. Raises RuntimeError if the process has ended."""
         return Outcome(*self._receive())
-
-    def run(self, load: Load) -> Outcome:
-        """A whole phase. Blocks."""
-        self.start(load)
-        return self.finish()
 
     def close(self) -> None:
         """End the process."""

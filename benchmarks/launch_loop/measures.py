@@ -2,19 +2,13 @@
 
 import ctypes
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
 
-import numpy as np
-
-from engines import Work
-
 from .driver import Load, Outcome
-from .native import Latencies, percentiles
+from .native import Latencies
 from .tenants import Tenant, Variant
 
 Row = dict[str, Any]
@@ -32,11 +26,11 @@ RATE = 250.0
 """Tickets a second while the interpreter is held: 64 slots last for 200 ms and more."""
 
 
-def closed_loops(tenants: Sequence[Tenant], ks: Sequence[int], variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
-    """One round: all tenants at once, each with k tickets outstanding."""
+def closed_loops(tenant: Tenant, ks: Sequence[int], variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
+    """One round: k tickets outstanding."""
     for k in ks:
         for variant in variants:
-            yield _phase(tenants, variant, [tenant.load(k, seconds) for tenant in tenants]) | {"outstanding": k}
+            yield _phase(tenant, variant, tenant.load(k, seconds)) | {"outstanding": k}
 
 
 def disturbed(tenant: Tenant, variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
@@ -44,39 +38,28 @@ def disturbed(tenant: Tenant, variants: Sequence[Variant], seconds: float) -> It
     for name, disturbance in DISTURBANCES.items():
         for variant in variants:
             with disturbance():
-                row = _phase([tenant], variant, [tenant.load(tenant.slots, seconds, RATE)])
+                row = _phase(tenant, variant, tenant.load(tenant.slots, seconds, RATE))
             yield row | {"beside": name}
 
 
-def bare(tenant: Tenant, ks: Sequence[int], seconds: float) -> Iterator[Row]:
-    """One round: the engine without a link, k works ahead."""
-    for k in ks:
+def _phase(tenant: Tenant, variant: Variant, load: Load) -> Row:
+    """Works a second, latencies, and CPU time of this process for each work, in microseconds, while this variant serves."""
+    with tenant.served_by(variant):
+        _warm_up(tenant, variant)
         began = time.process_time()
-        count, latencies = tenant.on_thread(partial(_python_bare, tenant, k, seconds))
+        outcome = tenant.driver.run(load)
         cpu = time.process_time() - began
-        yield _row([tenant], "engine", count / seconds, latencies, cpu / max(1, count)) | {"outstanding": k}
-
-
-def _phase(tenants: Sequence[Tenant], variant: Variant, loads: Sequence[Load]) -> Row:
-    """All tenants at once, served by this variant."""
-    with ExitStack() as stack:
-        for tenant in tenants:
-            stack.enter_context(tenant.served_by(variant))
-        for tenant in tenants:
-            _warm_up(tenant, variant)
-        began = time.process_time()
-        for tenant, load in zip(tenants, loads, strict=True):
-            tenant.driver.start(load)
-        outcomes = [tenant.driver.finish() for tenant in tenants]
-        cpu = time.process_time() - began
-    taken = sum(outcome.taken for outcome in outcomes)
-    rate = sum(outcome.counted / load.seconds for outcome, load in zip(outcomes, loads, strict=True))
-    worst = Latencies(*[max(getattr(outcome, name) for outcome in outcomes) for name in Latencies._fields])
-    row = _row(tenants, variant.name, rate, worst, cpu / max(1, taken))
-    row["flaw"] = "; ".join(_flaws(tenants, outcomes))
-    if variant.loop and not all(tenant.looped for tenant in tenants):
-        row["flaw"] += "; the launch loop launched nothing"
-    return row
+    flaw = "; ".join(_flaws(tenant, outcome))
+    if variant.loop and not tenant.looped:
+        flaw += "; the launch loop launched nothing"
+    return {
+        "model": tenant.model.name,
+        "variant": variant.name,
+        "rate": outcome.counted / load.seconds,
+        **{name: getattr(outcome, name) for name in Latencies._fields},
+        "cpu": cpu / max(1, outcome.taken) * 1e6,
+        "flaw": flaw,
+    }
 
 
 def _warm_up(tenant: Tenant, variant: Variant) -> None:
@@ -88,44 +71,11 @@ def _warm_up(tenant: Tenant, variant: Variant) -> None:
             return
 
 
-def _flaws(tenants: Sequence[Tenant], outcomes: Sequence[Outcome]) -> Iterator[str]:
-    for tenant, outcome in zip(tenants, outcomes, strict=True):
-        if outcome.flaw:
-            yield outcome.flaw
-        if wrong := tenant.wrong(outcome.slots):
-            yield f"{wrong} of {len(outcome.slots)} answers were wrong"
-
-
-def _row(tenants: Sequence[Tenant], variant: str, rate: float, latencies: Latencies, cpu: float) -> Row:
-    """Works a second of all tenants; latencies of the worst, and CPU time of this process for each work, in microseconds."""
-    return {
-        "model": tenants[0].model.name,
-        "tenants": len(tenants),
-        "variant": variant,
-        "rate": rate,
-        **latencies._asdict(),
-        "cpu": cpu * 1e6,
-        "flaw": "",
-    }
-
-
-def _python_bare(tenant: Tenant, k: int, seconds: float) -> tuple[int, Latencies]:
-    """`Executor.enqueue` and `Work.wait`, k works ahead."""
-    executor, asks = tenant.model.executor, [tenant.ask(slot) for slot in range(k)]
-    works: deque[tuple[Work, int]] = deque()
-    latencies: list[int] = []
-    until, number = time.monotonic_ns() + int(seconds * 1e9), 0
-    while (now := time.monotonic_ns()) < until:
-        if len(works) == k:
-            work, began = works.popleft()
-            work.wait()
-            latencies.append(time.monotonic_ns() - began)
-            now = time.monotonic_ns()
-        works.append((executor.enqueue(*asks[number % k]), now))
-        number += 1
-    for work, _ in works:
-        work.wait()
-    return len(latencies), percentiles(np.array(latencies, np.int64))
+def _flaws(tenant: Tenant, outcome: Outcome) -> Iterator[str]:
+    if outcome.flaw:
+        yield outcome.flaw
+    if wrong := tenant.wrong(outcome.slots):
+        yield f"{wrong} of {len(outcome.slots)} answers were wrong"
 
 
 @contextmanager

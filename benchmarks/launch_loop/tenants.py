@@ -1,6 +1,6 @@
 """A tenant of the comparison: a link, a driver process, and workers with and without the launch loop that take turns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -107,10 +107,6 @@ class Tenant:
             self.model.differs(outputs[slot, : wanted.nbytes].copy(), wanted)
             for slot, wanted in ((slot, self._wanted[slot % INPUTS]) for slot in slots)
         )
-
-    def on_thread(self, function: Callable[[], Any]) -> Any:
-        """Call it on a thread of the partition."""
-        return self.model.partition.run(function)
 
     def ask(self, slot: int) -> tuple[list[Tensor], Room]:
         """The arguments of `Executor.enqueue` for this slot."""
