@@ -68,27 +68,21 @@ class Placements(Protocol):
     """What its tenants have beside their homes: wide and narrow placements, and those ready for a move."""
 
     async def narrow(self, tenants: Collection[str]) -> None:
-        """Have these tenants use their home partitions alone, until `stretch`, and return when they do; they are served on.
+        """Have these tenants keep off their wide partitions until `plan`, and return when they do; they are served on.
 
         Raises Conflict, naming a tenant whose work takes longer than `server.max_pause`.
         """
 
-    async def stretch(self, plans: Mapping[str, Wide]) -> None:
-        """Give its tenants the wide partitions of this plan, and all others none; what is as planned already is used again.
+    async def plan(self, wide: Mapping[str, Wide], fences: Mapping[str, Fence]) -> None:
+        """Give its tenants these wide partitions, and hold them to these shares of bandwidth; all others have none.
 
-        The rest is made in the background. One that cannot be made is left out, and logged.
+        What is as planned already is used again; the rest is made in the background, or left out and logged if it cannot be.
         """
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         """Have models of its tenants ready on these granules too; all others have none. Returns when they are: what there is.
 
         A move of a tenant to one of them only has to switch. One that cannot be made is left out, and logged.
-        """
-
-    async def fence(self, plans: Mapping[str, Fence]) -> None:
-        """Hold its tenants to their shares of bandwidth by this plan, and all others to none.
-
-        Narrow placements are made in the background. What cannot be made is left out, and logged.
         """
 
     async def moved(self, figures: Mapping[str, Mapping[str, Count]]) -> None:

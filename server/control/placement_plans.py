@@ -20,7 +20,6 @@ from .device_runtime import DeviceRuntime
 from .fence import Fence, FencedTenant, plan_fences
 from .stretch import Wide, WidePartition, plan_wide
 
-lending_log = logging.getLogger("greenlane.lending")
 fence_log = logging.getLogger("greenlane.fence")
 ladder_log = logging.getLogger("greenlane.ladder")
 _FAILURES = (RequestError, EngineError, PartitionError)
@@ -42,8 +41,8 @@ class PlacementPlans:
         self._changing = changing
         self._logged: dict[str, list[ReadyShare]] = {}
         """What was ready for a move when the last plan was carried out, by tenant."""
-        self._fencing: set[str] = set()
-        """Devices with a fence that was sent, and not taken back."""
+        self._placing: set[str] = set()
+        """Devices with a fence or a wide partition that was sent, and not taken back."""
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
 
@@ -180,24 +179,17 @@ class PlacementPlans:
         """Every device side is sent all that is planned, as the plan before may not have come to all of them."""
         async with self._changing:
             for device in self._devices:
-                before, device.fences = device.fences, self._plan_fences(device)
+                before, device.fences, device.wide = device.fences, self._plan_fences(device), self._plan_wide(device)
                 _log_notes(before, device.fences)
-                if device.fences:
-                    self._fencing.add(device.name)
-                for runtime in device.distinct() if device.name in self._fencing else ():
+                if planned := bool(device.fences or device.wide):
+                    self._placing.add(device.name)
+                for runtime in device.distinct() if device.name in self._placing else ():
                     try:
-                        await runtime.placements.fence(device.of(runtime, device.fences))
+                        await runtime.placements.plan(device.of(runtime, device.wide), device.of(runtime, device.fences))
                     except _FAILURES as error:
-                        fence_log.warning("no fences for now: %s", error)
-                if not device.fences:
-                    self._fencing.discard(device.name)
-            for device in self._devices if self._any("burst") else ():
-                device.wide = self._plan_wide(device)
-                for runtime in device.distinct():
-                    try:
-                        await runtime.placements.stretch(device.of(runtime, device.wide))
-                    except _FAILURES as error:
-                        lending_log.warning("no wide partitions for now: %s", error)
+                        ladder_log.warning("nothing but their shares for tenants of device %s for now: %s", device.name, error)
+                if not planned:
+                    self._placing.discard(device.name)
         for device in self._devices if self._any("ladder") else ():
             plans = self.plan_ready(device)
             for runtime in device.distinct():

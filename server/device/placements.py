@@ -71,15 +71,11 @@ class Placements:
                 waiting[name].cancel()
             raise Conflict(f"tenant {late[0]}: {self.of(late[0]).stretch.too_late}; nothing was changed")
 
-    async def stretch(self, plans: Mapping[str, Wide]) -> None:
-        for name in dict.fromkeys((*self._tenants, *plans)):
-            (each := self.of(name)).plan(each.stretch, plans.get(name))
-        if plans and self._looking is None:
+    async def plan(self, wide: Mapping[str, Wide], fences: Mapping[str, Fence]) -> None:
+        for name in dict.fromkeys((*self._tenants, *wide, *fences)):
+            self.of(name).plan(wide.get(name), fences.get(name))
+        if wide and self._looking is None:
             self._looking = asyncio.get_running_loop().call_later(LOOK, self.look)
-
-    async def fence(self, plans: Mapping[str, Fence]) -> None:
-        for name in dict.fromkeys((*self._tenants, *plans)):
-            (each := self.of(name)).plan(each.fence, plans.get(name))
 
     def set_page(self, tenant: str, page: int | None) -> None:
         """A tenant, here or elsewhere, has this activity page from now on, which belongs to this; None if it has gone."""

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
 
 from engines import EngineError, Executor
 from engines.memory import added
@@ -12,13 +11,15 @@ from partitions import PartitionError
 from partitions.plan import Granules
 
 from ..control.descriptions import Beside, ReadyShare
+from ..control.fence import Fence
+from ..control.stretch import Wide
 from ..link.messages import ModelKey, label_of
 from ..workers.narrow import NarrowPlacement
 from ..workers.placement import Placement, Refusal, close_all
 from ..workers.wide import WidePlacement
 from ..workers.worker import Worker
 from .paged_executor import bound
-from .side import Means, Plan, Side
+from .side import Means
 from .tenant_fence import TenantFence
 from .tenant_stretch import TenantStretch
 
@@ -52,9 +53,10 @@ class TenantPlacements:
         """The tenant's current one. Any thread."""
         return self._means.workers.get(self._name)
 
-    def plan(self, side: Side[Plan, Any], plan: Plan | None) -> None:
-        """Have the placement of this plan in one of the tenant's roles, or none. Does not wait."""
-        if side.set(plan):
+    def plan(self, wide: Wide | None, fence: Fence | None) -> None:
+        """Have the placements of these plans, or none. Does not wait."""
+        changed = self.stretch.set(wide), self.fence.set(fence)
+        if any(changed):
             self.follow()
 
     def hold(self, wanted: Iterable[Granules]) -> None:

@@ -152,7 +152,7 @@ class KeptLists:
 
 
 class KeptState:
-    """Of one device side, by tenant: `plans` are wide partitions, `fences` hold tenants to shares of bandwidth, `ready` are the
+    """Of one device side, by tenant: `wide` are wide partitions, `fences` hold tenants to shares of bandwidth, `ready` are the
     granules on which models are ready too.
     """
 
@@ -162,7 +162,7 @@ class KeptState:
         self.names = KnownNames()
         self.affinity: tuple[frozenset[int], frozenset[int]] | None = None
         """The host's cores of the process, and of its builds."""
-        self.plans: Mapping[str, Wide] = {}
+        self.wide: Mapping[str, Wide] = {}
         self.fences: Mapping[str, Fence] = {}
         self.ready: dict[str, list[Granules]] = {}
         self._granules: dict[str, Granules] = {}
@@ -178,12 +178,11 @@ class KeptState:
     def on_moved(self, granules: Mapping[str, Granules]) -> None:
         """These tenants have these granules now. Wide partitions are planned again after a move, and fences."""
         self._granules |= granules
-        self.plans = {}
-        self.fences = {}
+        self.wide, self.fences = {}, {}
 
     def on_narrowed(self, tenants: Collection[str]) -> None:
         """These tenants have no wide partition for now."""
-        self.plans = {name: plan for name, plan in self.plans.items() if name not in tenants}
+        self.wide = {name: plan for name, plan in self.wide.items() if name not in tenants}
 
     def on_changed(self, change: Change) -> None:
         """A model was loaded or unloaded on request, as the process says."""

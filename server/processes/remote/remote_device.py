@@ -97,13 +97,9 @@ class RemotePlacements:
         with suppress(Unavailable):  # A process that has ended uses nothing.
             await self._process.narrow(tenants)
 
-    async def stretch(self, plans: Mapping[str, Wide]) -> None:
-        self._kept.plans = dict(plans)
-        await self._process.stretch(plans)
-
-    async def fence(self, plans: Mapping[str, Fence]) -> None:
-        self._kept.fences = dict(plans)
-        await self._process.fence(plans)
+    async def plan(self, wide: Mapping[str, Wide], fences: Mapping[str, Fence]) -> None:
+        self._kept.wide, self._kept.fences = dict(wide), dict(fences)
+        await self._process.plan(wide, fences)
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self._kept.ready = {name: list(each) for name, each in ready.items()}

@@ -217,12 +217,9 @@ class RemoteRuntime:
         text = f"%s serves again: %s; %.2f s after the last one ended ({parts})"
         log.info(text, self.label, ", ".join(self.frontends) or "no tenant", sum(took), *took)
         self.tenants.resume()
-        if self.kept.fences:
+        if self.kept.wide or self.kept.fences:
             with suppress(RequestError):
-                await self.placements.fence(self.kept.fences)
-        if self.kept.plans:
-            with suppress(RequestError):
-                await self.placements.stretch(self.kept.plans)
+                await self.placements.plan(self.kept.wide, self.kept.fences)
         if self.kept.ready:  # Not waited for: connections wait for the end of this.
             send(proxy(Placements, channel).hold(self.kept.ready))
 

@@ -11,6 +11,7 @@ from server.control.controlled_device import ControlledDevice
 from server.control.descriptions import Beside, DeviceInfo, ReadyShare
 from server.control.fence import Fence, FencedTenant
 from server.control.placement_plans import PlacementPlans
+from server.control.stretch import Wide
 from server.errors import Unavailable
 
 from .test_several_devices import FakeRuntime
@@ -31,12 +32,12 @@ class Runtime(FakeRuntime):
         self.name = name
         self.fenced: list[Mapping[str, Fence]] = []
 
-    async def fence(self, plans: Mapping[str, Fence]) -> None:
+    async def plan(self, wide: Mapping[str, Wide], fences: Mapping[str, Fence]) -> None:
         self.asked.set()
         await self.free.wait()
         if self.away:
             raise Unavailable("it is being started again")
-        self.fenced.append(plans)
+        self.fenced.append(fences)
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         self.asked.set()

@@ -301,10 +301,10 @@ async def test_a_plan_that_comes_again_while_its_placement_is_being_taken_away_l
     gate = site.script.hold("run")
     (asking,) = await site.asked(1)
     await asyncio.to_thread(gate.wait_for_arrival)
-    await site.runtime.placements.fence({})
+    await site.runtime.placements.plan({}, {})
     while not before.suspended:
         await asyncio.sleep(0)
-    await site.runtime.placements.fence(plans)
+    await site.runtime.placements.plan({}, plans)
     gate.open()
     await asking
     await site.settled()
@@ -323,7 +323,7 @@ async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, 
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         plan = site.controller.devices[0].fences["acme"]
-        await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
+        await site.runtime.placements.plan({}, {"acme": plan._replace(granules=(0,))})
         await asyncio.wait_for(site.settled(), 30)
         why = "an inference there has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its narrow placement for now: {why}" in caplog.text
@@ -344,19 +344,19 @@ async def test_a_placement_that_cannot_be_made_is_said_and_tried_again(root: Pat
         await site.settled()
         site.script.fail("carve", error=PartitionError("no room"))
         plan = site.controller.devices[0].fences["acme"]
-        await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
+        await site.runtime.placements.plan({}, {"acme": plan._replace(granules=(0,))})
         await site.settled()
         assert (await fence(site)).problems == ["granules [0]: no room"]
         assert "tenant acme has no narrow placement, so nothing holds its memory bandwidth" in caplog.text
         await site.infer("acme")
-        await site.runtime.placements.fence({"acme": plan._replace(granules=(0,))})
+        await site.runtime.placements.plan({}, {"acme": plan._replace(granules=(0,))})
         await site.settled()
         assert (narrow(site).granules, (await fence(site)).problems) == ((0,), [])
 
 
 async def test_a_plan_for_granules_that_the_tenant_no_longer_has_is_not_carried_out(site: Site) -> None:
     plan = site.controller.devices[0].fences["acme"]
-    await site.runtime.placements.fence({"acme": plan._replace(granules=(0, 5))})
+    await site.runtime.placements.plan({}, {"acme": plan._replace(granules=(0, 5))})
     await site.settled()
     assert site.runtime.workers["acme"].narrow is None
     assert (await fence(site)).problems[0].startswith("granules [0, 5]: the tenant has others now")
@@ -371,9 +371,9 @@ async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
     async with serving(root, tenants=FENCED, moves=MOVES) as site:
         await site.settled()
         site.script.fail("bind", error=ModelRefused("no such kernels"))
-        await site.runtime.placements.fence({})
+        await site.runtime.placements.plan({}, {})
         await site.settled()
-        await site.runtime.placements.fence(site.controller.devices[0].fences)
+        await site.runtime.placements.plan({}, site.controller.devices[0].fences)
         await site.settled()
         (problem,) = (await fence(site)).problems
         assert problem == "a/1: no such kernels"
@@ -474,7 +474,7 @@ async def test_a_load_that_waits_for_pcie_hurries_once_nothing_is_to_be_held(sit
     while not pace.shared.free_in:
         await asyncio.sleep(0)
     plan = site.controller.devices[0].fences["acme"]
-    await site.runtime.placements.fence({"acme": plan._replace(neighbours=("globex", "initech"))})
+    await site.runtime.placements.plan({}, {"acme": plan._replace(neighbours=("globex", "initech"))})
     assert site.runtime.workers["acme"].pace is pace, "it goes on when a neighbour comes, with what pays to it"
     assert not loading.done()
     if why == "the server stops":
@@ -483,7 +483,7 @@ async def test_a_load_that_waits_for_pcie_hurries_once_nothing_is_to_be_held(sit
         await asyncio.wait_for(site.runtime.release("acme"), 30)
         site.frontends.pop("acme")
     else:
-        await site.runtime.placements.fence({})
+        await site.runtime.placements.plan({}, {})
     await asyncio.wait_for(loading, 30)
     admission.leave(kind, "", 0)
 

@@ -204,7 +204,7 @@ async def test_a_wide_work_that_does_not_end_holds_up_no_later_change(root: Path
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await site.runtime.placements.stretch({})
+        await site.runtime.placements.plan({}, {})
         await asyncio.wait_for(site.settled(), 30)
         why = "an inference on granules of others has been running for 0.1 s (server.max_pause)"
         assert f"tenant acme keeps its wide partition for now, and does not use it: {why}" in caplog.text
@@ -230,7 +230,7 @@ async def test_a_move_waits_for_a_wide_work_on_when_a_change_before_it_gives_tha
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await site.runtime.placements.stretch({})
+        await site.runtime.placements.plan({}, {})
         while not placement(site).suspended:
             await asyncio.sleep(0)
         narrowing = asyncio.ensure_future(site.runtime.placements.of("acme").stretch.pause())
@@ -245,12 +245,12 @@ async def test_what_is_to_be_ready_is_made_though_a_change_of_the_wide_partition
     gate = site.script.hold("run")
     (asking,) = await site.asked(1)
     await asyncio.to_thread(gate.wait_for_arrival)
-    await site.runtime.placements.stretch({})
+    await site.runtime.placements.plan({}, {})
     while not placement(site).suspended:
         await asyncio.sleep(0)
     holding = asyncio.ensure_future(site.runtime.placements.hold({"acme": [(0, 1, 6)]}))
     await asyncio.sleep(0)
-    await site.runtime.placements.stretch(site.controller.devices[0].wide)
+    await site.runtime.placements.plan(site.controller.devices[0].wide, {})
     assert [(state.granules, state.models) for state in (await holding)["acme"]] == [((0, 1, 6), 2)]
     gate.open()
     await asking
@@ -264,11 +264,11 @@ async def test_a_plan_that_comes_again_while_the_loop_forgets_the_wide_partition
 
     def revoke_late() -> None:
         worker.revoke = revoke  # type: ignore[method-assign]
-        asyncio.run_coroutine_threadsafe(site.runtime.placements.stretch(plans), loop).result(30)
+        asyncio.run_coroutine_threadsafe(site.runtime.placements.plan(plans, {}), loop).result(30)
         revoke()
 
     worker.revoke = revoke_late  # type: ignore[method-assign]
-    await site.runtime.placements.stretch({})
+    await site.runtime.placements.plan({}, {})
     await site.settled()
     assert placement(site) is before
     await go_wide(site)
@@ -276,7 +276,7 @@ async def test_a_plan_that_comes_again_while_the_loop_forgets_the_wide_partition
 
 async def test_more_than_the_burst_is_refused_with_the_numbers(site: Site) -> None:
     with pytest.raises(DoesNotFit, match=r"acme: 6 granules, but tenants.acme.burst allows 5 at most"):
-        await site.controller.repartition({"acme": 6})
+        await site.controller.repartition({"acme": 6, "globex": 1, "initech": 1})
 
 
 async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:

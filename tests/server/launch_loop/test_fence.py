@@ -448,7 +448,7 @@ async def test_a_model_that_was_paged_out_may_borrow_again_from_when_it_is_ready
         means = Means(bench.device, {"acme": worker}, TenantLocks(["acme"]), pages, numbers, 10, threads)
         placements = TenantPlacements("acme", means)
         worker.serve(bench.endpoint)
-        placements.plan(placements.stretch, Wide((0, 1), {"globex": (1,)}, 1.0))
+        placements.plan(Wide((0, 1), {"globex": (1,)}, 1.0), None)
         await placements.settled()
         assert worker.wide
         assert worker.runner

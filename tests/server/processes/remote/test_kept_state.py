@@ -15,10 +15,10 @@ def test_placements_that_were_planned_before_a_move_are_not_those_of_a_replaceme
     """Their granules may be other tenants' by now."""
     kept = KeptState()
     kept.on_started({"acme": (0, 1), "globex": (2, 3)})
-    kept.plans = {"acme": Wide((0, 1, 3), {"globex": (3,)}, 0.001)}
+    kept.wide = {"acme": Wide((0, 1, 3), {"globex": (3,)}, 0.001)}
     kept.fences = {"acme": Fence(("globex",), 10**12, (1,))}
     kept.on_moved({"acme": (0,), "globex": (1, 2, 3)})
-    assert kept.plans == kept.fences == {}
+    assert kept.wide == kept.fences == {}
     assert kept.start({})[0] == {"acme": (0,), "globex": (1, 2, 3)}
 
 
@@ -35,9 +35,9 @@ def test_configurations_of_loads_are_not_kept_without_end(caplog: pytest.LogCapt
 
 def test_a_tenant_whose_wide_partition_was_taken_away_has_none_and_the_others_keep_theirs() -> None:
     kept = KeptState()
-    kept.plans = {name: Wide((0, 1), {"globex": (1,)}, 0.001) for name in ("acme", "initech")}
+    kept.wide = {name: Wide((0, 1), {"globex": (1,)}, 0.001) for name in ("acme", "initech")}
     kept.on_narrowed(["acme"])
-    assert list(kept.plans) == ["initech"]
+    assert list(kept.wide) == ["initech"]
 
 
 class UsedFrontend(RemoteFrontend):
