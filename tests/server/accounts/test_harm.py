@@ -273,7 +273,7 @@ def test_while_neighbours_or_the_model_rest_no_verdict_is_reached() -> None:
 
 
 def test_a_neighbour_that_seldom_works_says_nothing() -> None:
-    device = Device(1, acme_hog=hog(now_and_then(1.0)), globex_net=Model(always(0.002)))
+    device = Device(1, acme_hog=hog(now_and_then(1.0)), globex_net=Model(always(0.0003)))
     assert device.run(400).found == {}
     assert device.seconds_held(HOG) == 0
 
