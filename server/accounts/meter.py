@@ -4,7 +4,9 @@ Works of one stream do not overlap: a work begins at the later of its launch and
 """
 
 from ctypes import Array, addressof, c_uint64
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from engines.base import DeviceTime
 
 from .usage import Usage
 
@@ -14,22 +16,6 @@ class Place(NamedTuple):
 
     home: int
     lent: tuple[tuple[str, int], ...] = ()
-
-
-class DeviceTime(Protocol):
-    """What the device itself has measured of one executor's works; see `engines.base.DeviceTime`."""
-
-    @property
-    def ns(self) -> int:
-        """Nanoseconds that they ran."""
-
-    @property
-    def works(self) -> int:
-        """How many they were."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the executor was closed, so that this changes no more."""
 
 
 class Counter:

@@ -12,10 +12,9 @@ from engines import Signature, TensorSpec, wire
 from ..errors import BadRequest, TooLarge
 from ..link.messages import Shape
 from ..link.slots import Slot
-from .binary_tensors import checked, needs_check
 from .json_document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
 from .json_tensors import InputDeclaration
-from .split_body import Awaited, Buffer, RequestBody, SplitBody
+from .split_body import Awaited, Buffer, RequestBody, SplitBody, checked, needs_check
 
 _MAX_DIMENSIONS = 64
 """As in numpy. No model has more, and multiplying a body full of dimensions would take seconds."""

@@ -1,9 +1,14 @@
-"""A request body, split into its JSON and the binary tensors after it, which may not have arrived yet."""
+"""A request body, split into its JSON and the binary tensors after it, which may not have arrived yet, and are checked."""
 
+import math
+from collections import deque
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from engines import TensorSpec, wire
+
 from ..errors import BadRequest, TooLarge
-from .binary_tensors import checked
 from .json_document import Object, count, unsigned
 from .json_tensors import InputDeclaration, from_json
 
@@ -87,3 +92,26 @@ class SplitBody(RequestBody):
         if self.binary is None:
             return Awaited(self.start + self.taken - size, size)
         return self.binary[self.taken - size : self.taken]
+
+
+def needs_check(spec: TensorSpec) -> bool:
+    """Whether some bit patterns are not valid for the data type, so that its contents have to be checked."""
+    return spec.datatype.kind in ("bytes", "bool")
+
+
+def checked(data: memoryview, declared: InputDeclaration) -> memoryview:
+    """The binary data, with every element checked to be valid for the data type."""
+    kind = declared.spec.datatype.kind
+    if kind == "bytes":
+        _check_elements(data, declared)
+    elif kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+        raise BadRequest(f"{declared}: bytes other than 0 and 1 in its binary data; expected one of them for each element")
+    return data
+
+
+def _check_elements(data: memoryview, declared: InputDeclaration) -> None:
+    """Check the lengths that precede the elements of a BYTES tensor; the elements may be any bytes."""
+    try:
+        deque(wire.starts(data, math.prod(declared.shape)), maxlen=0)
+    except ValueError as error:
+        raise BadRequest(f"{declared}: {error}") from error

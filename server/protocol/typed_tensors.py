@@ -8,10 +8,9 @@ import numpy as np
 from engines import wire
 
 from ..errors import BadRequest
-from .binary_tensors import checked
 from .json_document import Object, count
 from .json_tensors import Array, InputDeclaration
-from .split_body import Buffer, RequestBody
+from .split_body import Buffer, RequestBody, checked
 
 FIELDS = {
     "BOOL": "bool_contents",
