@@ -6,11 +6,10 @@ counter's name. So they are of its unknown type here, and counters in the text (
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from operator import index
-from types import MappingProxyType
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,11 +20,9 @@ from ..api.dependencies import RequireAdmin
 from ..api.openapi import Responses, errors, operation_id
 from ..config.tenant import TenantConfig
 from ..control.controller import Controller
-from ..control.descriptions import Execution, TenantMemory
-from ..control.fence import FencedTenant
-from ..control.stretch import WidePartition
 from ..http.compression import choose, compress
 from ..observing.observers import Observers
+from ..observing.overview import Details, details
 from ..tenants.catalog import UNLOADED
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, FIRST_BOUNDS, ModelStatistics
@@ -97,15 +94,8 @@ _DOCUMENTED: Responses = {
 @router.get("/metrics", response_class=Response, responses={**_DOCUMENTED, **errors(400, 401, 503)})
 async def metrics(request: Request, controller: ControllerDep, observers: ObserversDep) -> Response:
     """All counts, by tenant and model. Compressed if the client takes that: there are a hundred lines for each."""
-    reports, executions, memory, wide, fences, _ = await asyncio.gather(
-        controller.reports(),
-        controller.executions(),
-        controller.memory(),
-        controller.placements.wide(),
-        controller.placements.fences(),
-        observers.accountant.collect(),
-    )
-    found = list(ServerCollector(controller, observers, reports, executions, memory, wide, fences).collect())
+    reports, now, _ = await asyncio.gather(controller.reports(), details(controller), observers.accountant.collect())
+    found = list(ServerCollector(controller, observers, reports, now).collect())
     body = await asyncio.to_thread(_written, found)  # Some megabytes, with thousands of models.
     if not (encoding := choose(request.headers.get("accept-encoding", ""))):
         return Response(body, media_type=CONTENT_TYPE_LATEST)
@@ -118,26 +108,18 @@ def _written(found: list[Metric]) -> bytes:
 
 
 class ServerCollector(Collector):
-    """The metrics of a server at one moment; `reports` are those of its tenants, `executions` those of their models, which take
-    `memory` of the device, `wide` the tenants' wide partitions, and `fences` what holds tenants.
-    """
+    """The metrics of a server at one moment; `reports` are those of its tenants."""
 
     def __init__(
         self,
         controller: Controller,
         observers: Observers,
         reports: Sequence[tuple[TenantConfig, Report]],
-        executions: Sequence[Execution],
-        memory: Sequence[TenantMemory] = (),
-        wide: Mapping[str, WidePartition] = MappingProxyType({}),
-        fences: Mapping[str, FencedTenant] = MappingProxyType({}),
+        now: Details,
     ) -> None:
         self._controller = controller
         self._observers = observers
-        self._executions = executions
-        self._memory = memory
-        self._wide = wide
-        self._fences = fences
+        self._now = now
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
@@ -154,9 +136,9 @@ class ServerCollector(Collector):
         yield tenant_metrics.targets(self._reports)
         yield from self._granules()
         yield from usage.families(self._controller, self._observers.accountant)
-        yield from families(self._memory)
-        yield from tenant_metrics.wide(self._reports, self._wide)
-        yield from tenant_metrics.fences(self._fences)
+        yield from families(self._now.memory)
+        yield from tenant_metrics.wide(self._reports, self._now.wide)
+        yield from tenant_metrics.fences(self._now.fences)
         yield tenant_metrics.limits(self._reports)
         weights = {name: self._controller.config.version_weights(name) for name in self._controller.tenants}
         yield tenant_metrics.versions(weights, self._reports)
@@ -202,7 +184,7 @@ class ServerCollector(Collector):
             "refused), or unverified, as there was nothing to compare with",
             labels=[*_MODEL_LABELS, "verdict"],
         )
-        for execution in self._executions:
+        for execution in self._now.executions:
             with suppress(KeyError, TypeError):  # What one process describes badly breaks no other tenant's metrics.
                 labels = [execution.name, execution.version, execution.tenant]
                 graphs.add_metric([*labels, str(execution.description["graphs"])], 1)

@@ -64,12 +64,18 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What changes seldom."""
+    """What changes seldom: how models run, the memory that they take, the tenants' wide partitions, and what holds tenants."""
 
     executions: Sequence[Execution] = ()
     memory: Sequence[TenantMemory] = ()
     wide: Mapping[str, WidePartition] = field(default_factory=dict)
     fences: Mapping[str, FencedTenant] = field(default_factory=dict)
+
+
+async def details(controller: Watched) -> Details:
+    """The details now."""
+    placements = controller.placements
+    return Details(*await asyncio.gather(controller.executions(), controller.memory(), placements.wide(), placements.fences()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class Overview:
         for name, report in answered.items():
             self._note_failures(name, report)
         if self._detailed is None or now - self._detailed >= SLOW:
-            self._details, self._detailed = await self._ask_details(), now
+            self._details, self._detailed = await details(self._controller), now
         return Look([self._tenant(*each) for each in reports], self._used(), self._details)
 
     def _grown(self, latest: Mapping[str, Counted]) -> dict[str, Need]:
@@ -205,14 +211,6 @@ class Overview:
             if added := count - before if count >= before else count:
                 self.problems.add(text, name, added)
             self._failed[name, text] = count
-
-    async def _ask_details(self) -> Details:
-        controller = self._controller
-        return Details(
-            *await asyncio.gather(
-                controller.executions(), controller.memory(), controller.placements.wide(), controller.placements.fences()
-            ),
-        )
 
     def _tenant(self, config: TenantConfig, report: Report) -> TenantLook:
         name, ends = config.name, None if report.age else self._history.ends(config.name)

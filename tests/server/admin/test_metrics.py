@@ -11,6 +11,7 @@ from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.control.descriptions import Execution
 from server.observing.observers import Observers
+from server.observing.overview import Details
 from tests.server.device.test_runtime import add_model, serving
 
 DESCRIBED: dict[str, Any] = {"graphs": "off", "counts": {"padded": 3}}
@@ -35,7 +36,7 @@ async def test_a_process_that_describes_its_models_badly_breaks_no_other_tenants
         add_model(tmp_path, name)
     async with serving(tmp_path) as site:
         found = [Execution("acme", "a", "1", description), Execution("globex", "b", "1", DESCRIBED)]
-        written = text(ServerCollector(site.controller, Observers(site.controller), [], found).collect())
+        written = text(ServerCollector(site.controller, Observers(site.controller), [], Details(found)).collect())
     assert 'greenlane_padded_inferences_total{model="b",tenant="globex",version="1"} 3.0\n' in written
 
 
@@ -59,7 +60,7 @@ async def test_what_a_process_calls_its_models_is_in_no_other_label(tmp_path: Pa
         honest, device.runtimes = device.runtimes, {"acme": side}
         await observers.accountant.collect()
         device.runtimes = honest
-        written = text(ServerCollector(site.controller, observers, [], []).collect())
+        written = text(ServerCollector(site.controller, observers, [], Details()).collect())
     works = [line for line in written.splitlines() if line.startswith("greenlane_works_total")]
     assert len(works) == 3
     assert all(f',tenant="acme",unit="{device.info.unit}",version="' in line for line in works)
@@ -71,5 +72,5 @@ async def test_a_tenant_that_has_gone_since_it_reported_breaks_no_metrics(tmp_pa
     async with serving(tmp_path) as site:
         (_, report), *_ = reports = await site.controller.reports()
         reports.append((TenantConfig(name="gone", models=("*",)), report))
-        written = text(ServerCollector(site.controller, Observers(site.controller), reports, []).collect())
+        written = text(ServerCollector(site.controller, Observers(site.controller), reports, Details()).collect())
     assert 'greenlane_waiting_requests{tenant="gone"} 0.0\n' in written

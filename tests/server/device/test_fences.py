@@ -19,6 +19,7 @@ from server.link import activity
 from server.link.messages import label_of
 from server.observing.accountant import Accountant
 from server.observing.observers import Observers
+from server.observing.overview import Details
 from server.workers.narrow import NarrowPlacement
 from tests.fakes import FakePartition
 from tests.server.device.test_runtime import Site, add_model, serving
@@ -514,7 +515,7 @@ async def test_what_needs_none_or_can_have_none_is_said(
 async def test_metrics_say_what_a_tenant_is_held_to_and_how_often(site: Site) -> None:
     assert await runs_narrow(site)
     fences = await site.controller.placements.fences()
-    collector = ServerCollector(site.controller, Observers(site.controller), (), (), fences=fences)
+    collector = ServerCollector(site.controller, Observers(site.controller), (), Details(fences=fences))
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in collector.collect()

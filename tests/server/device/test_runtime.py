@@ -34,6 +34,7 @@ from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.activity import open_pages
 from server.link.messages import Done, load_of
 from server.observing.observers import Observers
+from server.observing.overview import Details
 from server.repository.model_config import ModelConfig, from_json
 from server.tenants.catalog import IndexEntry, ModelVersion, ServedModel
 from server.tenants.frontend import Report, State
@@ -268,7 +269,8 @@ async def test_executions_describe_the_current_executors(root: Path) -> None:
 async def families_of(site: Site, whose: str = "") -> dict[str, Any]:
     """The metrics by name; with `whose`, those of this tenant's executors alone."""
     executions = [each for each in await site.controller.executions() if whose in ("", each.tenant)]
-    return {each.name: each for each in ServerCollector(site.controller, Observers(site.controller), [], executions).collect()}
+    collector = ServerCollector(site.controller, Observers(site.controller), [], Details(executions))
+    return {each.name: each for each in collector.collect()}
 
 
 async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Path) -> None:

@@ -14,6 +14,7 @@ from server.admin.metrics import ServerCollector
 from server.config.tenant import TenantConfig
 from server.errors import Conflict
 from server.observing.observers import Observers
+from server.observing.overview import Details
 from server.scheduling.lender import Lender
 from server.workers.wide import WidePlacement
 from tests.fakes import FakePartition
@@ -395,9 +396,7 @@ async def test_metrics_of_tenants_that_lend_and_borrow(site: Site) -> None:
         site.controller,
         Observers(site.controller),
         await site.controller.reports(),
-        [],
-        (),
-        await site.controller.placements.wide(),
+        Details(wide=await site.controller.placements.wide()),
     )
     found = {
         (sample.name, *sample.labels.values()): sample.value
