@@ -192,6 +192,13 @@ def ask(
         return Response(response.status, response.headers, response.read())
 
 
+def bearer(key: str) -> dict[str, str]:
+    """The header that has this key, as UTF-8. Raises ValueError for a key that no header has."""
+    if not key.isprintable():
+        raise ValueError("a key in one line, without control characters, is expected")
+    return {"Authorization": f"Bearer {key}".encode().decode("latin-1")}
+
+
 def post(path: str, headers: Mapping[str, str], body: bytes, host: str = "127.0.0.1", method: str = "POST") -> bytes:
     """A request as it goes over the wire, a POST by default. `headers` may state another Content-Length than the body's."""
     fields = {"Host": host, "Content-Length": str(len(body)), **headers}

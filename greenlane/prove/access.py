@@ -30,7 +30,7 @@ class Access:
 
     def headers(self, tenant: str) -> dict[str, str]:
         """What says that a request is this tenant's."""
-        return {"Authorization": f"Bearer {self.keys[tenant]}"} if tenant in self.keys else {"X-Tenant": tenant}
+        return wire.bearer(self.keys[tenant]) if tenant in self.keys else {"X-Tenant": tenant}
 
     def serves(self) -> bool:
         """Whether it is ready."""
@@ -42,7 +42,7 @@ class Access:
     @property
     def administrator(self) -> dict[str, str]:
         """What says that a request is the administrator's."""
-        return {"Authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
+        return wire.bearer(self.admin_key) if self.admin_key else {}
 
     def administer(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         """One question to the administrators' API. Raises ServerEnded, and CannotProve where it is refused."""

@@ -11,6 +11,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from greenlane.load.wire import bearer
+
 KEY = "GREENLANE_ADMIN_KEY"
 """The variable with the administrators' key."""
 _TIMEOUT = 10.0
@@ -83,9 +85,10 @@ def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:
 
 
 def _get(url: str, path: str, key: str | None) -> bytes:
-    request = urllib.request.Request(url + path)
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        request = urllib.request.Request(url + path, headers=bearer(key) if key else {})
+    except ValueError as error:
+        raise Unreachable(f"{KEY}: {error}") from error
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             body: bytes = answer.read()

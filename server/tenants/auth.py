@@ -47,7 +47,7 @@ class Tenancy:
 
 def digest(key: str) -> str:
     """The hexadecimal SHA-256 of a key, as the configuration holds it."""
-    return hashlib.sha256(key.strip().encode("latin-1", "replace")).hexdigest()
+    return hashlib.sha256(key.strip(" \t").encode("latin-1", "replace")).hexdigest()
 
 
 def _unknown(name: str | None) -> str:
