@@ -4,7 +4,6 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from math import isfinite
 from pathlib import Path
 from typing import NoReturn
 
@@ -68,13 +67,13 @@ def port(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """A number above 0, of seconds or of requests a second: no more than a clock can wait for."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not (isfinite(number) and number > 0):
-        raise ArgumentTypeError(f"{text!r}; expected a number above 0")
+    if not 0 < number <= 1e9:
+        raise ArgumentTypeError(f"{text!r}; expected a number above 0" + " and up to 1e9" * (number > 0))
     return number
 
 

@@ -38,6 +38,9 @@ def run(options: Options, command: str) -> int:
     except (ConfigError, EngineError, Impossible, NoPictures, OSError, PartitionError) as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"greenlane: there is no memory for such shapes; give smaller ones: {error}".rstrip(": "), file=sys.stderr)
+        return 2
     except (Interrupted, KeyboardInterrupt):
         return 128 + SIGINT
     finally:

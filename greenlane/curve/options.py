@@ -137,7 +137,7 @@ def _target(text: str) -> tuple[str, Goal]:
     name, _, goal = text.rpartition("=")
     rate, slash, p99 = goal.partition("/")
     try:
-        if name and slash and float(rate) > 0:
+        if name and slash and 0 < float(rate) <= 1e9:
             return name, Goal(float(rate), duration(p99))
     except ValueError:
         pass

@@ -10,6 +10,7 @@ from signal import SIGINT
 from time import perf_counter
 from typing import Any
 
+from ..load import wire
 from ..options import check_writable
 from . import server, text
 from .access import Access, CannotProve, ServerEnded
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str], program: str) -> int:
 
 def _prove(options: Options, command: str) -> Findings:
     say = Say().say
-    if options.url:
+    if options.url is not None:
         keys, admin = _keys(options.keys)
         access, alive = server.running(options.url, keys, admin)
         return _run(options, command, access, alive, False, options.url, say)
@@ -83,4 +84,9 @@ def _keys(path: str | None) -> tuple[dict[str, str], str | None]:
     tenants, admin = found.get("tenants", {}), found.get("admin")
     if not isinstance(tenants, dict) or not all(isinstance(each, str) for each in (*tenants.values(), admin or "")):
         raise CannotProve(f"--keys {path}: expected `admin = KEY` and, in [tenants], `NAME = KEY`, each in quotes")
+    try:
+        for key in (*tenants.values(), admin or ""):
+            wire.bearer(key)
+    except ValueError as error:
+        raise CannotProve(f"--keys {path}: {error}") from error
     return tenants, admin

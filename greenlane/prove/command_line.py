@@ -81,11 +81,11 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     parser.add_argument("--json", metavar="FILE", type=file_name, help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", type=file_name, help="write a page for people there")
     words = parser.parse_args(arguments)
-    if words.config and words.url:
+    if words.config and words.url is not None:
         parser.error("--config starts a server and --url asks one that runs; give one of them")
-    if words.keys and not words.url:
+    if words.keys and words.url is None:
         parser.error("--keys is for --url: a server that is started here has keys of its own")
-    if words.lending and words.url:
+    if words.lending and words.url is not None:
         parser.error("--lending starts two servers of its own; it takes --config, not --url")
     if words.lending and (words.memory or words.strains != STRAINS):
         parser.error("--lending measures what lending costs, and no strains of memory; leave out --memory and --strains")

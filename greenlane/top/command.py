@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from greenlane.options import checked, positive
 
@@ -69,9 +70,17 @@ def _url(text: str) -> str:
     """Raises ValueError."""
     text = text if "://" in text else f"http://{text}"
     scheme, _, rest = text.partition("://")
-    if scheme not in ("http", "https") or not rest.strip("/"):
+    if scheme not in ("http", "https") or not rest.strip("/") or not _has_port(text):
         raise ValueError(f"{text!r}; expected the address of a server, such as {DEFAULT_URL}")
     return text.rstrip("/")
+
+
+def _has_port(text: str) -> bool:
+    """Whether an address can be read, and its port, if it has one, is a port."""
+    try:
+        return urlsplit(text).port != 0
+    except ValueError:
+        return False
 
 
 def main(arguments: Sequence[str], program: str) -> int:

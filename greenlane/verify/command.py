@@ -77,6 +77,9 @@ def run(options: Options) -> int:
     except (ConfigError, EngineError, OSError, PartitionError) as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"greenlane: there is no memory for such shapes; give smaller ones: {error}".rstrip(": "), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 128 + SIGINT
     if options.json:

@@ -164,6 +164,8 @@ def test_all_inputs_whose_sizes_have_to_be_said_are_named_at_once(curve: Run, tm
         ([], "give either a MODEL, by its name in the repository or its file, or --all"),
         (["tiny", "--all"], "give either a MODEL"),
         (["tiny", "--rate", "0"], "argument --rate: '0'; expected a number above 0"),
+        (["tiny", "--seconds", "1e18"], "argument --seconds: '1e18'; expected a number above 0 and up to 1e9"),
+        (["--all", "--target", "acme=1e400/5ms"], "expected a tenant, its requests a second above 0 and its p99"),
         (["tiny", "--p99", "5ms"], "--p99 needs a --rate"),
         (["tiny", "--rate", "9", "--p99", "5"], "argument --p99: '5'; expected a duration above 0 such as 500us, 5ms or 1.5s"),
         (["tiny", "--shares", "0"], "expected numbers of cores or SMs from 1 on"),

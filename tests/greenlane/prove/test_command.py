@@ -222,6 +222,7 @@ def test_a_server_that_dies_meanwhile_ends_the_run_with_what_was_found_so_far(co
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer GET /v2/health/ready with 200"),
         (["--url", "http://example.org"], "the clients have to run on the server's machine"),
         (["--url", "http://127.0.0.1:99999"], "Port out of range"),
+        (["--url", ""], "--url '': expected http://127.0.0.1:PORT"),
         (["--url", "http://127.0.0.1:9", "--keys", "absent.toml"], "--keys absent.toml: "),
         (["--config", "absent.toml"], "absent.toml"),
         (["--json", "/absent/file"], "/absent/file cannot be written"),
@@ -233,6 +234,14 @@ def test_what_cannot_be_tried_is_status_2_and_a_sentence(
 ) -> None:
     assert main(words, PROGRAM) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['admin = "a\\nb"', '[tenants]\nacme = "a\\u0000"'])
+def test_a_key_that_no_header_has_is_status_2(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    assert main(["--url", "http://127.0.0.1:9", "--keys", str(path)], PROGRAM) == 2
+    assert f"--keys {path}: a key in one line" in capsys.readouterr().err
 
 
 def test_a_wrong_configuration_is_status_2_with_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,7 +221,21 @@ def test_another_server_is_not_understood(server: Answering) -> None:
         look(url(server), None)
 
 
-@pytest.mark.parametrize("words", [["ftp://x"], ["--interval", "0"], ["http://"]])
+@pytest.mark.parametrize(("key", "sent"), [("clé", b"Bearer cl\xc3\xa9"), ("5€", b"Bearer 5\xe2\x82\xac")])
+def test_a_key_is_sent_as_utf_8(server: Answering, key: str, sent: bytes) -> None:
+    look(url(server), key)
+    assert {each.encode("latin-1") for each in server.keys if each} == {sent}
+
+
+def test_a_key_that_no_header_has_is_named(server: Answering) -> None:
+    with pytest.raises(Unreachable, match=f"{KEY}: a key in one line"):
+        look(url(server), "two\nlines")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ftp://x"], ["--interval", "0"], ["--interval", "1e18"], ["http://"], ["http://[::1"], ["http://127.0.0.1:99999"]],
+)
 def test_a_wrong_command_line_has_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         parse(words, "greenlane top")

@@ -11,6 +11,7 @@ from greenlane.verify.grid import ends, grid
 from tests.models import save
 
 ANY = "any (float[n, s, 2] x, float[n, s] w) => (float[n, s, 2] y) { y = Relu(x) }"
+FREE = "free (float[n, m] x) => (float[n, m] y) { y = Neg(x) }"
 ROWS = "rows (float[n, 4] x) => (float[n, 4] y) { y = Tanh(x) }"
 CENTRED = "centred (float[n, 4] x) => (float[n, 4] y) { m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m) }"
 NEVER = "never (float[n, 4] x) => (float[n, 4] y) { z = Sub(x, x) y = Div(z, z) }"
@@ -61,7 +62,7 @@ def verified(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
 
 @pytest.fixture
 def config(tmp_path: Path) -> list[str]:
-    for name, source in {"rows": ROWS, "centred": CENTRED, "never": NEVER}.items():
+    for name, source in {"rows": ROWS, "centred": CENTRED, "never": NEVER, "free": FREE}.items():
         (tmp_path / "models" / name / "1").mkdir(parents=True)
         save(tmp_path / "models" / name / "1" / "model.onnx", source)
     (tmp_path / "c.toml").write_text(CONFIG)
@@ -108,6 +109,7 @@ def test_json_alone_is_on_standard_output(config: list[str], tmp_path: Path, cap
         (["row"], "there is no model 'row' in the repository"),
         (["no.onnx"], "there is no such file"),
         (["rows", "--shape", "x:2x5"], "--shape: input 'x'"),
+        (["free", "--shape", "x:999999999x999999999"], "there is no memory for such shapes; give smaller ones"),
         (["rows", "--shape", "y:2x4"], "--shape: there is no input 'y'; the model has x"),
         (["never", "--json", "/absent/file"], "/absent/file cannot be written: No such file or directory"),
     ],
