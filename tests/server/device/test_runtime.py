@@ -289,45 +289,30 @@ async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Pat
         assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
 
 
-async def test_metrics_have_the_compiled_kernels_that_executors_found_and_saved(root: Path) -> None:
-    async with serving(root) as site:
-        with_kernels, without = site.engines
-        with_kernels.description = {"graphs": "none", "kernels": {"found": 300, "saved": 400, "refused": True}}
-        without.description = {"graphs": "none"}
-        families = await families_of(site, "acme")
-        (labels,) = {tuple(sample.labels.values())[:3] for sample in families["greenlane_kernel_cache_bytes"].samples}
-        assert labels in {("a", "1", "acme"), ("b", "1", "acme")}
-        found = {sample.labels["kernels"]: sample.value for sample in families["greenlane_kernel_cache_bytes"].samples}
-        assert found == {"found": 300, "saved": 400}
-        assert [sample.value for sample in families["greenlane_kernel_cache_refused"].samples] == [1]
+KERNELS = {"kernels": {"found": 300, "saved": 400, "refused": True}}
+SHAPES = {"right": 5, "others": [{"verdict": "wrong"}, {"verdict": "unverified"}, {"verdict": "wrong"}]}
 
 
-async def test_metrics_have_the_kernels_and_graphs_whose_memory_is_not_known(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("description", "name", "found"),
+    [
+        (KERNELS, "kernel_cache_bytes", {"found": 300, "saved": 400}),
+        (KERNELS, "kernel_cache_refused", {"acme": 1}),
+        ({"driver_memory": {"graphs": 8, "unmeasured": 3}}, "model_memory_unmeasured", {"acme": 3}),
+        ({"missing_sms": 40}, "model_missing_sms", {"acme": 40}),
+        ({"verified": SHAPES}, "model_shapes", {"right": 5, "wrong": 2, "unverified": 1}),
+    ],
+)
+async def test_metrics_have_what_an_executor_says_of_itself(
+    root: Path, description: dict[str, Any], name: str, found: dict[str, int]
+) -> None:
+    """By the last label, which is the tenant's where there is no other."""
     async with serving(root) as site:
         one, other = site.engines
-        one.description = {"graphs": "captured", "driver_memory": {"graphs": 8, "unmeasured": 3}}
-        other.description = {"graphs": "captured"}
-        families = await families_of(site, "acme")
-        assert [sample.value for sample in families["greenlane_model_memory_unmeasured"].samples] == [3]
-
-
-async def test_metrics_have_the_sms_that_a_partition_lacks_for_a_model(root: Path) -> None:
-    async with serving(root) as site:
-        short, enough = site.engines
-        short.description, enough.description = {"graphs": "none", "missing_sms": 40}, {"graphs": "none"}
-        families = await families_of(site, "acme")
-        assert [sample.value for sample in families["greenlane_model_missing_sms"].samples] == [40]
-
-
-async def test_metrics_have_what_was_found_of_a_models_answers(root: Path) -> None:
-    async with serving(root) as site:
-        judged, other = site.engines
-        others = [{"verdict": "wrong"}, {"verdict": "unverified"}, {"verdict": "wrong"}]
-        judged.description = {"graphs": "none", "verified": {"right": 5, "others": others}}
-        other.description = {"graphs": "none"}
-        families = await families_of(site, "acme")
-        found = {sample.labels["verdict"]: sample.value for sample in families["greenlane_model_shapes"].samples}
-        assert found == {"right": 5, "wrong": 2, "unverified": 1}
+        one.description, other.description = {"graphs": "none", **description}, {"graphs": "none"}
+        samples = (await families_of(site, "acme"))[f"greenlane_{name}"].samples
+        assert {tuple(sample.labels.values())[:3] for sample in samples} <= {("a", "1", "acme"), ("b", "1", "acme")}
+        assert {[*sample.labels.values()][-1]: sample.value for sample in samples} == found
 
 
 def test_metrics_have_every_count_of_executors() -> None:
@@ -658,51 +643,11 @@ async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
     assert site.device.open == []
 
 
-@pytest.mark.parametrize(
-    ("counts", "text"),
-    [
-        ({"nobody": 1}, "nobody: there is no such tenant"),
-        ({"acme": 0}, "acme: 0 granules"),
-        ({"acme": True}, "acme: true granules"),
-    ],
-)
-async def test_invalid_granule_counts_are_refused(root: Path, counts: dict[str, int], text: str) -> None:
-    async with serving(root) as site:
-        with pytest.raises(BadRequest, match=text):
-            await site.controller.repartition(counts)
-
-
 async def test_concurrent_repartitions_run_one_after_the_other(root: Path) -> None:
     async with serving(root) as site:
         await asyncio.gather(site.controller.repartition({"acme": 4}), site.controller.repartition({"globex": 4}))
         held = site.runtime.manager.held.values()
         assert sum(len(partition.granules) for partition in held) == len(site.device.granules)
-
-
-async def test_a_model_can_be_loaded_and_unloaded_at_run_time(root: Path) -> None:
-    async with serving(root) as site:
-        add_model(root, "c")
-        acme = site.tenant("acme")
-        await site.controller.load("acme", "c")
-        await site.infer("acme", "c")
-        (executor,) = site.engines[-1].executors
-        await site.controller.unload("acme", "c")
-        assert executor.closed
-        with pytest.raises(Unavailable, match="unloaded"):
-            acme.catalog.find("c")
-
-
-async def test_unload_waits_for_accepted_requests(root: Path) -> None:
-    async with serving(root) as site:
-        gate = site.script.hold("run")
-        asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
-        await asyncio.to_thread(gate.wait_for_arrival)
-        unloading = asyncio.ensure_future(site.controller.unload("acme", "a"))
-        await asyncio.sleep(0)
-        assert not unloading.done()
-        gate.open()
-        await unloading
-        assert all(done.failure is None for done in await asyncio.gather(*asking))
 
 
 async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(root: Path) -> None:
@@ -715,14 +660,6 @@ async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(root: Path
         after = acme.catalog.find("a")
         assert after.key != before.key
         assert after.statistics is before.statistics
-        await site.infer("acme", "a")
-
-
-async def test_a_failed_reload_keeps_the_served_model(root: Path) -> None:
-    async with serving(root) as site:
-        site.script.fail("bind")
-        with pytest.raises(BadRequest, match="failed to load 'a': version 1: scripted to fail at bind"):
-            await site.controller.load("acme", "a")
         await site.infer("acme", "a")
 
 
