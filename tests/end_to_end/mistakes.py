@@ -73,9 +73,6 @@ NO_JSON = {
     "no UTF-8": Case("the request body is not JSON: ", b'{"id": "\xff", "inputs": []}'),
     "half of a surrogate pair": Case("the request body is not JSON: ", b'{"id": "\\ud800", "inputs": []}'),
     "NaN": Case("the request body is not JSON: NaN at byte 75, element 1 in the data of input 'x'; ", literal("NaN")),
-    "Infinity": Case("the request body is not JSON: -Infinity at byte 75, element 1", literal("-Infinity")),
-    "a number beyond 64 bits of floating point": Case("the request body is not JSON: ", literal("1e999")),
-    "a comment": Case("the request body is not JSON: ", literal("2 /* two */")),
     "a key twice": Case('the request body has the key "inputs" twice in one object', b'{"inputs": [], "inputs": []}'),
     "a key twice, spelled differently": Case(
         'the request body has the key "name" twice in one object', b'{"inputs": [{"name": "x", "n\\u0061me": "x"}]}'

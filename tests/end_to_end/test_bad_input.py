@@ -9,8 +9,6 @@ from .harness import Served
 from .mistakes import BYTES, DATA, DEEP, INPUTS, LONG, NO_JSON, OUTPUTS, PARAMETERS, SHAPES, Case
 from .wire import SMALL, Connection, posted
 
-RAW = "Inference-Header-Content-Length: 0, a raw body,"
-
 
 def headed(value: str, text: str) -> Case:
     return Case(f"Inference-Header-Content-Length: {text}", SMALL, headers=(f"Inference-Header-Content-Length: {value}",))
@@ -29,18 +27,6 @@ HEADERS = {
     ),
     "a header length in the middle of the JSON": Case(
         "the request body is not JSON: ", SMALL, headers=("Inference-Header-Content-Length: 10",)
-    ),
-    "a raw body for two inputs": Case(
-        f"{RAW} needs a model of 1 input; this one has 2", b"1234", "add", headers=("Inference-Header-Content-Length: 0",)
-    ),
-    "a raw body for two unknown sizes": Case(
-        f"{RAW} cannot tell the shape of input 'x', [-1, -1]", b"1234", headers=("Inference-Header-Content-Length: 0",)
-    ),
-    "a raw body of another size": Case(
-        f"{RAW} of 4 bytes does not fit input 'x', FP32[-1, 3]",
-        b"1234",
-        "rows",
-        headers=("Inference-Header-Content-Length: 0",),
     ),
     "a long encoding": Case(
         f"Content-Encoding: '{LONG[:40]}'; expected", SMALL, headers=(f"Content-Encoding: {LONG[:1000]}",), status=415

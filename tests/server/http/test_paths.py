@@ -1,6 +1,5 @@
 import pytest
 
-from server.errors import NotFound, WrongMethod
 from server.http.paths import in_v2, is_infer, is_shared, is_tenantless, nothing_at, of_request_line, parse_infer
 
 
@@ -38,15 +37,6 @@ def test_a_path_of_kserves_protocol_v1_has_one_of_v2(path: str, same: str | None
 
 
 @pytest.mark.parametrize(
-    "path", [b"/v2/models/m/versions/x/infer", b"/v2/models/m/n/infer", b"/v2/models/m/versions/1/2/infer"]
-)
-def test_malformed_infer_path_is_not_found(path: bytes) -> None:
-    assert is_infer(path.decode())
-    with pytest.raises(NotFound, match=f"^there is nothing at {path.decode()}$"):
-        parse_infer("POST", path)
-
-
-@pytest.mark.parametrize(
     ("path", "where"),
     [
         ("/v1/chat/completions", "no language models are served here; of OpenAI's API there are /v1/embeddings and "),
@@ -58,11 +48,6 @@ def test_malformed_infer_path_is_not_found(path: bytes) -> None:
 def test_what_is_often_asked_for_is_met_with_where_to_look(path: str, where: str) -> None:
     assert str(nothing_at(path)).startswith(f"there is nothing at {path}; {where}")
     assert str(nothing_at(f"{path}x")) == f"there is nothing at {path}x"
-
-
-def test_infer_takes_post_only() -> None:
-    with pytest.raises(WrongMethod, match=r"^GET is not possible here; use POST$"):
-        parse_infer("GET", b"/v2/models/m/infer")
 
 
 @pytest.mark.parametrize("path", ["/v2/models/infer", "/v2/models/m", "/v2/models/m/infer/", "/v1/models/m/infer", "/infer"])
