@@ -3,34 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 from server.link import ring as links
 from server.link.arena import Arena
 from server.link.blocks import BlockAllocator
-from server.link.ring import Descriptors, Link, Tickets
+from server.link.ring import Descriptors, Link
 from server.link.slots import Slot
 
-PATIENCE = 30
 MEMORY = 64 << 20
 """Bytes for the tensors of all slots."""
-
-
-class Watched(Tickets):
-    """Tickets that let a test wait until their reader was woken, for example in order to stop."""
-
-    def __init__(self, arena: Arena, event: int) -> None:
-        super().__init__(arena, event)
-        self._woken = Event()
-
-    def wake(self) -> None:
-        super().wake()
-        self._woken.set()
-
-    def wait_for_wake(self) -> None:
-        """Block until the reader was woken since the last call of this."""
-        assert self._woken.wait(PATIENCE), "the worker was not woken"
-        self._woken.clear()
 
 
 def arena_of(count: int, nbytes: int = MEMORY) -> Arena:
@@ -62,18 +43,18 @@ def roomy(nbytes: int = 1 << 20) -> Slot:
     return slot
 
 
-def watched(slots: int, nbytes: int = MEMORY, before: Link | None = None) -> tuple[Descriptors, Link, Watched]:
-    """A link, to be closed by its descriptors, and its tickets; with the memory of the one `before`."""
+def open_link(slots: int, nbytes: int = MEMORY, before: Link | None = None) -> tuple[Descriptors, Link]:
+    """A link, to be closed by its descriptors, with the memory of the one `before`; its slots are as those of `arena_of`."""
     descriptors = links.create(slots, nbytes)
     link = links.attach(descriptors, before and before.arena.memory)
-    tickets = Watched(lent(link.arena), descriptors.tickets)
-    return descriptors, link._replace(tickets=tickets), tickets
+    lent(link.arena)
+    return descriptors, link
 
 
 @contextmanager
 def linked(slots: int = 8, nbytes: int = MEMORY) -> Iterator[Link]:
     """Both ends of a link, which is closed afterwards."""
-    descriptors, link, _ = watched(slots, nbytes)
+    descriptors, link = open_link(slots, nbytes)
     try:
         yield link
     finally:

@@ -46,19 +46,20 @@ from server.workers.ticket_runner import TicketRunner
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.lanes import submit
-from tests.memory import MEMORY, watched
+from tests.memory import MEMORY, open_link
 from tests.server.workers.test_narrow import Neighbour
+from tests.server.workers.test_worker import wait_until_stopping
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 
 
-class WatchedFrontend(LocalFrontend):
-    """Records when its worker is asked to stop, and the cores that it was given."""
+class PlacedFrontend(LocalFrontend):
+    """Records the cores that it was given."""
 
-    def __init__(self, config: TenantConfig, before: "WatchedFrontend | None" = None) -> None:
+    def __init__(self, config: TenantConfig, before: "PlacedFrontend | None" = None) -> None:
         """`before` is the frontend that this one replaces, with the same memory."""
-        descriptors, link, self.tickets = watched(32, before=before and before.link)
+        descriptors, link = open_link(32, before=before and before.link)
         super().__init__(config, descriptors, link)
         self.placed: list[frozenset[int] | None] = []
         self.refused = ""
@@ -120,7 +121,7 @@ class Site:
             tenants={tenant.name: tenant for tenant in tenants},
             source="test",
         )
-        self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
+        self.frontends = {tenant.name: PlacedFrontend(tenant) for tenant in tenants}
         pages = open_pages(config.tenants)
         for name, page in pages.items():
             self.frontends[name].tenant.use_page(config.tenants, page)
@@ -390,7 +391,7 @@ async def test_a_repartition_cancelled_while_workers_halt_resumes_them(root: Pat
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
-        await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
         threads = worker_threads()
         changing.cancel()
         for _ in range(9):
@@ -416,8 +417,8 @@ async def test_a_repartition_that_fails_on_commit_keeps_the_old_plan_and_answers
         another = site.runtime.manager.plan({"initech": 1})  # So that the partitions changed when the plan is committed.
         site.runtime.manager.commit(another, site.runtime.manager.carve(another))
         locating.open()
-        await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
-        await asyncio.to_thread(site.frontends["globex"].tickets.wait_for_wake)
+        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
+        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["globex"])
         running.open()
         with pytest.raises(RuntimeError, match="the partitions changed since"):
             await changing
@@ -432,7 +433,7 @@ async def test_waiting_requests_are_answered_from_the_new_partition(root: Path) 
         asking = await site.asked(9)
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.controller.repartition({"acme": 5}))
-        await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
         asking += await site.asked(9)
         gate.open()
         await changing
@@ -514,10 +515,10 @@ async def test_replace_link_serves_the_new_link_once_requests_of_the_old_one_end
         await asyncio.to_thread(gate.wait_for_arrival)
         begun += await site.asked(5)  # The device side has read one of these, and may have enqueued it.
         pins = site.pins()
-        new = site.frontends["acme"] = WatchedFrontend(site.controller.config.tenants["acme"], old)
+        new = site.frontends["acme"] = PlacedFrontend(site.controller.config.tenants["acme"], old)
         new.open(site.runtime)
         reopening = asyncio.ensure_future(site.runtime.replace_link("acme"))
-        await asyncio.to_thread(old.tickets.wait_for_wake)
+        await asyncio.to_thread(wait_until_stopping, site.runtime.workers["acme"])
         gate.open()
         await reopening
         waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
@@ -536,7 +537,7 @@ async def test_a_replaced_link_survives_a_repartition_and_is_unpinned_on_close(r
         key = site.tenant("acme").catalog.find("b").key
         await site.infer("acme")
         old = site.frontends["acme"]
-        new = site.frontends["acme"] = WatchedFrontend(site.controller.config.tenants["acme"], old)
+        new = site.frontends["acme"] = PlacedFrontend(site.controller.config.tenants["acme"], old)
         new.open(site.runtime)
         await site.runtime.replace_link("acme")
         old.close()
@@ -1259,7 +1260,7 @@ async def test_a_tenant_of_another_device_comes_is_served_and_goes_again(root: P
     await runtime.loaded()
     stays = len(site.pins())
     for granules in ((2, 3), (4,)):
-        late = frontends["globex"] = WatchedFrontend(config.tenants["globex"])
+        late = frontends["globex"] = PlacedFrontend(config.tenants["globex"])
         await runtime.adopt("globex", granules, beyond=70)
         (served,) = late.tenant.catalog.served()
         assert load_of(served.key) > 70, "no key of the other device means another model here"
@@ -1284,10 +1285,10 @@ async def test_a_tenant_that_comes_to_a_runtime_which_just_began_without_tenants
     config = site.controller.config
     for frontend in site.frontends.values():
         frontend.close()
-    frontends, states = dict[str, WatchedFrontend](), list[State]()
+    frontends, states = dict[str, PlacedFrontend](), list[State]()
     runtime = Runtime(config, site.device, frontends, states.append, lambda _: None, site.read)
     await runtime.start({})
-    frontends["globex"] = WatchedFrontend(config.tenants["globex"])
+    frontends["globex"] = PlacedFrontend(config.tenants["globex"])
     await runtime.adopt("globex", (2, 3), beyond=0)
     await runtime.loaded()
     assert len(site.engines) == 1

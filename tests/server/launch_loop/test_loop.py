@@ -306,8 +306,14 @@ def test_revoking_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: B
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
+    assert bench.worker.runner
+    loop, until = bench.worker.runner.session.loop, time.monotonic() + PATIENCE
+    assert loop
+    wakes = loop.wakes
     _, revoked = in_a_thread(executor(bench).revoke)
-    bench.tickets.wait_for_wake()
+    while loop.wakes == wakes:
+        assert time.monotonic() < until, "the loop was not woken"
+        time.sleep(0)
     assert not revoked.done()
     gate.open()
     revoked.result(PATIENCE)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -320,18 +321,12 @@ def test_a_work_that_was_about_to_go_narrow_when_the_placement_is_taken_away_goe
         bench.neighbours[0].activity.begin()
         suspended: list[Future[None]] = []
 
-        class Taken(dict[str, object]):
-            """Executors; the placement is suspended when one is looked up to be used."""
+        def suspend(_: object) -> None:
+            """It is ready: the last that is asked before a work goes there."""
+            suspended.append(placement.suspend())
 
-            looks = 0
-
-            def get(self, key: str, default: object = None) -> object:
-                self.looks += 1
-                if self.looks == 2:
-                    suspended.append(placement.suspend())
-                return super().get(key, default)
-
-        placement.executors = Taken(placement.executors)  # type: ignore[assignment]
+        executor: Any = placement.executors[HOG]
+        executor.preparing = suspend
         bench.run(1)
         assert bench.ran() == (1, 0)
         assert [each.done() for each in suspended] == [True]

@@ -13,7 +13,7 @@ from engines import Signature, TensorSpec
 from server.link.messages import Failure, Ticket
 from server.link.slots import SMALLEST
 from tests.fakes import FakeEngine
-from tests.memory import watched
+from tests.memory import open_link
 
 from .test_worker import FP32, SIGNATURE, Bench, benched
 
@@ -180,7 +180,7 @@ def test_an_answer_that_was_begun_on_another_link_ends_with_an_error(counting: P
     bench, ticket = counting.bench, counting.begin(0, 3)
     counting.part()
     bench.worker.halt()
-    descriptors, bench.link, bench.tickets = watched(8, before=bench.link)
+    descriptors, bench.link = open_link(8, before=bench.link)
     bench.endpoint = bench.endpoint._replace(link=bench.link)
     bench.worker.serve(bench.endpoint)
     counting.go_on(ticket)

@@ -27,7 +27,7 @@ from server.workers.worker import Worker
 from tests.contract import in_a_thread
 from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Script
 from tests.launchable import LaunchableEngine, LaunchableExecutor, needs_a_compiler
-from tests.memory import Watched, watched
+from tests.memory import open_link
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
@@ -55,7 +55,6 @@ class Bench:
     def __init__(
         self,
         link: Link,
-        tickets: Watched,
         priorities: GilPriorities | None = None,
         compute_parts: ComputeParts | None = None,
         launchable: bool = False,
@@ -65,7 +64,6 @@ class Bench:
         kind = LaunchableEngine if launchable else FakeEngine
         self.engine = kind(SIGNATURE, self.script, compute_parts=compute_parts)
         self.link = link
-        self.tickets = tickets
         self.endpoint = Endpoint(link, self.device.pin(0, 0))
         self.lost: list[DeviceLost] = []
         self.errors: list[Exception] = []
@@ -175,6 +173,15 @@ class Bench:
 B = TypeVar("B", bound=Bench)
 
 
+def wait_until_stopping(worker: Worker) -> None:
+    """Block until a worker, which has a work in flight, was asked to stop."""
+    assert worker.runner
+    roles, until = worker.runner.session.roles, time.monotonic() + PATIENCE
+    while not roles.stopped:
+        assert time.monotonic() < until, "the worker was not asked to stop"
+        time.sleep(0)
+
+
 @contextmanager
 def benched(
     priorities: GilPriorities | None = None,
@@ -184,8 +191,8 @@ def benched(
     slots: int = SLOTS,
 ) -> Iterator[B]:
     """A bench, of this class, whose worker does not serve yet."""
-    descriptors, link, tickets = watched(slots)
-    bench = kind(link, tickets, priorities, compute_parts, launchable)
+    descriptors, link = open_link(slots)
+    bench = kind(link, priorities, compute_parts, launchable)
     yield bench
     bench.worker.close()
     assert bench.partition.closed
@@ -478,7 +485,7 @@ def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
     _, halted = in_a_thread(bench.worker.halt)
-    bench.tickets.wait_for_wake()
+    wait_until_stopping(bench.worker)
     bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
     assert not halted.done()
     gate.open()
@@ -538,7 +545,7 @@ def test_close_finishes_enqueued_tickets(either: Bench) -> None:
     bench.put(*(bench.ticket(number, number) for number in range(3)))
     gate.wait_for_arrival()
     _, closed = in_a_thread(bench.worker.close)
-    bench.tickets.wait_for_wake()
+    wait_until_stopping(bench.worker)
     gate.open()
     closed.result(PATIENCE)
     assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
