@@ -56,7 +56,7 @@ class Composition:
         self._service = Service(config, [])
         frontends = _open_frontends(config, hosted)
         self._tenants: dict[str, TenantSides] = {}
-        transfers = TenantTransfers(self._tenants, self._find_home, lambda side: self._homes.leave(side), config)
+        transfers = TenantTransfers(self._tenants, self._find_home, self._leave_home, config)
         self.counts = process_counts.count(config, hosted, cores)
         self.controller = Controller(config, frontends, self._set_state, transfers.transfer)
         self._observers = Observers(self.controller)
@@ -126,6 +126,13 @@ class Composition:
 
     async def _find_home(self, device: str, tenant: str) -> RemoteRuntime:
         return await self._homes.find(device, self.controller.tenants[tenant])
+
+    async def _leave_home(self, runtime: RemoteRuntime) -> None:
+        """A tenant has left this runtime, whose process may end: what it has used since the last report counts as well."""
+        for device in self.controller.devices:
+            if runtime in device.runtimes.values():
+                await self.controller.leaving(device, runtime)
+        await self._homes.leave(runtime)
 
     def _device_process(
         self, device: str, frontends: Mapping[str, RemoteFrontend], tenant: TenantConfig | None = None

@@ -183,6 +183,12 @@ def daemons(server: Served) -> set[int]:
     return {pid for pid, one in mps.items() if one.parent not in mps}
 
 
+def works(server: Served, tenant: str) -> int:
+    """How often a tenant's model mlp ran, on all devices."""
+    used = [each for each in server.admin("GET", "usage")["tenants"] if each["tenant"] == tenant]
+    return sum(model["works"] for each in used for model in each["models"] if model["name"] == "mlp")
+
+
 def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +201,9 @@ def test_a_tenant_moves_to_the_other_gpu_and_back_to_a_process_of_its_own(
                 moving.more(20)
                 beside.more(20)
         assert (moving.wrong, beside.wrong) == ([], [])
+        for name, asked in (("acme", moving), ("globex", beside)):
+            uncounted = len(asked.took) - works(server, name)
+            assert uncounted in (0, 1), "a GPU says of an executor's last work when the next one begins, or it is closed"
         two.check_both(server)
         both = daemons(server)
         assert len(both) == 2
