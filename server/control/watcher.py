@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from engines import EngineError
 from partitions import PartitionError
 
-from ..config.schema import ModelsConfig
-from ..config.tenant import TenantConfig
 from ..errors import RequestError, Unavailable
 from ..repository.changes import Settling, Stamp, stamps
 from ..repository.model_repository import Repository, some
+from .controller import Controller
 
 if TYPE_CHECKING:
     from ..repository.mirror import Mirror
@@ -27,31 +26,6 @@ _LATE = 60.0
 """Seconds after which the log says that a look at the repository, or a copy of it, has not ended."""
 
 T = TypeVar("T")
-
-
-class Refreshing(Protocol):
-    """What the watcher needs of the controller."""
-
-    on_reconfigured: Callable[[], None]
-
-    @property
-    def tenants(self) -> Mapping[str, TenantConfig]:
-        """As `Controller.tenants`."""
-
-    @property
-    def models(self) -> ModelsConfig:
-        """As `Controller.models`."""
-
-    @property
-    def state(self) -> str:
-        """The state of the server."""
-
-    @property
-    def reconfiguring(self) -> bool:
-        """As that of the controller."""
-
-    async def refresh(self, tenant: str, name: str) -> str:
-        """As `Controller.refresh`."""
 
 
 class Watcher:
@@ -71,7 +45,7 @@ class Watcher:
     A look that takes longer than `late` seconds is logged: that of a disk in the network may never end.
     """
 
-    def __init__(self, controller: Refreshing, late: float = _LATE) -> None:
+    def __init__(self, controller: Controller, late: float = _LATE) -> None:
         self._controller = controller
         self._late = late
         models = controller.models

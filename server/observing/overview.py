@@ -5,14 +5,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ..accounts.usage import NS, DeviceTotals
 from ..config.tenant import TenantConfig
-from ..control.controlled_device import ControlledDevice
+from ..control.controller import Controller
 from ..control.descriptions import Execution, TenantMemory
 from ..control.fence import FencedTenant
-from ..control.placement_plans import PlacementPlans
 from ..control.stretch import WidePartition
 from ..scheduling.limits import LIMITS
 from ..tenants.frontend import Report
@@ -44,24 +42,6 @@ _REFUSALS = (
 _FAILURES = {"BACKEND": "requests failed in the model (5xx)", "OTHER": "requests failed (5xx)"}
 
 
-class Watched(Protocol):
-    """What an overview needs of the controller."""
-
-    placements: PlacementPlans
-
-    def device_of(self, tenant: str) -> ControlledDevice | None:
-        """As `Controller.device_of`."""
-
-    async def reports(self) -> list[tuple[TenantConfig, Report]]:
-        """As `Controller.reports`."""
-
-    async def executions(self) -> list[Execution]:
-        """As `Controller.executions`."""
-
-    async def memory(self) -> list[TenantMemory]:
-        """As `Controller.memory`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Details:
     """What changes seldom: how models run, the memory that they take, the tenants' wide partitions, and what holds tenants."""
@@ -72,7 +52,7 @@ class Details:
     fences: Mapping[str, FencedTenant] = field(default_factory=dict)
 
 
-async def details(controller: Watched) -> Details:
+async def details(controller: Controller) -> Details:
     """The details now."""
     placements = controller.placements
     return Details(*await asyncio.gather(controller.executions(), controller.memory(), placements.wide(), placements.fences()))
@@ -104,7 +84,7 @@ class Overview:
     Nothing is counted for it: it asks the tenants' processes for the reports that metrics are made of. `clock` is in seconds.
     """
 
-    def __init__(self, controller: Watched, accountant: Accountant, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, controller: Controller, accountant: Accountant, clock: Callable[[], float] = time.monotonic) -> None:
         self.problems = Problems()
         self._controller = controller
         self._accountant = accountant

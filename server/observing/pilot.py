@@ -5,16 +5,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
-from partitions import Move, PartitionError
+from partitions import PartitionError
 
-from ..config.tenant import TenantConfig
 from ..control.controlled_device import ControlledDevice
-from ..control.moves import By, MoveLog
+from ..control.controller import Controller
 from ..control.together import completed
 from ..errors import RequestError
-from ..tenants.frontend import Report
 from .autopilot import Autopilot, Goal, Pace, Step
 from .need import History, Need, counted
 
@@ -25,30 +23,6 @@ Mode = Literal["off", "dry-run", "on"]
 MODES: tuple[Mode, ...] = ("off", "dry-run", "on")
 
 
-class Movable(Protocol):
-    """What the pilot needs of the controller."""
-
-    devices: list[ControlledDevice]
-    moves: MoveLog
-
-    @property
-    def tenants(self) -> Mapping[str, TenantConfig]:
-        """As `Controller.tenants`."""
-
-    @property
-    def moving(self) -> bool:
-        """Whether granules are being moved now."""
-
-    def device_state(self, device: ControlledDevice) -> str:
-        """As `Controller.device_state`."""
-
-    async def reports(self) -> list[tuple[TenantConfig, Report]]:
-        """As `Controller.reports`."""
-
-    async def repartition(self, counts: Mapping[str, int], by: By = "operator", reason: str = "") -> Move:
-        """As `Controller.repartition`."""
-
-
 class Pilot:
     """Measures every tenant's need, and carries out what each device's autopilot decides. Belongs to the event loop.
 
@@ -57,7 +31,7 @@ class Pilot:
     """
 
     def __init__(
-        self, controller: Movable, mode: Mode, pace: Pace | None = None, clock: Callable[[], float] = time.monotonic
+        self, controller: Controller, mode: Mode, pace: Pace | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.mode: Mode = mode
         self.pace = pace or Pace()
