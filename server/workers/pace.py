@@ -57,18 +57,25 @@ class Pace:
         the launch loop.
         """
         self.words, before = words_of(pages), self.shared
-        made = view_pace(max(1, rate), self.words)
+        made = view_pace(before.rate, self.words)
         made.free_in, made.free_out, made.waits = before.free_in, before.free_out, before.waits
         self.shared = made
+        self.rate = rate
 
     @property
     def rate(self) -> int:
-        """Bytes a second, each way. May be set at any time."""
+        """Bytes a second, each way. May be set at any time: what waits goes on as soon as a larger one allows."""
         return int(self.shared.rate)
 
     @rate.setter
     def rate(self, rate: int) -> None:
-        self.shared.rate = max(1, rate)
+        shared, now = self.shared, time.monotonic_ns()
+        before, shared.rate = int(shared.rate), max(1, rate)
+        if shared.rate > before:
+            shared.free_in, shared.free_out = (
+                now + (free - now) * before // shared.rate if free > now else free
+                for free in (int(shared.free_in), int(shared.free_out))
+            )
 
     @property
     def waits(self) -> int:

@@ -124,6 +124,22 @@ def test_what_waits_goes_on_once_the_neighbours_have_rested_for_a_while() -> Non
     assert pace.wait(now + SETTLED) == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_larger_share_is_felt_at_once_by_what_waits_for_a_small_one(again: bool) -> None:
+    pace, neighbour = Pace([page()], 10**6), [page()]
+    now = time.monotonic_ns()
+    pace.charge_in(10**9, now)  # For 1,000 s.
+    pace.charge_out(10**8, now)
+    if again:
+        pace.hold(neighbour, 10**10)
+    else:
+        pace.rate = 10**10
+    assert pace.wait(now + SECOND // 20) > 0
+    assert pace.wait(now + SECOND // 5) == 0
+    pace.rate = 10**6
+    assert pace.wait(now + SECOND // 5) == 0, "a smaller one is for what comes"
+
+
 def test_each_direction_has_a_budget_of_its_own() -> None:
     pace = Pace([page()], GB)
     pace.charge_in(4_000_000, SECOND)
