@@ -190,7 +190,7 @@ class _Window:
         self.busy: dict[Row, float] = {}
         """The part of the window in which a model ran, or less if it ran narrow."""
         self.ran: dict[Row, Ran] = {}
-        """Works that ran at home alone."""
+        """Works that ran at home alone, while no other tenant ran there."""
         tenants = now.totals.less(before.totals).tenants
         shares = {
             name: each.share
@@ -206,7 +206,10 @@ class _Window:
                 row = name, model
                 self.busy[row] = each.used / share / self.ns
                 at_home = row not in now.narrow or self.states.get(row) is False
-                if each.works > 0 and not each.borrowed and at_home and "/" in model:  # Not a strain.
+                lending = (
+                    each.borrowed or tenants[name].lent
+                )  # Else what borrows would be held, which its lender's `lend` bounds.
+                if each.works > 0 and not lending and at_home and "/" in model:  # Not a strain.
                     self.ran[row] = Ran(each.works, each.used / share)
 
     def at_home(self) -> list[Row]:

@@ -86,7 +86,8 @@ class Placements(Protocol):
         """
 
     async def moved(self, figures: Mapping[str, Mapping[str, Count]]) -> None:
-        """What a work of each model (`name/version`) of fenced tenants moves in bytes of memory, as far as that is known now.
+        """What a work of each model (`name/version`) of fenced tenants moves in bytes of memory, as far as that is known now;
+        more than the memory could for a model that is held as it slows others.
 
         Said again every few seconds, so that a process that replaces another knows it as well.
         """

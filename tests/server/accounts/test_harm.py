@@ -38,6 +38,7 @@ class Model:
     """How many times as long its own works take narrow."""
     works: int = 0
     used: int = 0
+    borrowed: int = 0
     was_held: list[bool] = field(default_factory=list)
 
 
@@ -52,6 +53,7 @@ class Device:
         self.harm = Harm(Random(seed))
         self.now = 0
         self.share = SHARE
+        self.lent: dict[str, int] = {}
         self.before: Mapping[Row, bool] = {}
         self.look()
 
@@ -62,8 +64,8 @@ class Device:
     def look(self) -> None:
         tenants: dict[str, dict[str, ModelTotals]] = {}
         for (tenant, name), model in self.models.items():
-            tenants.setdefault(tenant, {})[name] = ModelTotals(model.works, model.used)
-        found = {name: TenantTotals(share=self.share, models=each) for name, each in tenants.items()}
+            tenants.setdefault(tenant, {})[name] = ModelTotals(model.works, model.used, model.borrowed)
+        found = {name: TenantTotals(0, self.lent.get(name, 0), self.share, each) for name, each in tenants.items()}
         self.harm.look(DeviceTotals("SM", 64, self.now, found), self.now, self.before)
 
     def run(self, windows: int) -> Harm:
@@ -275,6 +277,17 @@ def test_while_neighbours_or_the_model_rest_no_verdict_is_reached() -> None:
 def test_a_neighbour_that_seldom_works_says_nothing() -> None:
     device = Device(1, acme_hog=hog(now_and_then(1.0)), globex_net=Model(always(0.0003)))
     assert device.run(400).found == {}
+    assert device.seconds_held(HOG) == 0
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_works_of_a_tenant_that_lends_or_borrows_meanwhile_say_nothing(lends: bool) -> None:
+    """What borrows runs on the same units; what runs on granules of others takes another time."""
+    device = Device(1, acme_hog=hog(now_and_then(1.0)), globex_net=Model(always(0.2)))
+    for second in range(400):
+        device.lent = {"globex": second if lends else 0}
+        device.models[VICTIM].borrowed = 0 if lends else second
+        assert device.run(1).found == {}
     assert device.seconds_held(HOG) == 0
 
 
