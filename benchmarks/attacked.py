@@ -23,12 +23,11 @@ from server.tenants.auth import digest
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY
 
-from . import holding
 from .bench import SETTLE, TAIL
 from .clients import apart
 from .deployment import Deployment, Server, Tenant, launched
 from .goals import Felt, felt
-from .hostile import ADMIN_KEY, ATTACKER, ATTACKER_KEY, MODELS, Crowd
+from .hostile import ADMIN_KEY, ATTACKER, ATTACKER_KEY, MODELS, Crowd, Inquiry, infer, write_models
 from .watched_server import alive
 
 VICTIM, VICTIM_KEY, KEPT, NEW = "victim", "key of the victim", "kept", "new"
@@ -57,7 +56,7 @@ class Attacked:
         self._server = server
         self._seconds = seconds
         self._victims, self._attackers = _cores()
-        self._ask = _as(VICTIM_KEY, holding.infer("little", b"", _one()))
+        self._ask = _as(VICTIM_KEY, infer("little", b"", _one()))
         self._right = b""
 
     @property
@@ -145,14 +144,14 @@ class Attacked:
 
     def _settle(self) -> None:
         """Wait until what the attack left behind is done: the attacker is answered again. Raises RuntimeError."""
-        if self._answered(_as(ATTACKER_KEY, holding.infer("open", b"", _one()))) == float("inf"):
+        if self._answered(_as(ATTACKER_KEY, infer("open", b"", _one()))) == float("inf"):
             raise RuntimeError(f"the attacker itself was not answered for {PATIENCE:g} s after its attack")
 
     def _served_by(self, name: str) -> Ask:
         """A request that the process of this name has a part in."""
         if name == SHARED:
             return Ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        return self._ask if name == DISPATCHER else _as(ATTACKER_KEY, holding.infer("open", b"", _one()))
+        return self._ask if name == DISPATCHER else _as(ATTACKER_KEY, infer("open", b"", _one()))
 
     def _stop(self, name: str) -> float:
         """Send SIGSTOP to the process of this name; when that was. Raises StopIteration if there is none."""
@@ -203,7 +202,7 @@ def deployment(moving: bool) -> Deployment:
 
 def build(root: Path) -> None:
     """Write the models of both tenants below `root`."""
-    holding.build(root)
+    write_models(root)
     for name, text in (("spin", SPIN), ("fussy", FUSSY)):
         path = root / name / "1" / "model.onnx"
         path.parent.mkdir(parents=True)
@@ -221,7 +220,7 @@ def _one() -> dict[str, object]:
     return {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
 
 
-def _as(key: str, ask: holding.Ask) -> Ask:
+def _as(key: str, ask: Inquiry) -> Ask:
     return Ask(post(ask.path, {"Authorization": f"Bearer {key}"} | ask.headers, ask.body))
 
 

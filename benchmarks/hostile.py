@@ -1,17 +1,21 @@
 """Attacks of a hostile tenant or of unauthenticated clients, a function each: the requests, and the expected answers.
 
-All are clients that anybody could write. `holding` has the requests that keep the interpreter.
+All are clients that anybody could write.
 """
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx.parser
+from onnx import numpy_helper
 
 from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
 from greenlane.load.wire import post
-
-from . import holding
 
 ATTACKER, ATTACKER_KEY, ADMIN_KEY = "attacker", "key of the attacker", "key of the administrator"
 MODELS = ("open", "expand", "texts", "repeat", "heavy", "spin", "fussy")
@@ -21,6 +25,23 @@ MIB = 1 << 20
 BATCH = 64
 """Connections that are enough to keep a process busy."""
 NOBODY = {"Authorization": "Bearer nothing"}
+_HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+_GRAPHS = {
+    "little": "little (float[n] x) => (float[n] y) { y = Neg(x) }",
+    "open": "open (float[n] x) => (float[m] y) { y = Identity(x) }",
+    "expand": "expand (float[1] x, int64[1] n) => (float[m] y) { y = Expand(x, n) }",
+    "texts": "texts (string[n] x) => (string[n] y) { y = Identity(x) }",
+    "repeat": "repeat (string[1] x, int64[1] n) => (string[m] y) { y = Expand(x, n) }",
+    "heavy": "heavy (float[n, 1024] x) => (float[n, 1024] y) { a = MatMul(x, w0) y = MatMul(a, w1) }",
+}
+
+
+class Inquiry(NamedTuple):
+    """A request, without whose it is."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +81,7 @@ class Crowd:
         return bool(self.expected.intersection(statuses)) if self.expected else opened >= self.connections
 
 
-def _of(ask: holding.Ask, **headers: str) -> Ask:
+def _of(ask: Inquiry, **headers: str) -> Ask:
     """A request of the attacker's."""
     given = {"Authorization": f"Bearer {ATTACKER_KEY}"} | {name.replace("_", "-"): value for name, value in headers.items()}
     return Ask(post(ask.path, given | ask.headers, ask.body))
@@ -70,25 +91,46 @@ def _flood(ask: Ask, connections: int, *expected: int) -> tuple[Crowd, ...]:
     return (Crowd((ask,), connections, frozenset(expected)),)
 
 
-def _held(name: str) -> Ask:
-    return _of(holding.asks()[name])
+def _large() -> Inquiry:
+    """62 MB, and as much for its answer."""
+    return infer("open", bytes(62_000_000), _input("x", "FP32", 15_500_000, 62_000_000))
 
 
-def _little(values: int = 1, model: str = "open") -> holding.Ask:
+def _texts(count: int) -> Inquiry:
+    return infer("texts", b"\4\0\0\0text" * count, _input("x", "BYTES", count, 8 * count))
+
+
+def _expand(model: str, datatype: str, count: int) -> Inquiry:
+    data = ["x"] if datatype == "BYTES" else [1.0]
+    one = {"name": "x", "datatype": datatype, "shape": [1], "data": data}
+    return infer(model, b"", one, {"name": "n", "datatype": "INT64", "shape": [1], "data": [count]})
+
+
+def _input(name: str, datatype: str, count: int, nbytes: int) -> dict[str, object]:
+    return {"name": name, "datatype": datatype, "shape": [count], "parameters": {"binary_data_size": nbytes}}
+
+
+def infer(model: str, binary: bytes, *inputs: Mapping[str, object]) -> Inquiry:
+    """An inference with these inputs, whose data is in them or in `binary`, and with binary outputs."""
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    return Inquiry(f"/v2/models/{model}/infer", head + binary, {"Inference-Header-Content-Length": str(len(head))})
+
+
+def _little(values: int = 1, model: str = "open") -> Inquiry:
     one = {"name": "x", "datatype": "FP32", "shape": [values], "data": [1.0] * values}
-    return holding.infer(model, b"", one)
+    return infer(model, b"", one)
 
 
 def _load(model: str, config: object) -> Ask:
     body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
-    return _of(holding.Ask(f"/v2/repository/models/{model}/load", body, {}))
+    return _of(Inquiry(f"/v2/repository/models/{model}/load", body, {}))
 
 
 def upgrade() -> tuple[Crowd, ...]:
     """Requests that offer an upgrade, whose bodies are inferences, and requests themselves."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": ""}
     right = _of(_little(), **offer)
-    smuggled = _of(holding.Ask("/v2/models/open/infer", b"GET /v2/models/open HTTP/1.1\r\nHost: a\r\n\r\n", {}), **offer)
+    smuggled = _of(Inquiry("/v2/models/open/infer", b"GET /v2/models/open HTTP/1.1\r\nHost: a\r\n\r\n", {}), **offer)
     return (Crowd((right, smuggled), 16, frozenset({200})),)
 
 
@@ -101,45 +143,45 @@ def unauthenticated_bodies() -> tuple[Crowd, ...]:
 
 def tenants_bodies() -> tuple[Crowd, ...]:
     """30 bodies of the other tenant's of 60 MiB each, which end one byte early."""
-    ask = _of(holding.Ask("/v2/models/open/infer", bytes(60 * MIB), {}))
+    ask = _of(Inquiry("/v2/models/open/infer", bytes(60 * MIB), {}))
     return (Crowd((Ask(ask.data[:-1]),), 30),)
 
 
 def gzip_bombs() -> tuple[Crowd, ...]:
     """62 KB that unpack to 62 MB, 12 at a time. They share the attacker's core, so the first is answered late."""
-    whole = holding.asks()["64 MB, output of another name"]
-    bomb = _of(holding.Ask(whole.path, gzip.compress(whole.body), whole.headers), Content_Encoding="gzip")
+    whole = _large()
+    bomb = _of(Inquiry(whole.path, gzip.compress(whole.body), whole.headers), Content_Encoding="gzip")
     return (Crowd((bomb,), 12, frozenset({200}), least=10.0),)
 
 
 def large_bodies() -> tuple[Crowd, ...]:
     """62 MB in, and as much out, two at a time."""
-    return _flood(_held("64 MB, output of another name"), 2, 200)
+    return _flood(_of(_large()), 2, 200)
 
 
 def large_outputs() -> tuple[Crowd, ...]:
     """A request of 100 bytes for an output of 549 MiB."""
-    return _flood(_held("100 bytes for 549 MiB"), 1, 200)
+    return _flood(_of(_expand("expand", "FP32", 549 * MIB // 4)), 1, 200)
 
 
 def texts_100000() -> tuple[Crowd, ...]:
     """100,000 texts again and again."""
-    return _flood(_held("100,000 texts"), 1, 200)
+    return _flood(_of(_texts(100_000)), 1, 200)
 
 
 def texts_250000() -> tuple[Crowd, ...]:
     """250,000 texts again and again, which is nearly as many as one request may have."""
-    return _flood(_held("250,000 texts"), 1, 200)
+    return _flood(_of(_texts(250_000)), 1, 200)
 
 
 def texts_1000000() -> tuple[Crowd, ...]:
     """A million texts again and again, which are refused."""
-    return _flood(_held("1,000,000 texts"), 2, 413)
+    return _flood(_of(_texts(1_000_000)), 2, 413)
 
 
 def many_texts_out() -> tuple[Crowd, ...]:
     """A request of 100 bytes for a million texts."""
-    return _flood(_held("100 bytes for 1,000,000 texts"), 1, 200)
+    return _flood(_of(_expand("repeat", "BYTES", 1_000_000)), 1, 200)
 
 
 def large_configurations() -> tuple[Crowd, ...]:
@@ -160,12 +202,12 @@ def most_configurations() -> tuple[Crowd, ...]:
 
 def heavy_loads() -> tuple[Crowd, ...]:
     """A model of 60 MB is loaded again and again."""
-    return _flood(_held("load of 60 MB again"), 1, 200)
+    return _flood(_of(Inquiry("/v2/repository/models/heavy/load", b"{}", {})), 1, 200)
 
 
 def waiting_loads() -> tuple[Crowd, ...]:
     """Loads from 64 connections, of which all but a few are refused as too many."""
-    return _flood(_held("load of 60 MB again"), BATCH, 200, 429)
+    return _flood(_of(Inquiry("/v2/repository/models/heavy/load", b"{}", {})), BATCH, 200, 429)
 
 
 def empty_lines() -> tuple[Crowd, ...]:
@@ -207,7 +249,7 @@ def wrong_keys() -> tuple[Crowd, ...]:
 
 def wrong_requests() -> tuple[Crowd, ...]:
     """Requests of the other tenant's that are refused: shapes, names, types, deep and broken JSON."""
-    every = tuple(_of(holding.Ask("/v2/models/open/infer", body, {})) for body in _wrong())
+    every = tuple(_of(Inquiry("/v2/models/open/infer", body, {})) for body in _wrong())
     return (Crowd(every, 16, frozenset({400})),)
 
 
@@ -220,7 +262,7 @@ def _wrong() -> list[bytes]:
 
 def small_chunks() -> tuple[Crowd, ...]:
     """Bodies in 100,000 chunks of a byte each."""
-    head = _of(holding.Ask("/v2/models/open/infer", b"", {})).data.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    head = _of(Inquiry("/v2/models/open/infer", b"", {})).data.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     return _flood(Ask(head + b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n"), 4, 400)
 
 
@@ -238,7 +280,7 @@ def slow_readers() -> tuple[Crowd, ...]:
     """100 connections that ask for 4 MB each and hardly read them."""
     one = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
     count = {"name": "n", "datatype": "INT64", "shape": [1], "data": [MIB]}
-    return (Crowd((_of(holding.infer("expand", b"", one, count)),), 100, frozenset({200}), "slow"),)
+    return (Crowd((_of(infer("expand", b"", one, count)),), 100, frozenset({200}), "slow"),)
 
 
 def endless_inferences() -> tuple[Crowd, ...]:
@@ -259,7 +301,19 @@ def endless() -> Ask:
     """A request whose inference does not end."""
     x = {"name": "x", "datatype": "FP32", "shape": [8, 8], "data": [0.1] * 64}
     turns = {"name": "turns", "datatype": "INT64", "shape": [], "data": [FOREVER]}
-    return _of(holding.infer("spin", b"", turns, x))
+    return _of(infer("spin", b"", turns, x))
+
+
+def write_models(root: Path) -> None:
+    """Write the models of the attacker that need nothing of the tests, and the victim's, below `root`."""
+    for name, graph in _GRAPHS.items():
+        model = onnx.parser.parse_model(_HEAD + graph)
+        if name == "heavy":
+            for index, shape in enumerate([(1024, 7680), (7680, 1024)]):
+                model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), f"w{index}"))
+        path = root / name / "1" / "model.onnx"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(model.SerializeToString())
 
 
 ATTACKS: dict[str, Callable[[], tuple[Crowd, ...]]] = {
