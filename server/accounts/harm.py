@@ -209,7 +209,7 @@ class _Window:
                 lending = (
                     each.borrowed or tenants[name].lent
                 )  # Else what borrows would be held, which its lender's `lend` bounds.
-                if each.works > 0 and not lending and at_home and "/" in model:  # Not a strain.
+                if each.works > 0 and each.used > 0 and not lending and at_home and "/" in model:  # Not a strain.
                     self.ran[row] = Ran(each.works, each.used / share)
 
     def at_home(self) -> list[Row]:

@@ -296,3 +296,31 @@ def test_strains_say_nothing() -> None:
     device.models["globex", "strain"] = device.models.pop(VICTIM)
     assert device.run(200).found == {}
     assert device.seconds_held(HOG) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_whatever_is_counted_only_models_that_could_be_held_are(seed: int) -> None:
+    """Tenants come and go, shares change, works take nothing, and what is said of who runs narrow is wrong."""
+    random, harm, now = Random(seed), Harm(Random(seed)), 0
+    rows = [(tenant, model) for tenant in ("acme", "globex", "initech") for model in ("a/1", "b/1")]
+    counts = dict.fromkeys(rows, (0, 0, 0))
+    shares = {tenant: SHARE for tenant, _ in rows}
+    narrow = dict.fromkeys(rows[:4], False)
+    for _ in range(300):
+        now += random.choice([0, NS // 2, NS, NS, NS, 3 * NS])
+        for each, (works, used, borrowed) in counts.items():
+            more = random.choice([0, 1, 30, 30, 30])
+            took = more * random.choice([0, MS, MS, 9 * MS]) * SHARE
+            counts[each] = works + more, used + took, borrowed + random.choice([0] * 30 + [MS])
+        if random.random() < 0.02:
+            shares[random.choice(list(shares))] = random.choice([0, SHARE, 2 * SHARE])
+        if random.random() < 0.05:
+            narrow = {each: random.random() < 0.5 for each in rows if random.random() < 0.8}
+        narrow |= {each: each in harm.held for each in narrow if random.random() < 0.9}
+        there = [tenant for tenant in shares if random.random() < 0.99]
+        models = {t: {each[1]: ModelTotals(*counts[each]) for each in rows if each[0] == t} for t in there}
+        totals = {t: TenantTotals(0, 0, shares[t], models[t]) for t in there}
+        harm.look(DeviceTotals("SM", 64, now, totals), now, narrow)
+        assert all(times >= TIMES for times in harm.found.values())
+        assert harm.held <= set(rows)
