@@ -3,7 +3,6 @@
 import re
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +11,8 @@ import pytest
 
 from server.config.tenant import TenantConfig
 
-from .harness import Served, configuration, serving
+from .fixtures import served_with
+from .harness import Served
 from .repository import ODD_NAME
 from .wire import (
     FOREVER,
@@ -39,11 +39,8 @@ FLOATS = struct.pack("<2f", 1, 2)
 LATE = "Request timeout expired: {} microseconds (parameters.timeout) passed"
 
 
-@pytest.fixture(scope="module")
-def single(standard: Path) -> Iterator[Served]:
-    """A server that runs one request at a time."""
-    with serving(configuration(standard, TenantConfig(name="acme", granules=1, models=("*",), in_flight=1))) as served:
-        yield served
+single = served_with(TenantConfig(name="acme", granules=1, models=("*",), in_flight=1))
+"""A server that runs one request at a time."""
 
 
 @pytest.fixture

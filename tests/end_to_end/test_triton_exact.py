@@ -7,7 +7,7 @@ outputs are swapped, where the configuration says which versions are served.
 
 import itertools
 import queue
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from greenlane.load.server_process import free_port
 from server.config.tenant import TenantConfig
 
-from .harness import PATIENCE, Served, configuration, serving
+from .fixtures import served_with
+from .harness import PATIENCE, Served
 from .test_clients import given
 
 TYPES: dict[str, tuple[int, str, str, Any]] = {
@@ -144,31 +145,20 @@ output [
     (folder / "densenet_labels.txt").write_text("RED\nGREEN\nBLUE\n")
 
 
-def write_all(folder: Path, variable: bool) -> Path:
+def write_all(folder: Path, variable: bool) -> None:
     for batch in (True, False):
         for types, shape in VARIABLE if variable else [(types, (16,)) for types in FIXED]:
             write(folder, types, (-1,) * len(shape) if variable else shape, batch)
     if not variable:
         write_densenet(folder)
-    return folder
 
 
 def acme() -> TenantConfig:
     return TenantConfig(name="acme", granules=1, models=("*",), grpc_port=free_port())
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def fixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    root = write_all(tmp_path_factory.mktemp("fixed"), False)
-    with serving(configuration(root, acme()), direct=request.param) as served:
-        yield served
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
-def variable(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    root = write_all(tmp_path_factory.mktemp("variable"), True)
-    with serving(configuration(root, acme()), direct=request.param) as served:
-        yield served
+fixed = served_with(acme, fill=partial(write_all, variable=False))
+variable = served_with(acme, fill=partial(write_all, variable=True))
 
 
 def as_type(numbers: Any, name: str) -> Any:
