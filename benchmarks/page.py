@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from greenlane.report.page import document, each, pairs, picture, tiles
+from greenlane.report.page import document, each, pairs, picture, table, tiles
 
 from .findings import Findings, busiest, few, milliseconds, times
 from .verdicts import CONTROL, UNDER, Combination, Verdict
@@ -75,10 +75,8 @@ def _throughput(findings: Findings) -> str:
 
 
 def _aggressors(findings: Findings) -> str:
-    rows = "".join(_aggressor(one, findings.aggressors) for one in findings.combinations)
     names = ["victim", "aggressor", "what it does", "answered in its partition", "answered without partitions"]
-    head = f"<tr>{each('th', names)}</tr>"
-    return f'<div class="wide"><table class="words"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    return table(names, (_aggressor(one, findings.aggressors) for one in findings.combinations), "words")
 
 
 def _aggressor(one: Combination, what: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from html import escape
 
-from greenlane.report.page import document, each, pairs, picture, tiles
+from greenlane.report.page import chip, document, each, pairs, picture, table, tiles
 
 from .curve import Curve
 from .points import LESS, Point
@@ -51,16 +51,15 @@ def _tiles(curve: Curve) -> Iterator[tuple[str, str]]:
 def _table(curve: Curve) -> str:
     names = [f"{curve.unit}s", "requests/s", "p50 alone", "p99 alone"]
     names += ["p50 at rate", "p99 at rate", "95 % interval", "requests", ""] if curve.target else []
-    rows = "".join(_row(point) for point in curve.points)
-    return f'<div class="wide"><table><thead><tr>{each("th", names)}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return table(names, map(_row, curve.points))
 
 
 def _row(point: Point) -> str:
     cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99)]
-    chip = ""
+    verdict = ""
     if found := point.at_rate:
         p99 = found.p99
         interval = [short(p99.value), f"{short(p99.low)} to {short(p99.high)}", str(p99.requests)] if p99 else ["-"] * 3
         cells += [short(found.p50) if p99 else "-", *interval]
-        chip = f'<td><span class="chip {_TONES.get(found.word, "bad")}">{escape(found.word)}</span></td>'
-    return f"<tr>{each('td', cells)}{chip}</tr>"
+        verdict = f"<td>{chip(found.word, _TONES.get(found.word, 'bad'))}</td>"
+    return f"<tr>{each('td', cells)}{verdict}</tr>"

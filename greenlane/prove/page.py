@@ -1,12 +1,11 @@
 """The findings as one HTML page that needs nothing else, and loads nothing."""
 
-from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from greenlane.load.figures import figures, merged
 from greenlane.load.rules import BOUND, ENOUGH
-from greenlane.report.page import document, pairs
+from greenlane.report.page import chip, document, each, pairs, table
 from partitions.plan import ranges
 
 from . import lending
@@ -53,12 +52,12 @@ def _verdict(findings: Findings) -> str:
 
 def _located(findings: Findings) -> str:
     rows = [
-        f"<tr>{_cells([each.tenant, ' '.join((each.unit, ranges(each.units) or 'none'))])}"
-        f"<td>{_chip(each.word)} {escape(each.why)}</td>"
-        f"<td>{_chip(each.own_word) if each.own_why else ''} {escape(each.own_why)}</td></tr>"
-        for each in findings.located
+        f"<tr>{each('td', [one.tenant, ' '.join((one.unit, ranges(one.units) or 'none'))])}"
+        f"<td>{_chip(one.word)} {escape(one.why)}</td>"
+        f"<td>{_chip(one.own_word) if one.own_why else ''} {escape(one.own_why)}</td></tr>"
+        for one in findings.located
     ]
-    return _table(["tenant", "partition", "the probe's work", "the models' own work"], rows, "words")
+    return table(["tenant", "partition", "the probe's work", "the models' own work"], rows, "words")
 
 
 def _pair(findings: Findings, measured: Measured) -> str:
@@ -67,7 +66,7 @@ def _pair(findings: Findings, measured: Measured) -> str:
     heads = ["aggressor", "p99 alone, ms", "beside it", "control", "growth, with interval", "control", "busy", "verdict"]
     return (
         f"<section><h2>{escape(str(measured.pair))} {_chip(word)}</h2><p>{escape(about(measured))}</p>"
-        f"<figure>{of_pair(measured)}</figure>{_table(heads, rows)}</section>"
+        f"<figure>{of_pair(measured)}</figure>{table(heads, rows)}</section>"
     )
 
 
@@ -76,7 +75,7 @@ def _row(result: Result) -> str:
     grown = [f"{times(result.held.decisive(BOUND))}", short(result.shared.decisive(BOUND).value), f"{result.busy:.0%}"]
     name = f'<td title="{escape(WHAT[result.attack.other.kind])}">{escape(result.attack.other.kind)}</td>'
     why = f'<td class="why">{_chip(result.ruling.word)} {escape(result.ruling.why)}</td>'
-    return f"<tr>{name}{_cells([*points, *grown])}{why}</tr>"
+    return f"<tr>{name}{each('td', [*points, *grown])}{why}</tr>"
 
 
 def _unfenced(findings: Findings, measured: Measured) -> str:
@@ -87,7 +86,7 @@ def _unfenced(findings: Findings, measured: Measured) -> str:
         grown = [times(result.held.decisive(BOUND)), short(result.shared.decisive(BOUND).value), *rates(result)]
         word = _chip(result.ruling.word) if findings.memory else ""
         why = f'<td class="why">{word} {escape(result.ruling.why)}</td>'
-        rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{_cells([*points, *grown])}{why}</tr>')
+        rows.append(f'<tr><td title="{escape(WHAT[kind])}">{escape(kind)}</td>{each("td", [*points, *grown])}{why}</tr>')
     heads = [
         "strain",
         "p99 alone, ms",
@@ -101,7 +100,7 @@ def _unfenced(findings: Findings, measured: Measured) -> str:
     ]
     return (
         f"<section><h2>What partitions do not fence: {escape(str(measured.pair))}</h2><p>{escape(about(measured))}. "
-        f"{COUNTED if findings.memory else ONLY_SAID}</p><figure>{of_pair(measured)}</figure>{_table(heads, rows)}</section>"
+        f"{COUNTED if findings.memory else ONLY_SAID}</p><figure>{of_pair(measured)}</figure>{table(heads, rows)}</section>"
     )
 
 
@@ -118,12 +117,12 @@ def _lent(findings: Findings, lent: Lent) -> str:
             times(level.growth.decisive(lending.BOUND)),
             f"{level.gained:.2f} times",
         ]
-        rows.append(f'<tr>{_cells(cells)}<td class="why">{_chip(level.ruling.word)} {escape(level.ruling.why)}</td></tr>')
+        rows.append(f'<tr>{each("td", cells)}<td class="why">{_chip(level.ruling.word)} {escape(level.ruling.why)}</td></tr>')
     first = f"<p>{_chip(lent.first.word)} {escape(lent.first.why)}</p>"
     title = f"{lent.pair.victim} lends to {lent.pair.aggressor}"
     return (
         f"<section><h2>{escape(title)} {_chip(findings.words[lent.pair])}</h2><p>{escape(about_lending(lent))}</p>"
-        f"<figure>{of_lending(lent)}</figure>{_table(heads, rows)}{first}</section>"
+        f"<figure>{of_lending(lent)}</figure>{table(heads, rows)}{first}</section>"
     )
 
 
@@ -132,12 +131,12 @@ def _untried(findings: Findings) -> str:
         return ""
     lines = [f"{pair}: {why}" for pair, why in findings.untried.items()]
     lines += [f"{each.name}: {name} was not asked: {why}" for each in findings.tenants for name, why in each.undriven.items()]
-    return f"<section><h2>Not tried</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul></section>"
+    return f"<section><h2>Not tried</h2><ul>{each('li', lines)}</ul></section>"
 
 
 def _notes(findings: Findings) -> str:
     if findings.lending:
-        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in LENDING_NOTES)}</ul>"
+        return f"<ul>{each('li', LENDING_NOTES)}</ul>"
     lines = [
         "The victim's requests are sent when they are due, whatever came of those before, and latency counts from then. "
         f"Aggressors: {legend(findings)}.",
@@ -148,18 +147,8 @@ def _notes(findings: Findings) -> str:
         "In the pictures: a ring is the median, a dot the p99, faint dots are the p99 of each round.",
         "Memory bandwidth, caches, power and the kernel are shared by all tenants; a partition does not limit them.",
     ]
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    return f"<ul>{each('li', lines)}</ul>"
 
 
 def _chip(word: str) -> str:
-    return f'<span class="chip {_TONES.get(word, "mute")}">{escape(word)}</span>'
-
-
-def _table(heads: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
-    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    body = "".join(rows)
-    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _cells(texts: Iterable[str]) -> str:
-    return "".join(f"<td>{escape(text)}</td>" for text in texts)
+    return chip(word, _TONES.get(word, "mute"))

@@ -38,3 +38,14 @@ def pairs(facts: Mapping[str, Any]) -> str:
 def each(tag: str, texts: Iterable[str]) -> str:
     """An element for each text."""
     return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
+def table(heads: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
+    """A table, which is as wide as it has to be; `rows` are HTML, and `kind` is its class."""
+    head, body = each("th", heads), "".join(rows)
+    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def chip(word: str, tone: str) -> str:
+    """A word on a colour: "good", "bad" or "mute"."""
+    return f'<span class="chip {tone}">{escape(word)}</span>'
