@@ -85,7 +85,8 @@ class Placements:
         if page is not None:
             pages[tenant] = page
         for each in self._tenants.values():
-            each.fence.reopen_page(tenant)
+            if each.fence.reopen_page(tenant):
+                each.follow()
 
     async def hold(self, ready: Mapping[str, Sequence[Granules]]) -> dict[str, list[ReadyShare]]:
         for name in dict.fromkeys((*self._tenants, *ready)):

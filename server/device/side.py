@@ -105,7 +105,7 @@ class Side(ABC, Generic[Plan, Made]):
         """Have the placement of this plan, or none, and use it from now on; whether `make` has to be called for that."""
         self._plan, self._paused = plan, False
         if (worker := self.worker) and self._has(worker) and self._made and self._in_use:
-            worker.resume(self._made)
+            self._use(worker, self._made)
             self._problem = ""
             return False
         self._changed = True
@@ -127,12 +127,11 @@ class Side(ABC, Generic[Plan, Made]):
         if await add(worker, made):
             self._grown = True
             return True
-        self._ready()
         if self._grown or not self._in_use:
             await asyncio.to_thread(worker.revoke)
             self._in_use, self._grown = True, False
-            if not self._paused:
-                worker.resume(made)
+        if not self._paused:
+            self._use(worker, made)
         return False
 
     @property
@@ -159,9 +158,9 @@ class Side(ABC, Generic[Plan, Made]):
     async def _replace(self, worker: Worker) -> bool:
         """Have the placement of the plan in place of another one; whether there is one."""
         plan, before = self._plan, self._of(worker)
-        if plan and before and before is self._made and self._in_use and self._adopt(before, plan):
+        if plan and before and before is self._made and self._in_use and self._does_for(plan):
             self._tried, self._problem = plan, ""
-            worker.resume(before)
+            self._use(worker, before)
             return True
         if before and not await self._take_away(worker, before):
             return False
@@ -191,7 +190,7 @@ class Side(ABC, Generic[Plan, Made]):
             self._problem = self.too_late
             self._changed = self.late = True
             if self.holds:
-                worker.resume(made)
+                self._use(worker, made)
             return False
         setattr(worker, self.role, None)
         await asyncio.to_thread(made.close)
@@ -208,13 +207,17 @@ class Side(ABC, Generic[Plan, Made]):
             return made.suspended and not made.running  # Not if it was resumed meanwhile.
         return True
 
+    def _use(self, worker: Worker, made: Made) -> None:
+        self._renew(made)
+        worker.resume(made)
+
     @abstractmethod
     async def _open(self, worker: Worker, plan: Plan) -> Made:
         """The placement of a plan. Raises PartitionError."""
 
-    def _adopt(self, made: Made, plan: Plan) -> bool:
-        """Have the placement that is in use do for this plan, too; whether it can."""
+    def _does_for(self, plan: Plan) -> bool:
+        """Whether the placement that is in use does for this plan, too."""
         return False
 
-    def _ready(self) -> None:
-        """All models that can be are ready there."""
+    def _renew(self, made: Made) -> None:
+        """Have a placement go by what is known and planned now, before works go there."""

@@ -35,38 +35,25 @@ class TenantFence(Side[Fence, NarrowPlacement]):
 
     def set(self, plan: Fence | None) -> bool:
         """As for any role, and have the pace of this plan."""
-        self._set_pace(self._plan, plan)
+        self._set_pace(plan)
         if worker := self.worker:
             worker.pace = self.pace
         return super().set(plan)
 
-    def reopen_page(self, tenant: str) -> None:
-        """A tenant has another page than before, or none any more."""
-        plan, narrow, worker = self._plan, self._made, self.worker
-        if plan is None or tenant not in plan.neighbours:
-            return
-        if self.pace:
-            self.pace.hold(self._open_pages(plan), plan.pcie)
-        if worker:
-            worker.pace = self.pace
-        if narrow:
-            narrow.hold(self._open_pages(plan), narrow.rate)
-            if worker and worker.narrow is narrow and not narrow.suspended:
-                worker.resume(narrow)
+    def reopen_page(self, tenant: str) -> bool:
+        """A tenant has another page than before, or none any more; whether `make` has to be called for that."""
+        return self._plan is not None and tenant in self._plan.neighbours and self.set(self._plan)
 
     def moved(self, figures: Mapping[str, int]) -> None:
         """A work of each of these models (`name/version`) moves so many bytes of memory."""
         self._moved = figures
-        self._ready()
+        if self._made:
+            self._made.set_moved(self.moved_by_key())
 
     def moved_by_key(self) -> dict[ModelKey, int]:
         """The same of all models that the tenant has now; 0 where it is not known."""
         worker = self.worker
         return {key: self._moved.get(label_of(key), 0) for key in (list(worker.executors) if worker else ())}
-
-    def _ready(self) -> None:
-        if self._made:
-            self._made.set_moved(self.moved_by_key())
 
     def hand_over(self, before: Worker, after: Worker) -> bool:
         """The tenant goes on with another worker, and the one before has halted: give that one its narrow placement if it is a
@@ -95,7 +82,7 @@ class TenantFence(Side[Fence, NarrowPlacement]):
             _known(made) if made else [],
         )
 
-    def _set_pace(self, before: Fence | None, plan: Fence | None) -> None:
+    def _set_pace(self, plan: Fence | None) -> None:
         """Have the pace of this plan. The same one goes on, with what it has counted and what pays to it."""
         if not (plan and plan.pcie):
             if self.pace:
@@ -104,8 +91,6 @@ class TenantFence(Side[Fence, NarrowPlacement]):
             self.pace = None
         elif self.pace is None:
             self.pace = Pace(self._open_pages(plan), plan.pcie)
-        elif before and before.neighbours == plan.neighbours:
-            self.pace.rate = plan.pcie
         else:
             self.pace.hold(self._open_pages(plan), plan.pcie)
 
@@ -121,16 +106,17 @@ class TenantFence(Side[Fence, NarrowPlacement]):
             return NarrowPlacement(partition, (), plan.memory, self._statistics)
 
         made = await asyncio.to_thread(self._means.place, plan.granules, (), make)
-        made.hold(self._open_pages(plan), plan.memory)  # Here, as tenants come and go meanwhile.
         text = "tenant %s is held to %.4g GB/s of memory bandwidth while others are at work: on granules %s what draws more"
         self.log.info(text, self._name, plan.memory / 1e9, list(plan.granules))
         return made
 
-    def _adopt(self, made: NarrowPlacement, plan: Fence) -> bool:
-        if self._tried is None or plan.granules != self._tried.granules:
-            return False
-        made.hold(self._open_pages(plan), plan.memory)
-        return True
+    def _does_for(self, plan: Fence) -> bool:
+        return self._tried is not None and plan.granules == self._tried.granules
+
+    def _renew(self, made: NarrowPlacement) -> None:
+        if self._plan:
+            made.hold(self._open_pages(self._plan), self._plan.memory)
+        made.set_moved(self.moved_by_key())
 
 
 def _known(narrow: NarrowPlacement) -> list[FencedModel]:

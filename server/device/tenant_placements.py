@@ -219,18 +219,15 @@ class TenantPlacements:
         return None
 
     def _leave_out(self, placement: Placement, key: ModelKey, refusal: Refusal) -> None:
-        model, granules = label_of(key), list(placement.partition.granules)
+        log, so = ladder_log, "so the tenant cannot just switch to them"
         if isinstance(placement, WidePlacement):
             refusal = refusal._replace(why=f"on its wide partition {refusal.why}") if refusal.adds else refusal
-            log, what = self.stretch.log, f": model {model} runs on its share only"
+            log, so = self.stretch.log, self.stretch.without
         elif isinstance(placement, NarrowPlacement):
-            log, cannot = self.fence.log, "is not held to its memory bandwidth: it is not ready"
-            what = f": model {model} {cannot} on granules {granules}"
-        else:
-            cannot = "is not ready to switch" if refusal.adds else "cannot switch"
-            log, what = ladder_log, f" {cannot} to granules {granules}: model {model}"
+            log, so = self.fence.log, self.fence.without
         if not (refusal.adds and key in placement.refused):
-            log.warning("tenant %s%s: %s", self._name, what, refusal.why)
+            text, granules = "tenant %s: model %s is not ready on granules %s, %s: %s", list(placement.partition.granules)
+            log.warning(text, self._name, label_of(key), granules, so, refusal.why)
         placement.refused[key] = refusal
 
     def _adds(self, placement: Placement, key: ModelKey) -> dict[str, int]:

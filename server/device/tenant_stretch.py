@@ -20,7 +20,7 @@ class TenantStretch(Side[Wide, WidePlacement]):
     role = "wide"
     log = logging.getLogger("greenlane.lending")
     called = "wide partition"
-    without = "and keeps its share as it is"
+    without = "and runs on its share only"
     where = "on granules of others"
 
     def __init__(self, name: str, means: Means) -> None:

@@ -314,6 +314,18 @@ async def test_a_plan_that_comes_again_while_its_placement_is_being_taken_away_l
     assert await runs_narrow(site)
 
 
+async def test_a_neighbour_that_comes_again_while_models_are_made_ready_counts_there(site: Site) -> None:
+    plan, gate, page = site.controller.devices[0].fences["acme"], site.script.hold("bind"), activity.create(1)
+    again = activity.attach(page)
+    await site.runtime.placements.plan({}, {"acme": plan._replace(granules=(0,))})
+    await asyncio.to_thread(gate.wait_for_arrival)
+    site.runtime.placements.set_page("globex", page)
+    gate.open()
+    await site.settled()
+    again.begin()
+    assert (narrow(site).granules, placement(site).applies()) == ((0,), True)
+
+
 async def test_a_work_that_does_not_end_leaves_the_placement_in_use(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(root, tenants=FENCED, moves=MOVES, max_pause=0.1) as site:
         await site.settled()
@@ -378,7 +390,7 @@ async def test_a_model_that_cannot_be_made_ready_there_is_not_held_and_said(
         await site.settled()
         (problem,) = (await fence(site)).problems
         assert problem == "a/1: no such kernels"
-    assert "is not held to its memory bandwidth: it is not ready on granules [0, 1]: no such kernels" in caplog.text
+    assert "model a/1 is not ready on granules [0, 1], so nothing holds its memory bandwidth: no such kernels" in caplog.text
 
 
 async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(site: Site) -> None:

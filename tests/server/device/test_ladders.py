@@ -248,7 +248,8 @@ async def test_rungs_count_within_the_budget_and_what_does_not_fit_is_not_made(
         assert rungs(site)["acme"] == {WIDE: 1}
         assert await used(site) == 23
         assert (
-            f"acme is not ready to switch to granules {list(WIDE)}: model b/1: it needs 3 bytes of device memory" in caplog.text
+            f"b/1 is not ready on granules {list(WIDE)}, so the tenant cannot just switch to them: it needs 3 bytes of"
+            in caplog.text
         )
         assert "acme has 23 bytes of 25 bytes in use" in caplog.text
         moved = await move(site, acme=4, globex=4)

@@ -295,7 +295,7 @@ async def test_a_wide_partition_that_cannot_be_made_is_left_out_and_named(root: 
     with caplog.at_level(logging.WARNING):
         await site.settled()
     why = "granules [0, 1, 2, 3, 4]: no more contexts"
-    assert f"tenant acme has no wide partition, and keeps its share as it is: {why}" in caplog.text
+    assert f"tenant acme has no wide partition, and runs on its share only: {why}" in caplog.text
     (state,) = (await site.controller.placements.wide()).values()
     assert (state.granules, state.problems) == ((), [why])
     await site.infer("acme")
@@ -312,7 +312,7 @@ async def test_a_model_that_is_refused_there_runs_at_home_and_the_others_go_wide
     await site.settled()
     (state,) = (await site.controller.placements.wide()).values()
     assert state.problems == ["a/1: too wide"]
-    assert "tenant acme: model a/1 runs on its share only: too wide" in caplog.text
+    assert "model a/1 is not ready on granules [0, 1, 2, 3, 4], and runs on its share only: too wide" in caplog.text
     await site.infer("acme", "a")
     await go_wide(site)
     await site.controller.close()
