@@ -25,14 +25,7 @@ def total(lead: Report, helpers: Sequence[Report]) -> Report:
         found = [each.statistics, *helped.get((each.name, each.version), ())]
         statistics = replace(added(found), runs=each.statistics.runs, last_run=each.statistics.last_run)
         served.append(replace(each, statistics=statistics))
-    counted = [report.lane for report in (lead, *helpers)]
-    lane = lead.lane._replace(
-        rejected=sum(each.rejected for each in counted),
-        expired=sum(each.expired for each in counted),
-        invalid=sum(each.invalid for each in counted),
-        limited=_limited(counted),
-        unread=sum(each.unread for each in counted),
-    )
+    lane = _counted(lead.lane, [report.lane for report in (lead, *helpers)])
     slots = SlotStatistics(*map(sum, zip(lead.slots, *(report.slots for report in helpers), strict=True)))
     lending = [report.lending for report in (lead, *helpers) if report.lending]
     lends = (all(each for each, _ in lending), sum(stops for _, stops in lending)) if lending else None
@@ -46,13 +39,7 @@ def ended(reports: Sequence[Report], known: Container[Version]) -> Report:
     versions = _by_version(reports)
     served = [ModelReport(*version, added(found), 0) for version, found in versions.items() if version in known]
     last = reports[-1]
-    lane = last.lane._replace(
-        rejected=sum(each.lane.rejected for each in reports),
-        expired=sum(each.lane.expired for each in reports),
-        invalid=sum(each.lane.invalid for each in reports),
-        limited=_limited([each.lane for each in reports]),
-        unread=sum(each.lane.unread for each in reports),
-    )
+    lane = _counted(last.lane, [report.lane for report in reports])
     lending = True, sum(report.lending[1] for report in reports if report.lending)
     return Report(served, (), lane, SlotStatistics(0, 0, 0), lending=lending if last.lending else None)
 
@@ -77,9 +64,16 @@ def added(counted: Sequence[ModelStatistics]) -> ModelStatistics:
     )
 
 
-def _limited(counted: Iterable[LaneStatistics]) -> tuple[int, int, int, int]:
-    requests, nbytes, connections, bodies = map(sum, zip(*(each.limited for each in counted), strict=True))
-    return requests, nbytes, connections, bodies
+def _counted(own: LaneStatistics, lanes: Sequence[LaneStatistics]) -> LaneStatistics:
+    """The same lane, with what these have counted together."""
+    requests, nbytes, connections, bodies = map(sum, zip(*(each.limited for each in lanes), strict=True))
+    return own._replace(
+        rejected=sum(each.rejected for each in lanes),
+        expired=sum(each.expired for each in lanes),
+        invalid=sum(each.invalid for each in lanes),
+        limited=(requests, nbytes, connections, bodies),
+        unread=sum(each.unread for each in lanes),
+    )
 
 
 def _by_version(reports: Iterable[Report]) -> dict[Version, list[ModelStatistics]]:
