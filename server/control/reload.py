@@ -103,3 +103,5 @@ class Reloader:
             await self.reload()
         except (RequestError, PartitionError) as error:
             log.error("SIGHUP: %s", error)
+        except Exception:  # POST /admin/reload is answered 500, and says so in the log.
+            log.exception("SIGHUP: the configuration could not be used")

@@ -95,3 +95,15 @@ async def test_the_event_loop_runs_while_a_file_of_thousands_of_tenants_is_read_
     await watching
     assert len(changes) == 3000 + 1, "all tenants, and a lone one is the default, which none of them is"
     assert turns > 20
+
+
+async def test_whatever_keeps_a_signal_s_reload_from_being_used_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Config:
+        raise OverflowError("too large for a message")
+
+    signalled = reloader(path, fail)
+    signalled.on_signal()
+    while not caplog.records:
+        await asyncio.sleep(0)
+    assert "SIGHUP: the configuration could not be used" in caplog.text
+    assert "too large for a message" in caplog.text
