@@ -207,4 +207,6 @@ def _device_arguments(device: str, tenant: TenantConfig | None, opener: Opener, 
         return DeviceArguments(device, own, opener, *ends)
     own = own.with_devices({device: own.device.model_copy(update={"index": 0})})  # It is the only GPU that the process sees.
     arguments = DeviceArguments(tenant.name, own, opener, *ends)
-    return replace(arguments, environment={**arguments.environment, **memory_limit(tenant.device_memory)})
+    return replace(
+        arguments, environment={**arguments.environment, **memory_limit(tenant.device_memory, tenant.burst is not None)}
+    )

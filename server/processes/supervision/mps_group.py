@@ -15,16 +15,19 @@ log = logging.getLogger("greenlane.processes")
 _QUEUES = "2"
 """Hardware queues of each process, as the driver gives clients by itself: all share one number of them."""
 _OWN = 1 << 30
-"""Bytes that a process may have beside its tenant's models: 360 MiB from its start, up to 0.4 GB of green contexts, and kernels
+"""Bytes that a process may have beside its tenant's models: 360 MiB from its start, up to 0.5 GB of green contexts, and kernels
 that the driver keeps."""
+_WIDE = 2 << 30
+"""The same for green contexts of wide partitions: 450 of 4 MiB each in 10,000 random repartitions (computed)."""
 
 
-def memory_limit(budget: int | None) -> dict[str, str]:
+def memory_limit(budget: int | None, borrows: bool = False) -> dict[str, str]:
     """The variable by which the driver refuses a client memory that a tenant with so many bytes of `device_memory` needs not.
 
     None without a budget. A move binds every model a second time, so twice the budget is allowed.
     """
-    return {} if budget is None else {f"{PREFIX}PINNED_DEVICE_MEM_LIMIT": f"0={(2 * budget + _OWN) >> 20}M"}
+    own = _OWN + _WIDE if borrows else _OWN
+    return {} if budget is None else {f"{PREFIX}PINNED_DEVICE_MEM_LIMIT": f"0={(2 * budget + own) >> 20}M"}
 
 
 async def hindrance(uuid: str = "", environ: Mapping[str, str] = os.environ) -> str:
