@@ -35,14 +35,18 @@ class TenantFence(Side[Fence, NarrowPlacement]):
 
     def set(self, plan: Fence | None) -> bool:
         """As for any role, and have the pace of this plan."""
-        self._set_pace(plan)
+        if plan != self._plan:
+            self._set_pace(plan)
         if worker := self.worker:
             worker.pace = self.pace
         return super().set(plan)
 
     def reopen_page(self, tenant: str) -> bool:
         """A tenant has another page than before, or none any more; whether `make` has to be called for that."""
-        return self._plan is not None and tenant in self._plan.neighbours and self.set(self._plan)
+        if self._plan is None or tenant not in self._plan.neighbours:
+            return False
+        self._set_pace(self._plan)
+        return self.set(self._plan)
 
     def moved(self, figures: Mapping[str, int]) -> None:
         """A work of each of these models (`name/version`) moves so many bytes of memory."""

@@ -60,5 +60,11 @@ def test_the_unit_restarts_after_a_lost_device_but_not_after_a_wrong_configurati
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == (["on-failure"], ["2"])
 
 
+def test_the_unit_starts_after_what_makes_gpus_usable() -> None:
+    """Before it, a GPU cannot be opened, which is status 2; on hosts with NVSwitch the fabric manager is needed as well."""
+    (after,) = settings(ONE)["After"]
+    assert {"nvidia-persistenced.service", "nvidia-fabricmanager.service"} <= set(after.split())
+
+
 def test_systemctl_reload_sends_the_signal_on_which_the_server_reads_its_configuration_again() -> None:
     assert settings(ONE)["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
