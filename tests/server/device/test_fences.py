@@ -416,6 +416,15 @@ async def test_a_tenant_keeps_its_pace_over_pcie_through_moves_and_other_rates(s
     admission.leave(kind, "", 0)
 
 
+async def test_the_launch_loop_charges_where_it_did_when_the_same_is_planned_again(site: Site) -> None:
+    pace = site.runtime.workers["acme"].pace
+    assert pace
+    charged = pace.shared
+    site.controller.placements.remake()
+    await site.settled()
+    assert pace.shared is charged
+
+
 async def test_requests_that_wait_for_pcie_hold_up_no_repartition_and_are_answered_after_it(site: Site) -> None:
     pace = site.runtime.workers["acme"].pace
     assert pace
