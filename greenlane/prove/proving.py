@@ -144,6 +144,13 @@ def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple
     unit = {each.tenant: each.unit for each in found.located}
     near = [pair for pair in able if device[pair.victim] == device[pair.aggressor]]
     possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core"), run.strains) for pair in near}
+    for pair in near:
+        if run.strains != STRAINS and (lacks := [kind for kind in run.strains if kind not in possibles[pair.aggressor]]):
+            why = f"the share of {pair.aggressor} cannot strain {' and '.join(lacks)}, which cores have not"
+            run.report(f"{pair}: {why}")
+            if run.memory and not possibles[pair.aggressor]:
+                found.untried[pair] = why
+    near = [pair for pair in near if possibles[pair.aggressor]]
     if not run.memory:
         near = near[:1] if run.seconds * UNFENCED >= START + LEAST * ROUND else []
     chosen = plan(near, possibles, run.seconds if run.memory else run.seconds * UNFENCED, LEAST)

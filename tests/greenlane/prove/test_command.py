@@ -164,6 +164,20 @@ def test_strains_of_memory_are_tried_and_reported_with_what_they_moved(config: P
     assert why == "there was no time left for strains of memory; --seconds 15 has time for every pair"
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_strains_that_a_device_does_not_have_are_said_and_prove_nothing(
+    config: Path, memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greenlane.prove.proving.UNFENCED", 2.0)
+    said: list[str] = []
+    with running(config) as (access, alive, _):
+        found = prove(Run(access, alive, False, "test", 4.0, "acme", PROGRAM, said.append, memory=memory, strains=("PCIe in",)))
+    assert not found.unfenced
+    why = "the share of globex cannot strain PCIe in, which cores have not"
+    assert f"acme beside globex: {why}" in said
+    assert list(found.untried.values()) == [why] * memory
+
+
 class Refusing(Access):
     """A server that strains nothing, such as one of an earlier version."""
 
