@@ -68,7 +68,7 @@ def _prove(options: Options, command: str) -> Findings:
 
 def _run(options: Options, command: str, access: Access, alive: Any, own: bool, source: str, say: Any) -> Findings:
     names = [each["name"] for each in access.administer("GET", "/admin/tenants")["tenants"]]
-    if options.only and options.only not in names:
+    if options.only is not None and options.only not in names:
         raise CannotProve(f"--only {options.only!r}: there is no such tenant; there are {', '.join(names)}")
     return prove(Run(access, alive, own, source, options.seconds, options.only, command, say, options.memory, options.strains))
 

@@ -258,6 +258,12 @@ def test_a_key_that_no_header_has_is_status_2(tmp_path: Path, text: str, capsys:
     assert f"--keys {path}: a key in one line" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["nobody", ""])
+def test_a_victim_that_is_no_tenant_is_status_2(config: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(config), "--seconds", "8", "--only", name], PROGRAM) == 2
+    assert f"--only {name!r}: there is no such tenant; there are acme, globex" in capsys.readouterr().err
+
+
 def test_a_wrong_configuration_is_status_2_with_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('[tenants.acme]\ncroes = 1\nmodels = ["*"]\n')
