@@ -41,11 +41,12 @@ Transfer = Callable[[str, DeviceRuntime, str, Granules], Awaitable[DeviceRuntime
 """
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
-_HOLDS = 0.002, *(0.02,) * 20, *(0.1,) * 8, 0.5, 0.5
+_HOLDS = 0.002, 0.002, 0.005, *(0.02,) * 20, *(0.1,) * 8, 0.5, 0.5
 """Seconds for which partitions of a shared device are held to see that they are apart: the next for those that were not held
-together yet. On an H100 2 ms were enough for 15 processes on idle cores (2026-11-26). A process that loads a model begins when
-the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less. The longest
-are for a tenant with such long kernels."""
+together yet. On an H100 2 ms were enough for 15 processes on idle cores (2026-11-26), and who is late once seldom is again.
+While 20 ms came second, a repartition cost tenants whose share stayed 21 ms (2026-11-28). A process that loads a model begins
+when the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less. The
+longest are for a tenant with such long kernels."""
 _STANDSTILL = 600.0
 """Seconds in which a start looks at partitions again while the same models are loaded. No load is known that has the driver's
 lock for so long, so what blocks the looks will not end."""
@@ -437,7 +438,7 @@ class Controller:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant, and who shares some.
 
         Where units have no numbers, the work takes all of them, again and again until each two partitions have had theirs at
-        the same time. A tenant stands still for 2 ms, and for 20 to 500 ms with each further try that it takes part in.
+        the same time. A tenant stands still for 2 ms, and for 2 to 500 ms with each further try that it takes part in.
         """
         async with self._repartitioning:
             return await self._probe(device, device.distinct())

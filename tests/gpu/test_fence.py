@@ -2,11 +2,13 @@
 that slows others by reads which are few bytes.
 """
 
+import json
 import statistics
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -168,23 +170,43 @@ def test_a_model_of_random_reads_is_held_once_a_neighbour_is_seen_to_be_slower_b
     def median(answers: list[tuple[float, float]]) -> float:
         return statistics.median(took for _, took in answers)
 
+    def neighbour() -> dict[str, tuple[int, int]]:
+        """Its works so far and their nanoseconds, by part, as its statistics have them."""
+        with closing(Client(server.port)) as client:
+            answer = client.ask("GET", "/v2/models/hog/stats", tenant="globex")
+        (stats,) = json.loads(answer.body)["model_stats"]
+        return {part: (each["count"], each["ns"]) for part, each in stats["inference_stats"].items()}
+
+    def parts(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, float]:
+        """The mean milliseconds of each part of its inferences between two looks at its statistics."""
+        more = {part: (count - before[part][0], ns - before[part][1]) for part, (count, ns) in after.items()}
+        return {part: round(ns / count / 1e6, 3) for part, (count, ns) in more.items() if count and ns}
+
+    looks = [neighbour()]
     with hogs(server, tenant="globex", count=1, pause=0.005) as alone:
         time.sleep(4.0)
     before = fence(server)["launches"]
+    looks.append(neighbour())
     with hogs(server, "random"), hogs(server, tenant="globex", count=1, pause=0.005) as tried:
         began = time.monotonic()
         time.sleep(1.5)
         beside = list(tried)
+        looks.append(neighbour())
         until(lambda: known()["slows"], "it is found to slow its neighbour")
         seconds = time.monotonic() - began
+    trial = [[took for at, took in tried if second <= at - began < second + 1] for second in range(int(seconds))]
+    looks.append(neighbour())
     with hogs(server, "random") as free:
         time.sleep(1.5)
     after = fence(server)["launches"]
     with hogs(server, "random") as narrow, hogs(server, tenant="globex", count=1, pause=0.005) as held:
         time.sleep(3.0)
+    looks.append(neighbour())
     model = known()
     found["fence: a model of random reads"] = {
         "the neighbour's median ms: alone, beside, held": [median(alone), median(beside), median(held)],
+        "its medians in each second of the trial": [round(statistics.median(each), 2) for each in trial if each],
+        "its mean ms by part: alone, beside, tried, held": [parts(*each) for each in pairwise(looks)],
         "seconds until it was found": round(seconds, 1),
         "its neighbour's works take so many times as long at least": model["slows"],
         "its answers in 1.5 s alone, in 3 s held": [len(free), len(narrow)],
