@@ -110,7 +110,9 @@ async def test_all_partitions_are_held_at_the_start_and_before_a_move_is_committ
     assert site.shares == [2, 1, 1]
 
 
-@pytest.mark.parametrize(("late", "asked"), [(1, [0.002]), (3, [0.002, 0.002, 0.005]), (99, [0.002, 0.002, 0.005, *[0.02] * 20, 0.1])])
+@pytest.mark.parametrize(
+    ("late", "asked"), [(1, [0.002]), (3, [0.002, 0.002, 0.005]), (99, [0.002] * 2 + [0.005] + [0.02] * 20 + [0.1])]
+)
 async def test_partitions_are_held_for_longer_where_one_began_too_late(late: int, asked: list[float]) -> None:
     site = await Site().start()
     site.processes["globex"].late = late * MILLISECOND
