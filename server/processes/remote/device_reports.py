@@ -21,16 +21,15 @@ _Row = TypeVar("_Row", bound=_OfTenant)
 
 
 class DeviceReports:
-    """Belongs to the event loop. `caller` calls the process, which has these `tenants` now.
+    """Belongs to the event loop. `caller` calls the process; `had` are the tenants that it has, or has had.
 
     Each report is the last one that is known if the process does not answer in time. What a process says of tenants that it
     never had is left out: on cores it is a tenant's own, and could write on another one's bill. `names` are what it may name.
     """
 
-    def __init__(self, caller: Caller, tenants: Collection[str], names: KnownNames) -> None:
+    def __init__(self, caller: Caller, had: Collection[str], names: KnownNames) -> None:
         self._names = names
-        self._tenants = tenants
-        self._had = set[str]()
+        self._had = had
         self._models, self._placements = proxy(Models, caller), proxy(Placements, caller)
         self._runtime = proxy(ToRuntime, caller)
         self._executions: list[Execution] = []
@@ -52,7 +51,6 @@ class DeviceReports:
 
     async def beside(self) -> dict[str, Beside]:
         if (found := await in_time(self._placements.states())) is not None:
-            self._had.update(self._tenants)
             self._beside = {name: each for name, each in found.items() if name in self._had}
         return self._beside
 
@@ -72,5 +70,4 @@ class DeviceReports:
         return TenantUsages(tenant, usages)
 
     def _own(self, rows: Sequence[_Row]) -> list[_Row]:
-        self._had.update(self._tenants)
         return [row for row in rows if row.tenant in self._had]

@@ -57,6 +57,8 @@ class DeviceTenants:
 
     def __init__(self, frontends: Mapping[str, RemoteFrontend], allows: Callable[[str, str], bool] = lambda *_: True) -> None:
         self.frontends: dict[str, RemoteFrontend] = dict(frontends)
+        self.had = set(frontends)
+        """Those that the process, or one before it, has or has had."""
         self.away = False
         """Whether the process has ended, and no other one has loaded the same models yet."""
         self._allows = allows
@@ -110,6 +112,7 @@ class DeviceTenants:
         if isinstance(coming := self._coming.pop(tenant, None), Coming):
             frontend.change_device(coming.paged, coming.suspended)
         self.frontends[tenant] = frontend
+        self.had.add(tenant)
         frontend.allows = partial(self._allows, tenant) if self.away else None
 
     def leave(self, tenant: str) -> None:

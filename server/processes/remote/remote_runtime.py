@@ -57,7 +57,7 @@ class RemoteRuntime:
         self.kept = KeptState()
         self.tenants = DeviceTenants(frontends, self.kept.lists.allows)
         self._calls = DeviceCalls(label, self.tenants)
-        self._reports = DeviceReports(self._calls, self.tenants.frontends, self.kept.names)
+        self._reports = DeviceReports(self._calls, self.tenants.had, self.kept.names)
         self.moves = RemoteMoves(self._calls, self.kept)
         self.placements = RemotePlacements(self._calls, self.kept, self._reports)
         self.models = RemoteModels(self._calls, self.kept, self._reports)

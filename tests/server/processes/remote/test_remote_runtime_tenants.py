@@ -86,8 +86,13 @@ async def test_what_a_process_reports_of_a_tenant_that_it_never_had_is_left_out(
     assert [each.tenant for each in await runtime.models.memory()] == ["acme"]
     runtime.tenants.leave("acme")
     assert await runtime.usage() == report, "what a tenant used that has left is billed"
+    globex = frontend("globex")
+    runtime.tenants.join("globex", globex)
+    runtime.tenants.leave("globex")
+    assert await runtime.usage() == process.answers["usage"], "also if the process was not asked while it had it"
     process.close()
     acme.close()
+    globex.close()
 
 
 async def test_a_process_that_has_ended_has_no_rung_until_the_next_one_has() -> None:
