@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,6 +50,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
     # What servers in this process freeze, for the life of a process of theirs, is to be collected when they have ended.
     gc.freeze = lambda: None
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A command may set what the processes that it starts are to have; those of the next test have what there was before."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update({name: text for name, text in before.items() if os.environ.get(name) != text})
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
         return 0
 
     monkeypatch.setattr("server.__main__.run", run)
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # Which `main` may set, for the processes that it starts.
     return started
 
 

@@ -72,7 +72,6 @@ def test_a_command_that_opens_a_gpu_is_no_client_of_an_operator_s_daemon(
     words: str, status: int, clients: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # Which `main` sets there, for the processes that it starts.
     gpu = Gpu()
     with installed(gpu, library(gpu)):
         assert main(words.split()) == status
