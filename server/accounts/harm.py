@@ -19,7 +19,7 @@ TIMES = 1.5
 WINDOW = NS * 8 // 10
 """A window is at least so long."""
 BUSY, RESTS = 0.2, 0.02
-"""Parts of a window that a model runs which may be tried, and one that is as if it did not run."""
+"""A model may be tried if it runs for this part of a window at least; below the second part it counts as resting."""
 FEW, LEAST = 5, 20
 """Works of a neighbour in a window that may be a reason to suspect a model, and in a phase of a trial."""
 PHASES, AGAIN = 8, 3
@@ -66,7 +66,7 @@ class Harm:
 
     @property
     def held(self) -> set[Row]:
-        """Models to be held from now on: those that were found, and what a trial says."""
+        """Models to be held from now on: those that were found and those that a trial holds, but none that it lets go."""
         held = dict.fromkeys(self.found, True)
         if self._trial:
             held |= self._trial.states
@@ -200,7 +200,7 @@ class _Window:
         self.same = {row for row in now.narrow if row[0] in shares}
         """Models that could be held, of tenants with the same shares as before."""
         self.states = {row: now.narrow[row] for row in self.same if before.narrow.get(row) is now.narrow[row]}
-        """Whether these were held, as far as that was so all the time."""
+        """Whether each of these was held. Models whose state changed during the window are left out."""
         for name, share in shares.items():
             for model, each in tenants[name].models.items():
                 row = name, model
