@@ -77,9 +77,6 @@ class Turns:
         self._lock = RLock()
         self._pending: deque[WorkInTurn] = deque()
 
-    def __repr__(self) -> str:
-        return f"<Turns, {len(self._pending)} in flight>"
-
     def add(self, work: WorkInTurn) -> None:
         """Enqueue a work."""
         self._pending.append(work)

@@ -207,9 +207,6 @@ class Running:
         self._work: StepwiseWork | None = None
         self._executors: Mapping[str, Executor] = {}
 
-    def __repr__(self) -> str:
-        return f"<Running {list(self._executors)}>"
-
     def begin(self, work: "StepwiseWork", executor: StepwiseExecutor) -> None:
         """A part begins, on this executor."""
         self._work, self._executors = work, executor.by_name

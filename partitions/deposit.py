@@ -30,9 +30,6 @@ class Deposit:
         self._leaving = leaving
         self._looking = looking
 
-    def __repr__(self) -> str:
-        return f"<Deposit {list(self.descriptors)}>"
-
     @property
     def descriptors(self) -> tuple[int, int]:
         """From copies of these another process makes the same by `deposit_of`."""

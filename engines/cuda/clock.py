@@ -36,9 +36,6 @@ class DeviceClock:
         self._final = (0, 0)
         self._base = int(seen[0]), int(seen[1])  # What the executor before it has left.
 
-    def __repr__(self) -> str:
-        return f"<DeviceClock {self.ns} ns in {self.works} works{', closed' if self.closed else ''}>"
-
     @property
     def ns(self) -> int:
         return self._now()[0]

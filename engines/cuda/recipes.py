@@ -36,9 +36,6 @@ class Recipes:
         self._seen: dict[tuple[Shapes, Shapes], int] = {}
         self._padded: list[Any] = []
 
-    def __repr__(self) -> str:
-        return f"<Recipes of {self._name}, {len(self._launched)} sets of shapes{', in use' if self._revoke else ''}>"
-
     @property
     def padded(self) -> int:
         """How many inferences were launched with more rows than were asked for. Any thread."""

@@ -30,9 +30,6 @@ class Sharers:
     def __init__(self) -> None:
         self._all: list[Sharer] = []
 
-    def __repr__(self) -> str:
-        return f"<Sharers, {len(self._all)}>"
-
     def join(self, sharer: Sharer) -> "Membership":
         """Add an executor, until the result is closed."""
         self._all.append(sharer)
@@ -65,9 +62,6 @@ class Membership:
     def __init__(self, members: list[Sharer], sharer: Sharer) -> None:
         self._members = members
         self._sharer = sharer
-
-    def __repr__(self) -> str:
-        return f"<Membership{'' if self._sharer in self._members else ', closed'}>"
 
     def close(self) -> None:
         """Leave."""

@@ -27,9 +27,6 @@ class CompletedCount:
     def __init__(self) -> None:
         self.count = 0
 
-    def __repr__(self) -> str:
-        return f"<CompletedCount {self.count}>"
-
 
 class Completion(NamedTuple):
     """The end of an inference on its stream: its event, its number, and the count to update once it has completed."""

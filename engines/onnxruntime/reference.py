@@ -41,9 +41,6 @@ class Reference:
         self._bounds = index_bounds(data)
         self._names = [spec.name for spec in signature.outputs]
 
-    def __repr__(self) -> str:
-        return f"<Reference {self.path.name}>"
-
     def sample(self, shapes: Sequence[Shape], seed: int = 0) -> Sample:
         """Inputs of these shapes and the answer to them. Blocks. Raises ModelRefused where no inputs have a usable answer."""
         specs, why = self.signature.inputs, ""

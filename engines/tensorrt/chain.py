@@ -98,9 +98,6 @@ class ChainedContext(Context):
         self._set: list[Context] = []
         self._results: tuple[Shape, ...] = ()
 
-    def __repr__(self) -> str:
-        return f"<ChainedContext of {self._chain.path.name}, shapes {self.shapes}>"
-
     def wait_until_idle(self) -> None:
         for contexts in self._contexts:
             for context in contexts.values():
@@ -177,9 +174,6 @@ class ChainedBackgroundContexts(BackgroundContexts):
         self._steps = tuple(instances)
         backgrounds = [instance.background.contexts for instance in instances]
         self._whole = ChainedContext(loaded, backgrounds, [instance.addresses for instance in instances])
-
-    def __repr__(self) -> str:
-        return f"<ChainedBackgroundContexts of {self._chain.path.name}>"
 
     def compile(
         self,

@@ -184,9 +184,6 @@ class Contexts:
         self._kernels = kernels
         self._allocate = allocate
 
-    def __repr__(self) -> str:
-        return f"<Contexts of {self._loaded.path.name}>"
-
     def open(self, native: bool, profile: int, stream: Stream) -> Context:
         """A context with every setting applied and this profile set. `native`: with the library's own graphs.
 

@@ -256,9 +256,6 @@ class BackgroundContexts:
         self.contexts: dict[int, Context] = {}
         """The contexts to capture that were opened so far, by profile."""
 
-    def __repr__(self) -> str:
-        return f"<BackgroundContexts of {self._loaded.path.name}, {len(self.contexts)} contexts>"
-
     @property
     def kernels(self) -> RuntimeCache | None:
         """Their cache, once a context was opened. Any thread."""

@@ -59,9 +59,6 @@ class Prepared:
         self.copies = copies
         self.graph = graph
 
-    def __repr__(self) -> str:
-        return f"<Prepared {list(self.outputs)}{', captured' if self.graph else ''}>"
-
     def close(self) -> None:
         """Destroy the graph, which must not be in flight."""
         graph, self.graph = self.graph, None
@@ -126,9 +123,6 @@ class ReadyShapes:
         self._recipes = recipes
         self.warming = True
         """The executor is being warmed up: compiling is expected and not counted, and nothing is padded."""
-
-    def __repr__(self) -> str:
-        return f"<ReadyShapes {list(self._ready)}, {len(self._pending)} pending>"
 
     @property
     def captures(self) -> bool:

@@ -37,9 +37,6 @@ class SharedKernels:
         self._users = 0
         self._engines = 1
 
-    def __repr__(self) -> str:
-        return f"<SharedKernels of {self._engines} engines and {self._users} instances: {self._cache!r}>"
-
     def join(self) -> bool:
         """Count one more engine. False if all were closed already."""
         with self._lock:
@@ -82,9 +79,6 @@ class KernelCaches:
         self._making = Lock()
         self._makers: dict[int, Any] = {}
         finalize(self, self._makers.clear)  # Before the interpreter takes the library down.
-
-    def __repr__(self) -> str:
-        return f"<KernelCaches {list(self._shared.values())}>"
 
     def maker(self, gpu: int, load: Callable[[], Any]) -> Any:
         """The engine to make caches of on this GPU, which `load` returns when it is first asked for. Blocks and raises as

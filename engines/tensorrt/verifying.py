@@ -59,9 +59,6 @@ class Verifier:
         self._expected: dict[Shapes, Future[Reference]] = {}
         self._lock = Lock()
 
-    def __repr__(self) -> str:
-        return f"<Verifier of {self._path.name}, {self.verdicts!r}>"
-
     def expect(self, sets: Iterable[Shapes]) -> None:
         """Have the references of these sets computed, by one child, while the caller goes on; not those that another verifier
         of the same file expects.

@@ -39,9 +39,6 @@ class Verdicts:
         self._lock = Lock()
         self._found: dict[Shapes, Verdict] = _read(file) if file else {}
 
-    def __repr__(self) -> str:
-        return f"<Verdicts on {len(self._found)} sets of shapes>"
-
     def get(self, shapes: Shapes) -> Verdict | None:
         """The verdict on these shapes, None if there is none."""
         return self._found.get(shapes)

@@ -46,9 +46,6 @@ class Counting:
         self._background = background
         self._urgent = urgent
 
-    def __repr__(self) -> str:
-        return f"<Counting {self._background} background loads, {self._urgent} urgent calls>"
-
     def __enter__(self) -> None:
         self._add(self._background, self._urgent)
 

@@ -34,9 +34,6 @@ class Kernels:
         self._shared: SharedMemory | None = None
         self._deposit: Deposit | None = None
 
-    def __repr__(self) -> str:
-        return f"<Kernels of {len(self._compiled)} sources>"
-
     @property
     def in_use(self) -> bool:
         """Whether there is anything to close."""
@@ -143,9 +140,6 @@ class KeptPrograms(ProgramCacheResource):  # type: ignore[misc]  # cuda.core has
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-
-    def __repr__(self) -> str:
-        return f"<KeptPrograms in {self._folder}>"
 
     def __getitem__(self, key: bytes | str) -> bytes:
         try:

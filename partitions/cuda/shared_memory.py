@@ -25,9 +25,6 @@ class SharedMemory:
         self.address = address
         self.nbytes = nbytes
 
-    def __repr__(self) -> str:
-        return f"<SharedMemory {self.nbytes} bytes at {self.address:#x}>"
-
     def close(self) -> None:
         """Unmap it; nothing may use it here. Others keep it. Raises CUDAError."""
         handle_return(driver.cuMemUnmap(self.address, self.nbytes))

@@ -25,9 +25,6 @@ class Account:
         self._devices: dict[str, _Device] = {}
         self._sources: dict[int, _Source] = {}
 
-    def __repr__(self) -> str:
-        return f"<Account of {', '.join(self._devices) or 'no device'}>"
-
     def hold(self, device: str, unit: str, units: int, shares: Mapping[str, int], now: int) -> None:
         """From now on these tenants have so many units of a device each, and no other tenant has any."""
         if device not in self._devices:
@@ -180,9 +177,6 @@ class IdlePower:
     def __init__(self) -> None:
         self._microwatts: int | None = None
 
-    def __repr__(self) -> str:
-        return f"<IdlePower {self._microwatts} uW>"
-
     def part(self, energy: int, ns: int, used: bool) -> int:
         """How much of the microjoules of the last `ns` nanoseconds was idle power; `used`: whether anything ran meanwhile.
 
@@ -203,9 +197,6 @@ class History:
         self._fine_span, self._step, self._coarse_span = fine, step, coarse
         self._fine: deque[Totals] = deque()
         self._coarse: deque[Totals] = deque()
-
-    def __repr__(self) -> str:
-        return f"<History of {len(self._coarse)} and {len(self._fine)} totals>"
 
     def add(self, totals: Totals) -> None:
         """Remember the totals of now."""

@@ -32,9 +32,6 @@ class Counter:
         self._loop: Array[c_uint64] = (c_uint64 * 2)()
         self._ns = self._works = self._closed_ns = self._closed_works = 0
 
-    def __repr__(self) -> str:
-        return f"<Counter {self.model} on {self.place}>"
-
     @property
     def address(self) -> int:
         """Where the launch loop's numbers are: nanoseconds, then works, each a uint64."""
@@ -60,9 +57,6 @@ class Meter:
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, Place], Counter] = {}
-
-    def __repr__(self) -> str:
-        return f"<Meter of {len(self._counters)} counters>"
 
     def counter(self, key: str, place: Place) -> Counter:
         """The counter of a model, by the key of one of its loads (`name/version#load`). Any thread."""

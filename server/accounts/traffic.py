@@ -21,9 +21,6 @@ class Traffic:
         self._ran: dict[Row, tuple[int, int]] = {}
         self._last: tuple[Moved, int] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Traffic {self.fits}>"
-
     def ran(self, row: Row, works: int, used: int) -> None:
         """These works of a model have ended."""
         before = self._ran.get(row, (0, 0))

@@ -60,9 +60,6 @@ class TrafficFit(Generic[K]):
         self._rate: float | None = None
         self._peak = self._squares = self._misses = 0.0
 
-    def __repr__(self) -> str:
-        return f"<TrafficFit of {len(self._index)} rows, residual {self.residual:.3f}>"
-
     def add(self, moved: float, seconds: float, ran: Mapping[K, Ran]) -> None:
         """A window of so many seconds is over in which the device moved so many bytes, and these works ended."""
         if seconds <= 0 or moved < 0:

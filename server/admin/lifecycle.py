@@ -28,9 +28,6 @@ class ServerEnd:
         self._timer: Timer | None = None
         self._freezing: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<ServerEnd{', draining' * bool(self._timer)}>"
-
     def freeze_when_loaded(self) -> None:
         """Have what is there once all models were tried left out of garbage collection."""
         self._freezing = asyncio.create_task(_freeze(self._controller))

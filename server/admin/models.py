@@ -57,9 +57,6 @@ class LocalModelControl:
     def __init__(self, controller: Callable[[], Controller]) -> None:
         self._controller = controller
 
-    def __repr__(self) -> str:
-        return "<LocalModelControl>"
-
     async def load(self, request: Request, tenant: str, name: str, config: str | None) -> Response:
         await self._controller().load(tenant, name, config)
         return Response()

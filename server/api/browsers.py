@@ -93,9 +93,6 @@ class Shared:
         self._application = application
         self._answer = allow(application, origins)
 
-    def __repr__(self) -> str:
-        return f"<Shared {self._application!r}>"
-
     def set(self, origins: Sequence[str]) -> None:
         """Allow these origins from now on."""
         self._answer = allow(self._application, origins)

@@ -63,9 +63,6 @@ class Texts:
             self.close(error)
             raise
 
-    def __repr__(self) -> str:
-        return f"<Texts for {self._name} of {self._tenant.name}>"
-
     async def tokens(self, texts: Sequence[Any], where: str) -> "list[Tokens]":
         """The tokens of texts, of pairs, or of lists of tokens. Raises as `RunningText.tokens`, and DeadlineExceeded."""
         try:

@@ -55,9 +55,6 @@ class ModelChange:
                 if own or (options and (others or runtime is device.process)):
                     self._parts.append((device.name, runtime, own))
 
-    def __repr__(self) -> str:
-        return f"<ModelChange of {', '.join(dict.fromkeys(name for _, _, own in self._parts for name in own)) or 'no tenant'}>"
-
     async def prepare(self) -> None:
         """Have every device load what is added, and what is to be loaded again; nothing of it is served yet.
 

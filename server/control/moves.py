@@ -48,9 +48,6 @@ class MoveLog:
         self.by_operator: float | None = None
         """When an operator last moved anything, or gave the shares that tenants had, on the clock of `time.monotonic`."""
 
-    def __repr__(self) -> str:
-        return f"<MoveLog of {self._count} moves>"
-
     def __iter__(self) -> Iterator[Move]:
         """The newest first."""
         return reversed(self._records)

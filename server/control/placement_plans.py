@@ -46,10 +46,6 @@ class PlacementPlans:
         self._loaded = False
         self._work: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        plans = (f"{each.name}: {each.fences}, {each.wide}, {self.plan_ready(each)}" for each in self._devices)
-        return f"<PlacementPlans {'; '.join(plans)}>"
-
     def begin(self, loaded: Callable[[], Awaitable[None]]) -> None:
         """Plan for the first time once all models are loaded."""
         if self._needed:

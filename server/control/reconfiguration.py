@@ -81,9 +81,6 @@ class Reconfiguration:
         self._lists = changed(self._before, config) | concerned(self._before, config, self._options)
         self._models = ModelChange((), {})
 
-    def __repr__(self) -> str:
-        return f"<Reconfiguration of {self._models!r}>"
-
     async def run(self) -> None:
         """Make it. Raises RequestError or PartitionError; then nothing has changed."""
         async with AsyncExitStack() as locks, AsyncExitStack() as granules:

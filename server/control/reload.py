@@ -42,9 +42,6 @@ class Reloader:
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
 
-    def __repr__(self) -> str:
-        return f"<Reloader of {self._controller!r}>"
-
     async def reload(self) -> list[Change]:
         """As `_reload`, with a line in the audit."""
         try:

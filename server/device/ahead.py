@@ -65,9 +65,6 @@ class Ahead:
     def __init__(self, made: Mapping[Key, "asyncio.Future[object]"]) -> None:
         self._made = dict(made)
 
-    def __repr__(self) -> str:
-        return f"<Ahead {[key for key, future in self._made.items() if not future.done()]}>"
-
     def first(self, tenant: str, left: Mapping[str, Collection[str]]) -> str | None:
         """The first of these models, which are given with their steps, that is made and has no step among the others; None
         while there is none. Steps that are ensembles themselves do not count, as they are refused.

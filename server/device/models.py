@@ -47,9 +47,6 @@ class Models:
         self.options: Mapping[str, ModelOptions] = NO_OPTIONS
         """Those that were prepared, and are not used yet."""
 
-    def __repr__(self) -> str:
-        return f"<Models {self._models!r}, {len(self._staged)} changes of lists>"
-
     async def executions(self) -> list[Execution]:
         return self._models.executions()
 

@@ -54,9 +54,6 @@ class PartitionMoves:
         self._locks = AsyncExitStack()
         self._halting: Halting | None = None
 
-    def __repr__(self) -> str:
-        return f"<PartitionMoves of {', '.join(self._prepared) or 'no tenant'}>"
-
     @property
     def prepared(self) -> dict[str, Partition]:
         """The partitions that a prepared move makes, by tenant; none without one."""

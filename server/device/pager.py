@@ -58,9 +58,6 @@ class Reservation:
     def __init__(self, label: str) -> None:
         self.claim = Claim(label, {})
 
-    def __repr__(self) -> str:
-        return f"<Reservation {self.claim}>"
-
     def end(self) -> None:
         """The model is in the worker, or will not be."""
         self.claim = self.claim._replace(memory={})
@@ -116,9 +113,6 @@ class Pager:
         self._threads = ThreadPoolExecutor(max(1, len(tenants)), "paging", lower_priority)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def __repr__(self) -> str:
-        return f"<Pager, {len(self._tasks)} models on their way>"
 
     def open(self) -> None:
         """Take requests for models from now on, on the running event loop."""

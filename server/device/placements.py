@@ -49,9 +49,6 @@ class Placements:
         self._tenants: dict[str, TenantPlacements] = {}
         self._looking: asyncio.TimerHandle | None = None
 
-    def __repr__(self) -> str:
-        return f"<Placements {list(self._tenants.values())}>"
-
     def of(self, tenant: str) -> TenantPlacements:
         """A tenant's, which begin with none."""
         if (found := self._tenants.get(tenant)) is None:

@@ -83,9 +83,6 @@ class Side(ABC, Generic[Plan, Made]):
         self.late = False
         """Whether a placement that is not planned any more is there still, so that `make` has to be called once more later."""
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._name}, {self._made!r}>"
-
     @property
     def worker(self) -> Worker | None:
         """The tenant's current one. Any thread."""

@@ -35,9 +35,6 @@ class Straining:
         """Where the last pass runs; None before the first."""
         self._began = 0
 
-    def __repr__(self) -> str:
-        return f"<Straining {self._kind} on {self._place or self._home!r}>"
-
     def before(self, nbytes: int) -> Partition | None:
         """Where the next pass runs: on the narrow placement while neighbours are at work, if there is one. Over PCIe it is paid
         for first, if the tenant has a share of that, and held back at home. Blocks until then.

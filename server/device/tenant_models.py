@@ -82,9 +82,6 @@ class TenantModels:
         """How many models a tenant may call, as far as was looked."""
         self._loading: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<TenantModels {len(self._changes)} changes on their way, {self.served!r}>"
-
     def start(self, at_start: AtStart) -> None:
         """Start loading all models of all tenants; each tenant must have its partition."""
         self.pager.open()

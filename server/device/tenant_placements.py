@@ -45,9 +45,6 @@ class TenantPlacements:
         self._again = False
         self._later: asyncio.TimerHandle | None = None
 
-    def __repr__(self) -> str:
-        return f"<TenantPlacements of {self._name}: {self._others}>"
-
     @property
     def worker(self) -> Worker | None:
         """The tenant's current one. Any thread."""

@@ -29,9 +29,6 @@ class FunctionModule:
         self._label = label
         self._module: ModuleType | None = None
 
-    def __repr__(self) -> str:
-        return f"<FunctionModule {self._functions.path}{'' if self._module else ', not run'}>"
-
     def load(self) -> None:
         """Run the file. Nothing is written beside it, as Python does for what is imported.
 

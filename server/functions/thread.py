@@ -49,9 +49,6 @@ class Call:
         self.began = 0.0
         self.cancelled = self.stopped = False
 
-    def __repr__(self) -> str:
-        return f"<Call {self.what}{', stopped' if self.stopped else ''}>"
-
 
 class FunctionThread:
     """Belongs to the event loop that makes it, except what `_run` calls. `name` is the model's.

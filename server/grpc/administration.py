@@ -26,9 +26,6 @@ class Administration:
         self._tenant_port = tenant_port
         self._ask = ask
 
-    def __repr__(self) -> str:
-        return f"<Administration of {self._tenant_port!r}>"
-
     async def load(self, context: Any) -> bytes:
         """RepositoryModelLoad."""
         return await self._change(context, "Load")

@@ -33,9 +33,6 @@ class Connections:
         self._cut: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Connections of port {self._port}, {len(self._shown)} shown, {len(self._open)} others>"
-
     @property
     def unshown(self) -> int:
         """How many have shown no call of the tenant's, as of the last look."""

@@ -27,9 +27,6 @@ class Infer:
         self._idle: set[asyncio.Future[Any]] = set()
         self._stopping = False
 
-    def __repr__(self) -> str:
-        return f"<Infer of {self._tenant_port!r}, {self._streams} streams>"
-
     async def unary(self, context: Any) -> bytes:
         """ModelInfer. A flood is refused before its tensors have arrived."""
         tenant = self._tenant_port.tenant(context)

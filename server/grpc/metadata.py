@@ -24,9 +24,6 @@ class Metadata:
     def __init__(self, tenant_port: TenantPort) -> None:
         self._tenant_port = tenant_port
 
-    def __repr__(self) -> str:
-        return f"<Metadata of {self._tenant_port!r}>"
-
     async def health(self, _: Any) -> bytes:
         """Check of `grpc.health.v1.Health`, for every service: as ServerReady."""
         return _encoded("HealthCheckResponse", {"status": _NOT_SERVING if self._tenant_port.service.unready else _SERVING})

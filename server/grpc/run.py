@@ -38,9 +38,6 @@ class Run:
         self.id = ""
         self.wants_empty_end = False
 
-    def __repr__(self) -> str:
-        return f"<Run of {self._inference!r}>"
-
     @property
     def in_parts(self) -> bool:
         """Whether the model answers in parts."""

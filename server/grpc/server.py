@@ -68,9 +68,6 @@ class GrpcServer:
         services = _methods(self._infer, Metadata(tenant_port), Administration(tenant_port, ask))
         self._server.add_generic_rpc_handlers((_Handlers(tenant_port, services),))
 
-    def __repr__(self) -> str:
-        return f"<GrpcServer {self.tenant_port!r}>"
-
     @property
     def connections(self) -> Connections:
         """Those of the port."""

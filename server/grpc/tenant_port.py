@@ -59,9 +59,6 @@ class TenantPort:
         self.reading = Places(self.readers)
         self._limits: dict[asyncio.Timeout, float] = {}  # Of the messages that arrive and may take their time, oldest first.
 
-    def __repr__(self) -> str:
-        return f"<TenantPort of {self.name}>"
-
     def tenant(self, context: Any) -> Tenant:
         """The tenant of a call. Raises Unauthorized, Misdirected for another tenant than the port's, Ambiguous, and
         LimitExceeded for one more connection than the tenant may have.
@@ -172,9 +169,6 @@ class Places:
         self._free = count
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """The calls that wait, by connection; the one whose turn it is first."""
-
-    def __repr__(self) -> str:
-        return f"<Places {self._free} free, {len(self._waiting)} connections wait>"
 
     @property
     def full(self) -> bool:

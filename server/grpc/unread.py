@@ -34,9 +34,6 @@ class KeptAnswer:
         self.taken = 0
         """Bytes that the connection has taken since then, of this answer or others."""
 
-    def __repr__(self) -> str:
-        return f"<KeptAnswer of {self.nbytes} bytes for {self.peer or 'a client'}>"
-
     def identify(self) -> str:
         """Find out whose it is."""
         if not self.peer:
@@ -73,9 +70,6 @@ class KeptAnswers:
         self._kept: dict[KeptAnswer, bool] = {}
         """Oldest first, and whether it was there at the last look."""
         self._looking = False
-
-    def __repr__(self) -> str:
-        return f"<KeptAnswers {len(self.answers)}>"
 
     @property
     def answers(self) -> tuple[KeptAnswer, ...]:

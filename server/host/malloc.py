@@ -61,9 +61,6 @@ class Tidy:
         self._done: Hashable = None
         self._lean = self._resident()
 
-    def __repr__(self) -> str:
-        return f"<Tidy above {self._lean + SPARE} bytes>"
-
     def look(self) -> None:
         """Call it every `QUIET` seconds. Blocks for some milliseconds if there is much to return."""
         done, before, now = self._work(), self._done, self._resident()

@@ -48,9 +48,6 @@ class Watchdog:
         self._task: asyncio.Task[None] | None = None
         self._queue = -1
 
-    def __repr__(self) -> str:
-        return f"<Watchdog {self._config.watchdog:g} s{', watching' if self._task else ''}>"
-
     async def __aenter__(self) -> None:
         self.start()
 

@@ -49,9 +49,6 @@ class Exchange:
         self.in_parts = False
         """Whether the answer is being written in parts."""
 
-    def __repr__(self) -> str:
-        return f"<Exchange {self._size} bytes of the body wait{', complete' if self._complete else ''}>"
-
     def deliver(self, data: bytes, complete: bool) -> int:
         """Add a piece of the body, the last one or not; how many bytes wait for the application to ask for them."""
         self._pieces.append(data)

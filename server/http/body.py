@@ -40,9 +40,6 @@ class Body:
         self._receive = receive
         self._complete = False
 
-    def __repr__(self) -> str:
-        return f"<Body {'complete' if self._complete else 'incomplete'}>"
-
     async def read(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
         """The whole body. `grow` is called with the size of each chunk before it is kept, and may raise.
 

@@ -34,9 +34,6 @@ class ChunkedBody:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._parser.feed_data(_HEAD)
 
-    def __repr__(self) -> str:
-        return f"<ChunkedBody {'complete' if self.complete else f'{self._left} bytes of a chunk to come'}>"
-
     def feed(self, data: bytes) -> int:
         """Read on; how many of these bytes belong to the body. Raises httptools.HttpParserError, LongLines."""
         end, ended = self._find_end(data)

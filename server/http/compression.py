@@ -70,9 +70,6 @@ class Inflater:
         self._encoding = encoding
         self._left = memoryview(body)
 
-    def __repr__(self) -> str:
-        return f"<Inflater of {self._encoding}, {len(self._left)} bytes left>"
-
     @property
     def ended(self) -> bool:
         """Whether the end of the stream, or of the body, was reached."""

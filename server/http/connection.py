@@ -80,7 +80,6 @@ class HttpConnection(asyncio.Protocol):
         self._calls = Calls(infer, application, server_state.tasks)
         self._hand_off = hand_off
         self._trusts_proxies = isinstance(application, ProxyHeadersMiddleware)
-        self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
         infer.connections = self._connections
         state = {**app_state, UNREAD: infer.unread}

@@ -47,9 +47,6 @@ class Generation:
         self._error: Exception | None = None
         self._has_given = self._ended = False
 
-    def __repr__(self) -> str:
-        return f"<Generation of {self._inference!r}{', ended' if self._ended else ''}>"
-
     def expect(self, length: int) -> None:
         """Check the announced length of the body. Raises TooLarge."""
         if length > MAX_BYTES:

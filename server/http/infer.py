@@ -37,9 +37,6 @@ class Infer:
         self.refusals: Refusals | None = None
         """The pace of the 401 answers of `HttpConnection`; None where they do not wait, as in tenants' processes."""
 
-    def __repr__(self) -> str:
-        return f"<Infer {self._disconnects!r}>"
-
     @property
     def ending(self) -> bool:
         """Whether the server drains: each answer is the last of its connection then, so that clients connect to another server
@@ -197,9 +194,6 @@ class Calls:
         self._infer = infer
         self._application = application
         self._tasks = tasks
-
-    def __repr__(self) -> str:
-        return f"<Calls, {len(self._tasks)} running>"
 
     def start(
         self, head: Head, transport: Any, client: Client, through_application: bool

@@ -26,9 +26,6 @@ class ReplyWriter:
         self._last_fields = b""
         self._in_chunks = False
 
-    def __repr__(self) -> str:
-        return f"<ReplyWriter to descriptor {self._descriptor}>"
-
     def open(self, transport: Any) -> None:
         """Write to this transport from now on."""
         self._transport = transport

@@ -72,9 +72,6 @@ class Inference:
             self.count(error)
             raise
 
-    def __repr__(self) -> str:
-        return f"<Inference of {self._name} for {self._tenant.name}, {self._slot}>"
-
     def take_slot(self, at_once: bool = False, begun: bool = False) -> Slot:
         """The slot to write the inputs into. Raises as the constructor does: queue and model may have changed meanwhile.
 

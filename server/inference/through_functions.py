@@ -60,9 +60,6 @@ class ThroughFunctions:
             self._deadline = time.monotonic() + timeout
             self._timer = asyncio.get_running_loop().call_later(timeout, self._expire)
 
-    def __repr__(self) -> str:
-        return f"<ThroughFunctions of {self._served.name}, {self._call or 'in the model'}>"
-
     def begin(self, shapes: tuple[Shape, ...]) -> None:
         """Start, with the client's inputs of these shapes in the slot. Raises what the request is refused with."""
         slot, served = self._slot, self._served

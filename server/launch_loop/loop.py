@@ -130,9 +130,6 @@ class LaunchLoop:
         self.left_one = False
         """The loop has left the next ticket to the worker, which sets this back when it takes it."""
 
-    def __repr__(self) -> str:
-        return f"<LaunchLoop of {len(self._recipes)} graphs{', running' if self._running else ''}>"
-
     @property
     def wakes(self) -> int:
         """Changes with each `wake`."""

@@ -37,9 +37,6 @@ class Activity:
         self._open = 0
         self._in_use: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<Activity of {self._open} open requests{', lends' if self._page[LENDS] else ''}>"
-
     def expect(self, borrowers: list[int]) -> None:
         """Only tenants with these numbers may borrow: those that `is_met` looks at."""
         self._in_use = borrowers
@@ -81,9 +78,6 @@ class ActivityPage:
         self.processes = [words[each * _WORDS : (each + 1) * _WORDS] for each in range(min(words[_COUNT], most))]
         """The words of each of its HTTP processes; see OPEN."""
 
-    def __repr__(self) -> str:
-        return f"<ActivityPage of {sum(words[OPEN] for words in self.processes)} open requests>"
-
 
 class LenderPage(ActivityPage):
     """A borrower's end: a lender's first page, and the borrower's own word in the second. `number` is its own."""
@@ -95,9 +89,6 @@ class LenderPage(ActivityPage):
         self.own = memoryview(self._write).cast("Q")[number : number + 1]
         """The borrower's word."""
         self.own[0] = 0  # The process before may have ended with a work in flight.
-
-    def __repr__(self) -> str:
-        return f"<LenderPage, the lender {'rests' if self.rests() else 'does not rest, or does not lend'}>"
 
     def rests(self) -> bool:
         """Whether the lender has no request open, and lends."""

@@ -57,9 +57,6 @@ class Occupancy:
         self._map = mmap.mmap(descriptor, 0)
         self._cells = memoryview(self._map)[:_HEAD].cast("Q")
 
-    def __repr__(self) -> str:
-        return f"<Occupancy of process {self.number}, {self.used()} bytes in use>"
-
     @property
     def queue_is_full(self) -> bool:
         """Whether helpers have to refuse requests: the lead refuses those that come before they see it."""

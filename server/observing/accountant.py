@@ -68,9 +68,6 @@ class Accountant:
         self._collecting: asyncio.Task[None] | None = None
         self._failed = False
 
-    def __repr__(self) -> str:
-        return f"<Accountant of {self._account!r}>"
-
     def follow(self, device: ControlledDevice, granules: Mapping[str, Granules] = MappingProxyType({})) -> None:
         """A device is divided as it says from now on, and as it will say: these tenants are about to get these granules."""
         sizes = device.info.granules

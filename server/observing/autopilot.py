@@ -109,9 +109,6 @@ class Autopilot:
         self._gained: dict[str, tuple[float, float]] = {}
         """The p99 and the rate of a tenant before it was last given granules."""
 
-    def __repr__(self) -> str:
-        return f"<Autopilot of {', '.join(self.goals) or 'no tenant'}>"
-
     def decide(self, now: float, total: int, held: Mapping[str, int], needs: Mapping[str, Need]) -> Step | None:
         """The next move, if there should be one. `held` are the granules of every tenant, `needs` is empty after a move until
         there is a whole window again.

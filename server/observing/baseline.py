@@ -42,9 +42,6 @@ class Baseline:
     def __init__(self) -> None:
         self._buckets: defaultdict[int, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
 
-    def __repr__(self) -> str:
-        return f"<Baseline of {sum(map(sum, self._buckets.values()))} requests>"
-
     def learn(self, need: Need) -> None:
         """Its neighbours rested while these requests were answered."""
         if need.requests:

@@ -47,10 +47,6 @@ class HealthMonitor:
         self._moving: dict[str, Mapping[str, float]] = {}
         self._cores: tuple[Mapping[int, CoreTime], Mapping[int, CoreTime]] = {}, {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __repr__(self) -> str:
-        return f"<HealthMonitor of {', '.join(self._readings) or 'cores'}>"
 
     def start(self) -> None:
         """Begin to read, every two seconds."""

@@ -113,9 +113,6 @@ class History:
         self._window = window
         self._counted: dict[str, deque[Counted]] = {}
 
-    def __repr__(self) -> str:
-        return f"<History of {self._window:g} s: {', '.join(self._counted) or 'nothing yet'}>"
-
     def add(self, tenant: str, counted: Counted) -> None:
         """The tenant's counters, which are newer than all before."""
         kept = self._counted.setdefault(tenant, deque())

@@ -25,9 +25,6 @@ class Observers:
         self.overview = Overview(controller, self.accountant)
         controller.observers.append(self)
 
-    def __repr__(self) -> str:
-        return f"<Observers {self.accountant!r}, {self.pilot!r}>"
-
     def start(self) -> None:
         for each in (self.pilot, self.accountant, self.health, self.overview):
             each.start()

@@ -102,9 +102,6 @@ class Overview:
         self._looking = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Overview, {self.problems!r}>"
-
     def start(self) -> None:
         """Look every few seconds, and keep what the log warns of, from now on."""
         logging.getLogger("greenlane").addHandler(self.problems)

@@ -46,9 +46,6 @@ class Pilot:
         self._operator_seen: dict[str, float | None] = {}
         self._running: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Pilot {self.mode}, {', '.join(self._autopilots) or 'no device yet'}>"
-
     def start(self) -> None:
         """Measure every few seconds from now on, unless it is off; also after `set_mode`."""
         if self.mode != "off" and (self._running is None or self._running.done()):

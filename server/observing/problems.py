@@ -39,9 +39,6 @@ class Problems(logging.Handler):
         self._kept: OrderedDict[tuple[str, str], Problem] = OrderedDict()
         self._changing = threading.Lock()
 
-    def __repr__(self) -> str:
-        return f"<Problems, {len(self._kept)}>"
-
     def newest(self) -> list[Problem]:
         """All that are kept, the newest first."""
         with self._changing:

@@ -37,9 +37,6 @@ class UsageFiles:
         self._writing = asyncio.Lock()
         self._failing = False
 
-    def __repr__(self) -> str:
-        return f"<UsageFiles in {self._directory}>"
-
     def begin(self, totals: Totals) -> None:
         """The first period begins now."""
         self._written = totals

@@ -61,9 +61,6 @@ class HostedDeviceSide:
         self._frontend = TenantProcessFrontend(config.tenants[name])
         self._opener = opener
 
-    def __repr__(self) -> str:
-        return f"<HostedDeviceSide of {self._frontend!r}>"
-
     @property
     def tenant(self) -> Tenant:
         return self._frontend.tenant

@@ -23,9 +23,6 @@ class ArrivingBody:
         self._filled = 0
         self._open_next()
 
-    def __repr__(self) -> str:
-        return f"<ArrivingBody {self.received} of {self._length} bytes>"
-
     @property
     def complete(self) -> bool:
         """Whether the last byte has arrived."""

@@ -51,9 +51,6 @@ class Settling:
         self._acted_on = dict(served)
         self._last = dict(served)
 
-    def __repr__(self) -> str:
-        return f"<Settling {len(self._last)} models>"
-
     def settled(self, now: Mapping[str, Stamp]) -> list[str]:
         """The models, sorted, that are others than when they were last returned, and the same as at the look before."""
         names = sorted({*now, *self._acted_on})

@@ -65,9 +65,6 @@ class Mirror:
         """What was wrong with the repository the last time."""
         self._problems: list[str] = []
 
-    def __repr__(self) -> str:
-        return f"<Mirror of {self._url} in {self._root}>"
-
     def fetch(self) -> Outcome:
         """Copy what has changed, and log the outcome. The same failure is logged once. Blocks.
 

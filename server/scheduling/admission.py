@@ -29,9 +29,6 @@ class Admission:
         self._scheduler = scheduler
         self._deadlines = deadlines
 
-    def __repr__(self) -> str:
-        return f"<Admission{f', refusing: {self.refusing}' if self.refusing else ''}>"
-
     def admit(self, nbytes: int = 0, charged: bool = False) -> int:
         """Admit an inference, if possible before its body of so many bytes is read: called once for each, to charge the limits.
 

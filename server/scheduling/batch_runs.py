@@ -50,9 +50,6 @@ class BatchRuns:
         self.unbatchable: set[ModelKey] = set()
         """Models whose outputs could not be split; their requests run alone from then on."""
 
-    def __repr__(self) -> str:
-        return f"<BatchRuns {len(self.running)} in flight>"
-
     def released(self) -> int:
         """How many members of running batches were released by their owners."""
         return sum(len(batch.members) - len(batch.unreleased) for batch in self.running.values())

@@ -96,9 +96,6 @@ class Guard:
         self.stops = 0
         self.reason = ""
 
-    def __repr__(self) -> str:
-        return f"<Guard {'lends' if self.lends else 'does not lend'}, stopped {self.stops} times>"
-
     @property
     def lends(self) -> bool:
         """Whether the tenant lends now."""

@@ -30,9 +30,6 @@ class BatchTimer:
         """Whether a time is set, and has not been reached."""
         return self._timer is not None
 
-    def __repr__(self) -> str:
-        return f"<BatchTimer {'set' if self.active else 'not set'}>"
-
     def set(self, due: float | None) -> None:
         """Call at this time, instead of any that was set before; None: not at all."""
         if self._timer:
@@ -109,9 +106,6 @@ class Launcher:
         self._batch_timer = BatchTimer(self.launch)
         self._awake = Awake()
         self._scheduled = False
-
-    def __repr__(self) -> str:
-        return f"<Launcher{', about to launch' * self._scheduled}, {self._batch_timer!r}>"
 
     def launch(self, new: bool = False) -> None:
         """Send or run what may run: at once if the worker is idle, else together with what else comes in this loop iteration.

@@ -23,9 +23,6 @@ class Neighbour:
         self.activity = activity
         activity.set_lends(False)
 
-    def __repr__(self) -> str:
-        return f"<Neighbour, {self.activity!r}>"
-
     def begin(self) -> int:
         """A request has come; what to call `end` with."""
         self.activity.begin()
@@ -50,9 +47,6 @@ class Lender(Neighbour):
         self._logged = 0
         self._timer: asyncio.TimerHandle | None = None
         activity.set_lends(True)
-
-    def __repr__(self) -> str:
-        return f"<Lender {self._tenant}, {self.activity!r}, {self.guard!r}>"
 
     def begin(self) -> int:
         activity = self.activity

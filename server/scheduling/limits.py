@@ -40,9 +40,6 @@ class TokenBucket:
         self.level = burst * _MICROSECONDS
         self.at = 0
 
-    def __repr__(self) -> str:
-        return f"<TokenBucket {self.level / _MICROSECONDS:.6g} of {self.burst}, {self.rate} a second>"
-
     def wait(self, count: int, now: int) -> int:
         """How long until `count` tokens are there, in microseconds, if none are taken until then; 0 if they are there now."""
         if now > self.at:
@@ -64,9 +61,6 @@ class RateLimits:
         self._tenant = tenant
         self.requests = requests
         self.nbytes = nbytes
-
-    def __repr__(self) -> str:
-        return f"<RateLimits of {self._tenant}: {self.requests!r}, {self.nbytes!r}>"
 
     def charge(self, requests: int, nbytes: int, now: int) -> None:
         """Take the tokens of so many requests (1, or 0 for a body whose request was charged before) and bytes, or raise.

@@ -41,9 +41,6 @@ class PartRuns:
         self._serials = serials
         self._expire = expire
 
-    def __repr__(self) -> str:
-        return f"<PartRuns {self._scheduler.paused} between two parts>"
-
     def pause(self, pending: PendingRequest) -> None:
         """A part has ended, and its answer goes on: `proceed` or `free` follows."""
         pending.paused = True

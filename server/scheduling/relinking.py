@@ -15,9 +15,6 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[], bool], Callable[[], object]]] = []
 
-    def __repr__(self) -> str:
-        return f"<Waiters {len(self._waiting)} waiting>"
-
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return once this is so: now, or when it is so at a call of `wake`."""
         if not condition():
@@ -59,10 +56,6 @@ class Relinking:
         self._launch = launch
         self._changing = asyncio.Lock()
         self._cut_off = False
-
-    def __repr__(self) -> str:
-        state = "being changed" if self._changing.locked() else "cut off" if self._cut_off else "in use"
-        return f"<Relinking: the link is {state}>"
 
     def cut_off(self) -> None:
         """The other side of the link has ended: launch nothing before the next `change`."""

@@ -328,9 +328,6 @@ class Turns:
         self._due = dict.fromkeys(self._shares, 0)
         """How much each is behind its share, in units of `period`."""
 
-    def __repr__(self) -> str:
-        return f"<Turns {self.weights}>"
-
     def next(self) -> str:
         """The name whose turn it is."""
         due = self._due

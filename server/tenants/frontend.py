@@ -176,9 +176,6 @@ class Lifecycle:
         self.state: State = "starting"
         self._on_change = on_change
 
-    def __repr__(self) -> str:
-        return f"<Lifecycle {self.state}>"
-
     @property
     def ready(self) -> bool:
         """Whether the server is ready: loading has finished (`strict_readiness`: succeeded), and it is not stopping."""

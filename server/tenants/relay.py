@@ -51,9 +51,6 @@ class RelayedRequest:
         self.asked = True
         self.released = self.freed = False
 
-    def __repr__(self) -> str:
-        return f"<RelayedRequest {self.ticket} in {self.slot}>"
-
     def on_done(self, end: Done | RequestError) -> None:
         """Called by the lane, as its `OnDone`."""
         self._relay.on_done(self, end)

@@ -28,9 +28,6 @@ class RunningFunctions:
         self.thread = thread
         self._name = name
 
-    def __repr__(self) -> str:
-        return f"<RunningFunctions of {self._name}, {self.thread!r}>"
-
     def what(self, function: str) -> str:
         """A function's name in errors."""
         return f"model {self._name!r}: {function}"

@@ -34,9 +34,6 @@ class RunningText:
         """Where the block is that is reserved for the library, and its size."""
         self._encoders: dict[TextOptions, Encoder] = {}
 
-    def __repr__(self) -> str:
-        return f"<RunningText {self._tokenizer!r}, {self._thread!r}>"
-
     @property
     def vocabulary(self) -> int:
         """The number of tokens that there are."""

@@ -62,9 +62,6 @@ class Encoder:
         if options.task == "embed":
             self._check_modules(folder)
 
-    def __repr__(self) -> str:
-        return f"<Encoder of up to {self.rows} texts of {self.most} tokens, {self.options.task}>"
-
     @property
     def is_free(self) -> bool:
         """Whether no shape of the model limits the length of texts."""

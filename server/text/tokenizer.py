@@ -70,9 +70,6 @@ class TextTokenizer:
         self._limit = -1
         self._panics = TokenBucket(1, PANICS)
 
-    def __repr__(self) -> str:
-        return f"<TextTokenizer of {self.size} tokens>"
-
     def encode(self, texts: Sequence[Any], most: int, truncate: bool, where: str) -> list[Tokens]:
         """The tokens of texts, of pairs of texts, or of lists of token ids, which are taken as they are.
 

@@ -26,9 +26,6 @@ class Cancellations:
         self.abandoned: Failure | None = None
         self.overrun: tuple[int, Failure] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Cancellations {len(self.by_slot)} slots, abandoned: {self.abandoned}>"
-
     def covers(self, ticket: Ticket) -> bool:
         """Whether this ticket is cancelled."""
         return self.abandoned is not None or self.by_slot.get(ticket.slot) == ticket.serial

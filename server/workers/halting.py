@@ -43,9 +43,6 @@ class Halting:
         self._held: list[str] = []
         self._halting: dict[str, asyncio.Future[None]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Halting {', '.join(self._halting) or 'no tenant'}, of {', '.join(self._workers) or 'none'}>"
-
     async def settle(self) -> None:
         """Wait until no inference has taken longer than SHORT_WORK; the tenants of such ones begin nothing new from now on.
 

@@ -179,9 +179,6 @@ class LoopRuns:
         self._began = 0
         self._read = self._read_at = 0
 
-    def __repr__(self) -> str:
-        return f"<LoopRuns on {self._partition!r}, {self._time!r}>"
-
     def open(self) -> None:
         """Let the HTTP side call `run`."""
         self._session.link.tickets.run_now = self.run

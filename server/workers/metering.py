@@ -23,9 +23,6 @@ class Metering:
         self._counters: dict[tuple[ModelKey, Place], tuple[Any, Counter | None]] = {}
         self._since = self._last_end = 0
 
-    def __repr__(self) -> str:
-        return f"<Metering of {self._meter!r}>"
-
     def counter(self, executor: Any, model: ModelKey, place: Place | None = None) -> Counter | None:
         """Where the works of an executor are counted, at home or as this place; None if the device adds up what they take."""
         place = place or self._home

@@ -27,9 +27,6 @@ class NarrowStatistics:
         self.counted = (c_uint64 * 1)()
         self.demands: dict[ModelKey, Demand] = {}
 
-    def __repr__(self) -> str:
-        return f"<NarrowStatistics {self.launches} launches>"
-
     @property
     def launches(self) -> int:
         """Works that ran narrow."""

@@ -89,9 +89,6 @@ class Session:
         self.started = Semaphore(0)
         """Released by each thread once it is attached to the partition, or failed to."""
 
-    def __repr__(self) -> str:
-        return f"<Session {self.roles!r}, {len(self.flights)} in flight, {self.deferred!r}>"
-
     @property
     def has_work(self) -> bool:
         """Whether tickets wait, or the launch loop has works in flight. Any thread."""

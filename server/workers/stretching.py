@@ -47,9 +47,6 @@ class Times:
         self.home = self.wide = self.retry_at = 0
         self.wait: int = RETRY
 
-    def __repr__(self) -> str:
-        return f"<Times {self.home} ns at home, {self.wide} ns wide>"
-
     def known(self, now: int) -> int:
         """The time wide; 0 if it is not known, or forgotten by now."""
         return 0 if self.retry_at and now >= self.retry_at else self.wide

@@ -65,9 +65,6 @@ class Supervision:
         self._oldest = {name: OldestWork() for name in frontends}
         self._watching: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Supervision of {len(self._workers)} workers, {len(self._failed)} failed, {len(self._stuck)} stuck>"
-
     def start(self) -> None:
         """Start checking for inferences that run for too long."""
         self._watching = asyncio.create_task(self._watch())

@@ -26,9 +26,6 @@ class WideStatistics:
     def __init__(self) -> None:
         self._shared = Shared()
 
-    def __repr__(self) -> str:
-        return f"<WideStatistics {self.launches} launches, {self.returns} returns>"
-
     def count_in(self, shared: Shared) -> None:
         """Go on counting there, and no more where it was counted before."""
         shared.launches, shared.returns, shared.stayed = self._shared.launches, self._shared.returns, self._shared.stayed

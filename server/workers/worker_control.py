@@ -44,10 +44,6 @@ class WorkerControl:
         self._halted_at: dict[str, float] = {}
         self._paused: dict[str, float] = {}
 
-    def __repr__(self) -> str:
-        halting = [name for name, lock in self.locks.items() if lock.locked()]
-        return f"<WorkerControl of {', '.join(self._endpoints) or 'no tenant'}; being changed: {', '.join(halting) or 'none'}>"
-
     async def pin(self, device: Device, name: str) -> None:
         """Page-lock a tenant's tensor memory for the device, before its worker serves. Raises ConfigError."""
         self._endpoints[name] = Endpoint(

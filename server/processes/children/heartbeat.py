@@ -53,9 +53,6 @@ class Heartbeat:
         self._sent_at: float | None = None
         self._before: Activity | None = None
 
-    def __repr__(self) -> str:
-        return f"<Heartbeat, silent for {self.silent:g} s>"
-
     @property
     def answered(self) -> bool:
         """Whether the last heartbeat was answered, so that the next may be sent."""
@@ -90,9 +87,6 @@ class StoppedTime:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._before: float | None = None
-
-    def __repr__(self) -> str:
-        return f"<StoppedTime {self._seconds:g} s>"
 
     def after(self, now: float, activity: Activity) -> float:
         """The seconds, now that the process is found so. Call it again and again."""

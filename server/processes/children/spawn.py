@@ -151,9 +151,6 @@ class Forkserver:
     def __init__(self) -> None:
         self._stopped_at: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<Forkserver {early.pid()}>"
-
     @staticmethod
     def kill() -> None:
         """Kill it, if there is one, and all that is below it. Any thread."""

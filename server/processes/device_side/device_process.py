@@ -68,9 +68,6 @@ class LinkedFrontend:
         self.link = links.attach(descriptors)
         self._descriptors = descriptors
 
-    def __repr__(self) -> str:
-        return f"<LinkedFrontend {self.link!r}>"
-
     def use(self, descriptors: Descriptors) -> Descriptors:
         """Change to a new link to the same memory. Returns the old link's descriptors, to be closed once the worker left it."""
         self.link.completions.free_writer()

@@ -52,9 +52,6 @@ class RuntimeServer:
         self._supervisor = supervisor
         self._pages = pages
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.runtime!r}>"
-
     @property
     def opened(self) -> Runtime:
         """The runtime. The supervisor opens the device first."""

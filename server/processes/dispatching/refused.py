@@ -54,9 +54,6 @@ class RefusedConnections:
         self._unlogged: Counter[str] = Counter()
         self._log_at = 0.0
 
-    def __repr__(self) -> str:
-        return f"<RefusedConnections {len(self._lingering)} lingering>"
-
     @property
     def deadline(self) -> float | None:
         """When `expire` has something to do next."""

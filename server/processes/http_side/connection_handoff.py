@@ -60,9 +60,6 @@ class ConnectionHandoff:
         self._spawn = spawn
         self._pace = pace
 
-    def __repr__(self) -> str:
-        return f"<ConnectionHandoff of {self._name}>"
-
     def open(self, server: Server) -> None:
         """Take connections from now on; this server serves them."""
         self.server = server

@@ -103,9 +103,6 @@ class HttpProcess:
         if arguments.name in (SHARED, UNAUTHENTICATED):
             self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        return f"<HttpProcess {self._arguments.name}, {self._service!r}>"
-
     async def run(self) -> None:
         """Serve until the supervisor asks this process to exit. Ends it if the supervisor has ended."""
         arguments = self._arguments

@@ -67,9 +67,6 @@ class RemoteModelControl:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
-    def __repr__(self) -> str:
-        return "<RemoteModelControl>"
-
     async def load(self, request: Request, tenant: str, name: str, config: str | None) -> Response:
         body = b"" if config is None else orjson.dumps({"parameters": {"config": config}})
         return await _forwarded(self._forward, request, body)

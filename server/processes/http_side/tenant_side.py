@@ -35,9 +35,6 @@ class TenantSide(LocalTenant):
         self._link = arguments.link
         self._relays: dict[int, Relay] = {}
 
-    def __repr__(self) -> str:
-        return f"<TenantSide of {self._arguments.name}>"
-
     def open(self, canceller: Canceller, hosted: Tenant | None) -> Tenant | None:
         """Open the tenant, if there is one, on its link; `hosted` is open in this process.
 

@@ -24,9 +24,6 @@ class DeviceCalls:
         self.connected = asyncio.Event()
         self._tenants = tenants
 
-    def __repr__(self) -> str:
-        return f"<DeviceCalls of {self.label}, {self.channel!r}>"
-
     def connect(self, channel: Channel) -> None:
         """Call this process from now on."""
         self.channel = channel

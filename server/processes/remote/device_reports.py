@@ -36,9 +36,6 @@ class DeviceReports:
         self._memory: list[TenantMemory] = []
         self._beside: dict[str, Beside] = {}
 
-    def __repr__(self) -> str:
-        return f"<DeviceReports, {len(self._executions)} executions>"
-
     async def executions(self) -> list[Execution]:
         if (found := await in_time(self._models.executions())) is not None:
             self._executions = self._own(found)

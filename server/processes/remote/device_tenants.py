@@ -65,9 +65,6 @@ class DeviceTenants:
         self._coming: dict[str, HttpSide] = {}
         self._leaving: dict[str, Leaving] = {}
 
-    def __repr__(self) -> str:
-        return f"<DeviceTenants {', '.join(self.frontends) or 'none'}>"
-
     def __contains__(self, tenant: str) -> bool:
         """Whether the process has this tenant, or makes it ready."""
         return tenant in self.frontends or tenant in self._leaving or tenant in self._coming

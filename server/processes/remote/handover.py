@@ -34,9 +34,6 @@ class TenantHandover:
         self._adopted: dict[str, Channel | None] = {}
         """The process that has made each tenant ready."""
 
-    def __repr__(self) -> str:
-        return f"<TenantHandover of {self._calls.label}>"
-
     async def adopt(
         self,
         tenant: str,

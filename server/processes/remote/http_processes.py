@@ -30,9 +30,6 @@ class ReportSource:
         self.last = _NO_REPORT
         self._at = time.monotonic()
 
-    def __repr__(self) -> str:
-        return f"<ReportSource, {self.last}>"
-
     async def ask(self, channel: Channel | None) -> Report:
         """The process's report; the last one if it hangs, is busy, or is being replaced (None)."""
         found = await in_time(proxy(ToTenant, channel).report()) if channel else None
@@ -62,9 +59,6 @@ class HttpProcesses:
         self._reports = ReportSource()
         self._helpers: dict[int, tuple[Channel, ReportSource]] = {}
         self._ended_helpers: list[Report] = []
-
-    def __repr__(self) -> str:
-        return f"<HttpProcesses {self.lead!r}, {len(self._helpers)} helpers>"
 
     @property
     def channels(self) -> list[Channel]:

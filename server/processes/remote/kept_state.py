@@ -32,9 +32,6 @@ class KnownNames:
         self._of: dict[str, set[str]] = {}
         self._full = set[str]()
 
-    def __repr__(self) -> str:
-        return f"<KnownNames { ({tenant: len(names) for tenant, names in self._of.items()}) }>"
-
     def keep(self, tenant: str, name: str) -> bool:
         """Whether this name is to be kept: it is known, or they are fewer than MOST_NAMES. The first that is not is logged."""
         names = self._of.setdefault(tenant, set())
@@ -67,9 +64,6 @@ class LoadCrashes:
     def __init__(self) -> None:
         self._loading: dict[str, str] = {}
         self._crashes: Counter[tuple[str, str]] = Counter()
-
-    def __repr__(self) -> str:
-        return f"<LoadCrashes {dict(self._crashes)}, now {self._loading}>"
 
     def on_loading(self, tenant: str, model: str) -> None:
         """The tenant's process loads this model now; with "" it has ended to load one, well or not."""
@@ -114,9 +108,6 @@ class KeptLists:
     def __init__(self) -> None:
         self._lists: Lists = {}
         self._known: Lists = {}
-
-    def __repr__(self) -> str:
-        return f"<KeptLists of {', '.join(self._lists) or 'no tenant'}>"
 
     def of(self, tenant: str) -> list[str] | None:
         """The tenant's list; None if it was not changed."""
@@ -167,9 +158,6 @@ class KeptState:
         self.ready: dict[str, list[Granules]] = {}
         self._granules: dict[str, Granules] = {}
         self._changes: dict[tuple[str, str], Change] = {}
-
-    def __repr__(self) -> str:
-        return f"<KeptState of {', '.join(self._granules) or 'no tenant'}>"
 
     def on_started(self, granules: Mapping[str, Granules]) -> None:
         """The first process has these tenants on these granules."""

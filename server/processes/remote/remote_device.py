@@ -37,9 +37,6 @@ class RemoteMoves:
         self._mover: Channel | None = None
         """The process that prepared the last move."""
 
-    def __repr__(self) -> str:
-        return f"<RemoteMoves of {self._calls.label}>"
-
     async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
         self._granules, self._mover = dict(granules), self._calls.channel
         return await self._process.prepare(granules)
@@ -84,13 +81,9 @@ class RemotePlacements:
     """Belongs to the supervisor's event loop. What is planned is kept for a process that replaces this one."""
 
     def __init__(self, calls: DeviceCalls, kept: KeptState, reports: DeviceReports) -> None:
-        self._calls = calls
         self._process = proxy(Placements, calls)
         self._kept = kept
         self._reports = reports
-
-    def __repr__(self) -> str:
-        return f"<RemotePlacements of {self._calls.label}>"
 
     async def narrow(self, tenants: Collection[str]) -> None:
         self._kept.on_narrowed(tenants)
@@ -120,9 +113,6 @@ class RemoteModels:
         self._process = proxy(Models, calls)
         self._kept = kept
         self._reports = reports
-
-    def __repr__(self) -> str:
-        return f"<RemoteModels of {self._calls.label}>"
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         await self._process.load(tenant, name, override)

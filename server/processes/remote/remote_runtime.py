@@ -72,9 +72,6 @@ class RemoteRuntime:
         self._ended = 0.0
         """When the last process had, in seconds of the monotonic clock."""
 
-    def __repr__(self) -> str:
-        return f"<RemoteRuntime {self.label} of {', '.join(self.frontends)}, {self._calls.channel!r}>"
-
     @property
     def away(self) -> bool:
         return self.tenants.away

@@ -26,9 +26,6 @@ class DeviceHomes:
         self._apart = {each.runtime: each for each in apart}
         self._make = make
 
-    def __repr__(self) -> str:
-        return f"<DeviceHomes, {len(self._shared)} shared, {len(self._apart)} apart>"
-
     def has(self, runtime: RemoteRuntime) -> bool:
         """Whether this is a device process's, and not that of a tenant's own process on cores of the host."""
         return runtime in self._apart or runtime in self._shared.values()

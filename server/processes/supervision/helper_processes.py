@@ -43,9 +43,6 @@ class HelperProcesses:
         self._restarts = restarts
         self._keeping: list[asyncio.Task[None]] = []
 
-    def __repr__(self) -> str:
-        return f"<HelperProcesses of {self._lead.name}, {len(self._lead.helpers)}>"
-
     def prepare(self, nbytes: int) -> None:
         """Before a lead starts: create the page that its processes share, on which all of the tenant's memory is free."""
         self.close()

@@ -34,9 +34,6 @@ class Restarts:
         self.closing = asyncio.Event()
         self.counts: MutableMapping[str, int] = {} if counts is None else counts
 
-    def __repr__(self) -> str:
-        return f"<Restarts {dict(self.counts)}>"
-
     async def wait_for_end(
         self, process: BaseProcess | None, label: str, backoff: Backoff, ended: Callable[[], None] = lambda: None
     ) -> None:
@@ -74,9 +71,6 @@ class WatchTasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def __repr__(self) -> str:
-        return f"<WatchTasks, {len(self._tasks)}>"
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         self.add(asyncio.create_task(work))

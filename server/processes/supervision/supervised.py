@@ -83,9 +83,6 @@ class Supervised:
         self.descriptors: DescriptorSender | None = None
         self.backoff = Backoff()
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}, {self.process!r}>"
-
     async def start(
         self, target: Callable[[Any], None], make_argument: Callable[[socket.socket, socket.socket], Any], handlers: Handlers
     ) -> None:

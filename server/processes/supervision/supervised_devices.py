@@ -49,9 +49,6 @@ class SupervisedDevices:
         self._dying: set[BaseProcess] = set()
         """Processes that are about to be killed."""
 
-    def __repr__(self) -> str:
-        return f"<SupervisedDevices {self.all}>"
-
     def processes(self) -> list[BaseProcess | None]:
         return [each.process for each in self.all]
 

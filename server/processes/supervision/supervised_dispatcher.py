@@ -55,9 +55,6 @@ class SupervisedDispatcher:
         self._backoff = Backoff()
         self._heartbeat = Heartbeat()
 
-    def __repr__(self) -> str:
-        return f"<SupervisedDispatcher {self.process!r}>"
-
     async def start(self) -> None:
         self.disconnect()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

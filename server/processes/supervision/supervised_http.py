@@ -68,9 +68,6 @@ class SupervisedHttp:
         self._watching = watching
         self._helpers: dict[str, HelperProcesses] = {}
 
-    def __repr__(self) -> str:
-        return f"<SupervisedHttp {', '.join(self._processes)}>"
-
     def add(self, each: SupervisedProcess, count: int = LEAD) -> None:
         """Add a process, with so many of its tenant in all. None is started yet."""
         self._processes[each.name] = each

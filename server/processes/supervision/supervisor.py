@@ -80,9 +80,6 @@ class Supervisor:
         labels = [each.label for each in self._processes.values()] + [each.label for each in devices]
         self._restarts.counts.update(dict.fromkeys((DISPATCHER, *labels), 0))
 
-    def __repr__(self) -> str:
-        return f"<Supervisor {self._current.state}, {', '.join(self._processes)}>"
-
     async def start(self) -> None:
         """Start every process. They serve from now on. After an error, or once it was cancelled, `kill` ends those that run."""
         await all_or_none((self.devices.start(), self._dispatcher.start(), self.http.start()))

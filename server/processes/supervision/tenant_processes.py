@@ -69,9 +69,6 @@ class TenantProcesses:
         self._cores = cores
         self._coming: dict[str, _Coming] = {}
 
-    def __repr__(self) -> str:
-        return f"<TenantProcesses of {', '.join(self._tenants)}, {len(self._coming)} on their way>"
-
     async def prepare(self, config: Config, name: str, device: str, granules: Granules) -> Arrival:
         """As `TenantHost.prepare`."""
         try:

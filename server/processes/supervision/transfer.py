@@ -59,10 +59,6 @@ class TenantTransfers:
         self._leave = leave
         self._max_pause = config.server.max_pause
 
-    def __repr__(self) -> str:
-        moving = [name for name, sides in self._tenants.items() if sides.link.locked()]
-        return f"<TenantTransfers, moving: {', '.join(moving) or 'none'}>"
-
     async def transfer(self, tenant: str, source: DeviceRuntime, device: str, granules: Granules) -> DeviceRuntime:
         """See `Controller.transfer`. After an error the tenant is served as before."""
         assert isinstance(source, RemoteRuntime)

@@ -280,13 +280,6 @@ def test_graphs_are_bounded_and_the_least_recently_used_goes_first(bench: Bench)
     assert bench.gpu.graphs == []
 
 
-def test_a_captured_shape_has_a_repr(bench: Bench, executor: Any) -> None:
-    run(executor, rows(3))
-    kept = list(map(repr, executor._shapes._ready.values()))
-    assert kept == ["<Prepared [(2, 3)], captured>", "<Prepared [(3, 3)], captured>"]
-    assert repr(executor._shapes) == "<ReadyShapes [((2, 3),), ((3, 3),)], 0 pending>"
-
-
 FAULTS = {
     "TensorRT": "IExecutionContext.execute_async_v3",
     "copies": "launch",
