@@ -36,6 +36,7 @@ def open_fake_cuda() -> Any:
     cuda = ctypes.CDLL(str(compile_library(FAKE_CUDA, FLAGS)))
     cuda.fake_stream.restype = cuda.fake_graph.restype = c_void_p
     cuda.fake_graph.argtypes = (c_int64, c_void_p, c_uint32, c_uint32, c_uint32, c_void_p, c_void_p)
+    cuda.fake_take.argtypes = (c_void_p, c_int64)
     cuda.fake_stream_close.argtypes = cuda.fake_graph_close.argtypes = (c_void_p,)
     cuda.fake_fail_after.argtypes = (c_int64,)
     return cuda
@@ -74,6 +75,10 @@ class LaunchableExecutor(FakeExecutor):
                 duration or 0, self._tables.ctypes.data, RING, 2, 1, self._counts[1:].ctypes.data, ctypes.cast(call, c_void_p)
             )
         )
+
+    def take(self, duration: int) -> None:
+        """From the next launch on an inference takes so many nanoseconds; only if it was made with a duration."""
+        self._cuda.fake_take(self._graph, duration)
 
     @property
     def launched(self) -> int:

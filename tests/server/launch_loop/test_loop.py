@@ -174,6 +174,19 @@ def test_a_completion_does_not_wait_for_a_long_work_behind_it(monkeypatch: pytes
         assert bench.answer(bench.next()) == [1]
 
 
+def test_after_long_works_short_ones_are_soon_answered_when_they_end(timed: Bench) -> None:
+    """The loop sleeps for most of the time that it expects a work to take, so it sees no earlier end."""
+
+    def takes() -> int:
+        timed.put(timed.ticket(0, 3))
+        done = timed.next()
+        return done.ended - done.began
+
+    assert min(takes() for _ in range(4)) >= 20_000_000
+    executor(timed).take(1_000_000)
+    assert min([takes() for _ in range(20)][10:]) < 2_000_000
+
+
 def test_completions_need_no_interpreter(timed: Bench) -> None:
     class File(ctypes.Structure):
         _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
