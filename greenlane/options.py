@@ -1,5 +1,6 @@
 """Types of the commands' options, for argparse: what an experiment cannot do is refused before it begins."""
 
+import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
@@ -30,11 +31,14 @@ class CommandParser(ArgumentParser):
 
 
 def check_writable(*paths: Path | str | None) -> None:
-    """Raise OSError for a file that cannot be written: better now than in a minute. None and - are none."""
+    """Raise OSError for a file that cannot be written: better now than in a minute. None and - are none. Leaves no new file."""
     for path in paths:
         try:
             if path and str(path) != "-":
+                new = not os.path.lexists(path)
                 open(path, "ab").close()
+                if new:
+                    os.unlink(path)
         except OSError as error:
             raise OSError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -140,6 +140,14 @@ def test_what_cannot_be_measured_is_status_2_and_a_sentence(curve: Run, words: l
     assert len(err.splitlines()) == 1
 
 
+def test_a_refused_run_leaves_no_new_file_and_keeps_an_old_one(curve: Run, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.html"
+    old.write_text("{}")
+    assert curve("tiny", "--shares", "64", "--html", str(new), "--json", str(old))[0] == 2
+    assert old.read_text() == "{}"
+    assert not new.exists()
+
+
 def test_sizes_that_vary_have_to_be_said(curve: Run, folder: Path, tmp_path: Path) -> None:
     path = models.save(tmp_path / "any.onnx", "any (float[n, 3, m] x) => (float[n, 3, m] y) { y = Neg(x) }")
     status, _, err = curve(str(path))
