@@ -72,8 +72,8 @@ def check_seconds(target: Target, seconds: float, whose: str = "") -> None:
     if target.p99 and (count := requests_at(target.rate, seconds)) < LEAST:
         enough = seconds_for(LEAST, target.rate)
         raise Impossible(
-            f"{whose}{target.rate:g} requests a second are {count} in --seconds {seconds:g} without the fifth that is for "
-            f"requests back to back and alone: too few for a p99, which takes {LEAST}; give --seconds {enough}"
+            f"{whose}{target.rate:g} requests a second are {count} in four fifths of --seconds {seconds:g} (the other fifth is "
+            f"for requests back to back and alone): too few for a p99, which takes {LEAST}; give --seconds {enough}"
         )
 
 

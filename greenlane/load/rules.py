@@ -155,7 +155,7 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, oth
         why = f"the aggressor was busy for {busy:.0%} of the time; at least {BUSY:.0%} is needed: give it a heavier model"
         return Ruling("not exercised", why)
     if not (control or shared.leaks(bound)):
-        return Ruling("not exercised", f"in one partition with the aggressor {shared.said(bound)}, and should by more")
+        return Ruling("not exercised", f"{shared.said(bound)} in one partition with the aggressor, too little to be proof")
     if not held.holds(bound):
         return Ruling("too noisy", f"{held.said(bound)}, which may be more than {bound:g} or not")
     by = f"{control} requests failed" if control else shared.said(bound)

@@ -125,7 +125,7 @@ def probe(access: Access) -> list[Located]:
 
 def _located(name: str, unit: str, units: Sequence[int], size: int, shared: Sequence[str]) -> Located:
     word: Word = "isolated"
-    why = f"it ran on {len(units)} of its {size}, and on none of another tenant's"
+    why = f"it ran on {len(units)} of its {size} {unit}{'s' * (size != 1)}, and on none of another tenant's"
     if not units:
         why = f"work of the probe took all of its {size} {unit}s at the same time as each other tenant's took theirs"
     if len(units) > size:

@@ -146,7 +146,7 @@ def _unfenced(run: Run, found: Progress, able: Sequence[Pair]) -> Iterator[tuple
     possibles = {pair.aggressor: strains(unit.get(pair.aggressor, "core"), run.strains) for pair in near}
     for pair in near:
         if run.strains != STRAINS and (lacks := [kind for kind in run.strains if kind not in possibles[pair.aggressor]]):
-            why = f"the share of {pair.aggressor} cannot strain {' and '.join(lacks)}, which cores have not"
+            why = f"the share of {pair.aggressor} cannot strain {' and '.join(lacks)}: it is of cores, which have none"
             run.report(f"{pair}: {why}")
             if run.memory and not possibles[pair.aggressor]:
                 found.untried[pair] = why

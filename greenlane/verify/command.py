@@ -232,7 +232,7 @@ def _conclusions(rows: Sequence[Row], depends: str, unknown: str) -> Iterator[st
         if row.route:
             yield f"{' '.join(map(shape_text, row.shapes))} would run with {' '.join(map(shape_text, row.route))}"
     counts = {word: sum(row.verdict == word for row in rows) for word in ("right", "wrong", "unverified")}
-    yield f"{len(rows)} shapes: " + ", ".join(f"{number} {word}" for word, number in counts.items())
+    yield f"{len(rows)} shape{'s' * (len(rows) != 1)}: " + ", ".join(f"{number} {word}" for word, number in counts.items())
     if depends:
         yield f"rows depend on each other: {depends}; requests must not be joined"
     elif unknown:

@@ -90,7 +90,8 @@ class RateLimits:
 
     def _too_many(self, bucket: TokenBucket, wait: int) -> LimitExceeded:
         key = dotted(("tenants", self._tenant, REQUESTS))
-        allowed = f"{key} allows {bucket.rate} requests a second, and {bucket.burst} at once (burst_requests)"
+        rate = f"{bucket.rate} request{'s' * (bucket.rate != 1)} a second"
+        allowed = f"{key} allows {rate}, and {bucket.burst} at once (burst_requests)"
         return _exceeded(REQUESTS, wait, f"{allowed}; there were more")
 
     def _too_large(self, bucket: TokenBucket, nbytes: int, wait: int) -> RequestError:

@@ -123,8 +123,8 @@ def test_a_rate_without_a_p99_is_measured_and_no_share_is_chosen_for_it(curve: R
         (["tiny", "--shares", "1,64"], "--shares: 64 cores, but the device has 1"),
         (
             ["tiny", "--rate", "50", "--p99", "5s"],
-            "50 requests a second are 8 in --seconds 0.2 without the fifth that is for requests back to back and alone: too "
-            "few for a p99, which takes 500; give --seconds 13",
+            "50 requests a second are 8 in four fifths of --seconds 0.2 (the other fifth is for requests back to back and "
+            "alone): too few for a p99, which takes 500; give --seconds 13",
         ),
         (["tiny", "--html", "/no/folder/x.html"], "/no/folder/x.html cannot be written: No such file or directory"),
         (["tiny", "--json", "/"], "/ cannot be written: Is a directory"),

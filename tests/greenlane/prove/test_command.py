@@ -173,7 +173,7 @@ def test_strains_that_a_device_does_not_have_are_said_and_prove_nothing(
     with running(config) as (access, alive, _):
         found = prove(Run(access, alive, False, "test", 4.0, "acme", PROGRAM, said.append, memory=memory, strains=("PCIe in",)))
     assert not found.unfenced
-    why = "the share of globex cannot strain PCIe in, which cores have not"
+    why = "the share of globex cannot strain PCIe in: it is of cores, which have none"
     assert f"acme beside globex: {why}" in said
     assert list(found.untried.values()) == [why] * memory
 

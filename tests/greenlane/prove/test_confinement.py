@@ -78,6 +78,15 @@ def test_what_other_programs_used_is_what_is_left_of_busy_cores() -> None:
     assert 0 <= others.Others(sorted(os.sched_getaffinity(0)), whole=True).share() <= 1
 
 
+@pytest.mark.parametrize(("units", "said"), [([0], "1 of its 1 core,"), ([0, 3], "2 of its 2 cores,")])
+def test_units_that_were_seen_are_counted(units: list[int], said: str) -> None:
+    partition = {"device": "0", "size": len(units), "located": units}
+    answer = {"devices": [{"name": "0", "unit": "core"}], "overlaps": [], "partitions": {"acme": partition}}
+    access: Any = SimpleNamespace(administer=lambda *asked: answer)
+    (found,) = probe(access)
+    assert found.why == f"it ran on {said} and on none of another tenant's"
+
+
 @pytest.mark.parametrize(
     ("overlaps", "word", "said"),
     [

@@ -73,7 +73,7 @@ def test_a_body_that_never_fits_is_413_and_takes_nothing() -> None:
 def test_retry_after_is_in_whole_seconds_and_not_too_early() -> None:
     limits = RateLimits("acme", TokenBucket(1, 3), None)
     limits.charge(3, 0, 0)
-    with pytest.raises(LimitExceeded) as refused:
+    with pytest.raises(LimitExceeded, match="allows 1 request a second, and 3 at once") as refused:
         limits.check(SECOND // 2)
     assert answer(refused.value, "").headers == {"retry-after": "1"}
     with pytest.raises(LimitExceeded) as refused:
