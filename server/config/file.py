@@ -43,19 +43,37 @@ def load(path: Path) -> Config:
     """The configuration in a file. Raises ConfigError with every problem of it."""
     document, folder = _parse(path), path.absolute().parent
     sections, corrected, found = _examine(document, folder)
-    repository = corrected["models"].get("repository") if isinstance(corrected["models"], dict) else None
-    if isinstance(repository, str) and repository and not is_url(repository) and not os.path.isdir(folder / repository):
-        text = f"{shown(repository)} is not an existing directory: {folder / repository}"
-        found.append((("models", "repository"), text))
-    audit = corrected["server"].get("audit") if isinstance(corrected.get("server"), dict) else None
-    if isinstance(audit, str) and audit and not os.path.isdir((folder / audit).parent):
-        found.append((("server", "audit"), f"{shown(audit)} is in no existing directory: {(folder / audit).parent}"))
-    elif isinstance(audit, str) and audit and os.path.exists(folder / audit) and not os.path.isfile(folder / audit):
-        expected = 'expected a file, or "-" for the log'
-        found.append((("server", "audit"), f"{shown(audit)} is there, and no file: {folder / audit}; {expected}"))
+    wrong = {key for key, _ in found}
+    found += [(key, text) for key, text in _missing(corrected, folder) if key not in wrong]
     if found:
         raise ConfigError([f"{path.name}: {dotted(key)}: {text}" for key, text in found])
     return _assembled(sections, path.name)
+
+
+def _missing(document: Table, folder: Path) -> Iterator[Problem]:
+    """What is not there, or of another kind, of the files and directories that a document names. Blocks."""
+    named: dict[tuple[str, str], str] = {}
+    for key in [("models", "repository"), ("server", "audit"), ("server", "usage_dir")]:
+        table = document.get(key[0])
+        value = table.get(key[1]) if isinstance(table, dict) else None
+        if isinstance(value, str) and value:
+            named[key] = value
+    for key, value in named.items():
+        there = folder / value
+        match key[1]:
+            case "repository" if not is_url(value) and not os.path.isdir(there):
+                yield key, f"{shown(value)} is not an existing directory: {there}"
+            case "audit" if not os.path.isdir(there.parent):
+                yield key, f"{shown(value)} is in no existing directory: {there.parent}"
+            case "audit" if os.path.exists(there) and not os.path.isfile(there):
+                yield key, f'{shown(value)} is there, and no file: {there}; expected a file, or "-" for the log'
+            case "usage_dir" if (found := _nearest_there(there)) and not os.path.isdir(found):
+                yield key, f"{shown(value)}: {found} is there, and no directory; expected a directory, or where one can be made"
+
+
+def _nearest_there(path: Path) -> Path | None:
+    """The path, or the nearest of the folders above it, that exists."""
+    return next((each for each in (path, *path.parents) if os.path.lexists(each)), None)
 
 
 def salvage(path: Path) -> tuple[Config, frozenset[KeyPath]] | None:

@@ -20,7 +20,8 @@ from .values import core_numbers
 Problem = tuple[KeyPath, str]
 """A key, and what is wrong with it."""
 
-_NAME = re.compile("[A-Za-z0-9._-]+")
+_NAME = re.compile("[A-Za-z0-9._-]{1,128}")
+_LETTERS = "use up to 128 letters, digits, '.', '_' and '-'"
 _DIGEST = re.compile("[0-9A-Fa-f]{64}")
 
 
@@ -34,7 +35,7 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
             yield from _batches(path, table)
         case "tenants", name:
             if not _NAME.fullmatch(name):
-                yield path, "not a tenant's name; it travels in headers: use letters, digits, '.', '_' and '-'"
+                yield path, f"not a tenant's name; it travels in headers: {_LETTERS}"
             if problem := share_problem(table):
                 yield path, problem
             else:
@@ -45,7 +46,7 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
             if table.get("paging") is True and "device_memory" not in table:
                 yield (*path, "paging"), "true, but nothing is paged out without a device_memory; set that, or leave it out"
         case "devices", name if not _NAME.fullmatch(name):
-            yield path, "not a device's name; use letters, digits, '.', '_' and '-'"
+            yield path, f"not a device's name; {_LETTERS}"
 
 
 def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
@@ -100,7 +101,8 @@ def _secrets(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[
 
 def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Problem]:
     """A port belongs to one socket."""
-    owners: dict[object, KeyPath] = {server.get("port", ServerConfig().port): ("server", "port")}
+    common = server.get("port", ServerConfig().port)
+    owners: dict[int, KeyPath] = {common: ("server", "port")} if type(common) is int else {}
     for name in tenants:
         tenant = _table(tenants, name)
         for key in ("port", "grpc_port"):
@@ -137,7 +139,7 @@ def _devices(document: Mapping[str, Any]) -> Iterator[Problem]:
         yield ("device",), "given besides [devices]; move its keys into a table such as [devices.0], or leave [devices] out"
     if len(devices) < 2:
         return
-    gpus: dict[object, str] = {}
+    gpus: dict[int, str] = {}
     of_cores: dict[int, str] = {}
     for name in devices:
         device = _table(devices, name)
@@ -146,7 +148,7 @@ def _devices(document: Mapping[str, Any]) -> Iterator[Problem]:
                 yield ("devices", name, "backend"), "with several devices each says what it is; expected 'cpu' or 'cuda'"
             case "cuda":
                 index, path = device.get("index", 0), ("devices", name, "index")
-                if (owner := gpus.setdefault(index, name)) != name:
+                if type(index) is int and (owner := gpus.setdefault(index, name)) != name:
                     yield path, f"{shown(index)} is also {dotted(('devices', owner, 'index'))}; each is a GPU of its own"
             case "cpu":
                 yield from _cores_of_device(name, device, of_cores)

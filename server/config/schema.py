@@ -313,7 +313,7 @@ class Config(Section, frozen=True):
 
 
 _PASSWORD = re.compile(r"[^:]+://[^/@]*:[^/]*@")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://.+", re.DOTALL)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\0]+")
 
 
 def is_url(text: object) -> bool:

@@ -14,6 +14,7 @@ from .values import (
     Origins,
     Size,
     Text,
+    WatchdogTime,
 )
 
 
@@ -137,7 +138,7 @@ class ServerConfig(Section, frozen=True):
         description="Longest time for which a repartition may keep the tenants it moves waiting. If an inference "
         "takes longer, the repartition is refused with 409, and nothing changes.",
     )
-    watchdog: Duration = Field(
+    watchdog: WatchdogTime = Field(
         default=20.0,
         description="Longest time for which the event loop of the supervisor or of a device process may be blocked; "
         '"0s": no limit. Then the process logs its stacks and exits with status 70, to be restarted; the server is '

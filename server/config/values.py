@@ -42,6 +42,12 @@ WATCH = 5.0
 LEAST_WATCH = 0.1
 """The least seconds between two looks."""
 
+MOST_SECONDS = 366.0 * 24 * 60 * 60
+"""Of a duration: clocks and timers take no more than some centuries, and a typo is to be an error."""
+
+LEAST_WATCHDOG = 1.0
+"""Seconds: an event loop of a busy machine is late by tenths of one."""
+
 _SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
 _DURATION = r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)$"
 _RATE = r"^([0-9]{1,9}(?:\.[0-9]{1,9})?)([TGM]B)/s$"
@@ -68,13 +74,23 @@ def _duration(value: object, info: ValidationInfo) -> object:
     return float(found[1]) * times / over
 
 
-def _bandwidth(value: object) -> object:
-    """Bytes a second for a rate, a float for a part."""
+def _watchdog(seconds: float) -> float:
+    if 0 < seconds < LEAST_WATCHDOG:
+        raise ValueError
+    return seconds
+
+
+def _bandwidth(value: object, info: ValidationInfo) -> object:
+    """Bytes a second for a rate, a float for a part. A file has to name a rate's unit."""
     if isinstance(value, str) and value != "auto":
         if not (found := re.fullmatch(_RATE, value)):
             raise ValueError
         return round(float(found[1]) * RATES[found[2]])
-    return 1.0 if type(value) is int and value == 1 else value
+    if type(value) is int and value == 1:
+        return 1.0
+    if type(value) is int and info.context is not None:
+        raise ValueError
+    return value
 
 
 def _lent(value: object, info: ValidationInfo) -> object:
@@ -120,7 +136,7 @@ def _core_range(part: str) -> range:
 def _location(value: object, info: ValidationInfo) -> object:
     if info.context is None:
         return value
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError
     return Path(info.context, value)
 
@@ -229,11 +245,12 @@ ByName = Annotated[Mapping[str, T], Field(strict=False), AfterValidator(MappingP
 
 _LEAST_MEMORY, _MOST_MEMORY = 2**20, 2**46  # A process has addresses for twice as much.
 
-Text = Annotated[str, Field(min_length=1), Form("text", "a text of at least one character")]
+_SOME_TEXT = "a text of at least one character, without NUL"
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), Form("text", _SOME_TEXT)]
 Location = Annotated[
     Path,
     BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]),
-    Form("path", "a text of at least one character", str),
+    Form("path", _SOME_TEXT, str),
 ]
 Size = Annotated[
     int,
@@ -252,9 +269,14 @@ Memory = Annotated[
 ]
 Duration = Annotated[
     float,
-    Field(ge=0),
+    Field(ge=0, le=MOST_SECONDS),
     BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=_DURATION)]),
-    Form("duration", "a duration: a text such as '500us', '10ms', '1.5s' or '15min'", write_duration),
+    Form("duration", "a duration: a text such as '500us', '10ms', '1.5s' or '15min', at most a year", write_duration),
+]
+WatchdogTime = Annotated[
+    Duration,
+    AfterValidator(_watchdog),
+    Form("duration from 1s, or 0s", "a duration of at least 1 s, or '0s': a text such as '1.5s' or '15min'", write_duration),
 ]
 Latency = Annotated[
     Duration,
@@ -286,7 +308,7 @@ BandwidthShare = Annotated[
 ]
 Watched = Annotated[
     float,
-    Field(ge=0),
+    Field(ge=0, le=MOST_SECONDS),
     BeforeValidator(_watched, json_schema_input_type=bool | Annotated[str, Field(pattern=_DURATION)]),
     Form(
         "true, false or a duration",

@@ -390,7 +390,7 @@ keys_sha256 = ["a key"]
     ("wrong", "problem"),
     [
         ("default_tenant = 'acne'", "server.default_tenant: 'acne' is not a configured tenant; did you mean 'acme'?"),
-        ("default_tenant = 5", "server.default_tenant: 5 is not a text of at least one character"),
+        ("default_tenant = 5", "server.default_tenant: 5 is not a text of at least one character, without NUL"),
         ("defualt_tenant = 'acme'", "server.defualt_tenant: unknown key; did you mean 'default_tenant'?"),
     ],
 )

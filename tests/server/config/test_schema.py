@@ -260,6 +260,8 @@ def test_an_unknown_key_is_refused_once_with_the_nearest_known_one(folder: Path,
 
 COUNT = "is not a whole number from 1 to 16, or 'auto'"
 LEND = "is not true, which is '1ms', false, or a duration of at most 1 s"
+DURATION = "is not a duration: a text such as '500us', '10ms', '1.5s' or '15min', at most a year"
+TEXT = "is not a text of at least one character, without NUL"
 WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, such as '1s'"
 
 
@@ -267,6 +269,13 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
     ("text", "problem"),
     [
         (sections(server="port = 'abc'"), "server.port: 'abc' is not a whole number from 0 to 65535"),
+        (sections(server="port = [1]"), "server.port: [1] is not a whole number from 0 to 65535"),
+        (sections(server="drain_grace = '999999999999999min'"), f"server.drain_grace: '999999999999999min' {DURATION}"),
+        (sections(server="max_execution = '527041min'"), f"server.max_execution: '527041min' {DURATION}"),
+        (sections(server="watchdog = '900ms'"), "server.watchdog: '900ms' is not a duration of at least 1 s, or '0s': a text"),
+        (sections(server='usage_dir = "a\\u0000b"'), f"server.usage_dir: 'a\\x00b' {TEXT}"),
+        (sections(server='host = "a\\u0000b"'), f"server.host: 'a\\x00b' {TEXT}"),
+        (sections(models='repository = "a\\u0000b"'), f"models.repository: 'a\\x00b' {TEXT}"),
         (sections(server="tracing_ratio = 2"), "server.tracing_ratio: 2 is not a number from 0 to 1"),
         (sections(server="tracing_ratio = 'all'"), "server.tracing_ratio: 'all' is not a number from 0 to 1"),
         (sections(server="admin_key_sha256 = 'secret'"), "server.admin_key_sha256: <6 characters> is not a SHA-256"),
@@ -297,6 +306,12 @@ WATCH = "is not true, which is '5s', false, or a duration of at least 100 ms, su
         (sections(tenants=ACME + "lend = '-1ms'"), f"tenants.acme.lend: '-1ms' {LEND}"),
         (sections(models="repository = 'models'\nwatch = '99ms'"), f"models.watch: '99ms' {WATCH}"),
         (sections(models="repository = 'models'\nwatch = 5"), f"models.watch: 5 {WATCH}"),
+        (sections(models="repository = 'models'\nwatch = '527041min'"), f"models.watch: '527041min' {WATCH}"),
+        (sections(tenants=ACME + "target_p99 = '527041min'"), "tenants.acme.target_p99: '527041min' is not a duration above 0"),
+        (
+            sections(tenants=ACME + "pcie = 2_000_000"),
+            "tenants.acme.pcie: 2000000 is not 'auto' for the tenant's part of the SMs",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_came_and_what_was_expected(folder: Path, text: str, problem: str) -> None:
@@ -405,7 +420,7 @@ def test_a_number_that_no_message_takes_is_refused(folder: Path, key: str, value
     written = f"[{value}]" if key == "ladder" else value
     (only,) = problems(folder, sections(tenants=f"{ACME}{key} = {written}"))
     assert only.startswith(f"tenants.acme.{key}: ")
-    assert only.endswith(" is more than 9223372036854775807, the largest there is") or " is not a " in only
+    assert only.endswith(" is more than 9223372036854775807, the largest there is") or " is not " in only
 
 
 @pytest.mark.parametrize(
@@ -495,6 +510,21 @@ def test_what_is_no_file_is_refused_as_configuration_and_as_audit(folder: Path) 
     ]
 
 
+@pytest.mark.parametrize("usage", ["file", "file/a/b", "link/a"])
+def test_a_usage_dir_that_cannot_be_a_directory_is_refused(folder: Path, usage: str) -> None:
+    (folder / "file").touch()
+    (folder / "link").symlink_to("gone")
+    (problem,) = problems(folder, sections(server=f"usage_dir = '{usage}'"))
+    where = folder / usage.partition("/")[0]
+    assert problem.startswith(f"server.usage_dir: '{usage}': {where} is there, and no directory; ")
+
+
+def test_a_usage_dir_may_be_there_or_not(folder: Path) -> None:
+    (folder / "there").mkdir()
+    for usage in ("there", "new", "there/new/newer"):
+        assert load(write(folder, sections(server=f"usage_dir = '{usage}'"))).server.usage_dir == folder / usage
+
+
 def test_a_configuration_that_is_too_large_is_refused_before_it_is_parsed(folder: Path) -> None:
     (folder / "large").write_text("#" * (MOST_BYTES + 1))
     with pytest.raises(ConfigError, match=f"has {MOST_BYTES + 1} bytes; at most {MOST_BYTES} are read"):
@@ -580,7 +610,9 @@ def test_the_only_device_is_called_0_or_as_its_table(folder: Path) -> None:
         (ONE_EACH.replace('device = "b"', 'device = ["b"]'), "tenants.acme.device: ['b'] is not the name of one device as a "
          "text, such as '1'; to be on several, have a tenant on each"),
         (ONE_EACH.replace("[devices.b]", '[devices."b c"]').replace('"b"', '"b c"'), "devices.\"b c\": not a device's name; "
-         "use letters, digits, '.', '_' and '-'"),
+         "use up to 128 letters, digits, '.', '_' and '-'"),
+        (ONE_EACH.replace("index = 1", "index = [1]"), "devices.b.index: [1] is not a whole number of 0 or more"),
+        (ONE_EACH.replace("index = 1", "index = {}"), "devices.b.index: a table is not a whole number of 0 or more"),
     ],
 )  # fmt: skip
 def test_devices_that_are_in_each_others_way_are_refused(folder: Path, text: str, problem: str) -> None:
@@ -625,6 +657,13 @@ def test_the_only_tenant_is_the_default_where_it_has_no_keys(folder: Path, tenan
 def test_a_tenants_name_that_cannot_travel_in_a_header_is_refused(folder: Path, name: str) -> None:
     (problem,) = problems(folder, sections() + f'[tenants."{name}"]\n{ACME}')
     assert problem.startswith(f'tenants."{name}": not a tenant\'s name; ')
+
+
+def test_a_name_that_is_too_long_to_be_handed_over_is_refused(folder: Path) -> None:
+    """One of 9,000 letters was taken, and the tenant's requests were never answered."""
+    assert "t" * 128 in load(write(folder, sections() + f"[tenants.{'t' * 128}]\n{ACME}")).tenants
+    (problem,) = problems(folder, sections() + f"[tenants.{'t' * 129}]\n{ACME}")
+    assert problem.endswith("use up to 128 letters, digits, '.', '_' and '-'")
 
 
 def test_a_key_listed_twice_by_its_tenant_does_no_harm(folder: Path) -> None:
