@@ -39,10 +39,10 @@ class Arena:
         self.count = count
         self.memory = memory
         self._view = memoryview(shared)
-        self._slots: list[Slot | None] = [None] * count
+        self._slots: dict[int, Slot] = {}
 
     def __repr__(self) -> str:
-        return f"<Arena of {self.count} slots, {sum(slot is not None for slot in self._slots)} used so far>"
+        return f"<Arena of {self.count} slots, {len(self._slots)} used so far>"
 
     def cells(self, ring: int) -> memoryview:
         """The cells of ring 0 or 1, one for each slot: 32-bit unsigned integers."""
@@ -69,9 +69,11 @@ class Arena:
         return self._view[start : start + _CELL].cast("I")
 
     def slot(self, index: int) -> Slot:
-        """The slot with this number, always the same object."""
-        slot = self._slots[index]
+        """The slot with this number, always the same object. Raises IndexError if there is none."""
+        slot = self._slots.get(index)
         if slot is None:
+            if not 0 <= index < self.count:
+                raise IndexError(index)
             slot = self._slots[index] = self._make(index)
         return slot
 

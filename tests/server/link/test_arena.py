@@ -1,4 +1,5 @@
 import os
+import tracemalloc
 
 import pytest
 
@@ -49,6 +50,24 @@ def test_the_parts_of_an_arena_do_not_overlap(count: int) -> None:
     assert [arena.cells(ring)[count - 1] for ring in (0, 1)] == [0xFFFFFFFF] * 2
     assert arena.total_put[0] == 5
     assert nbytes(count) > count * 2 * MESSAGE
+
+
+def test_slots_take_memory_at_first_use_only() -> None:
+    """A `queue` of 10**9 took 8 GiB of each process that has its arena, and half a minute of the start."""
+    count, memory = 10**7, create_memory(SIZE)
+    descriptor, mapped = create(count), attach_memory(memory, SIZE)
+    tracemalloc.start()
+    try:
+        arena = attach(descriptor, count, mapped)
+        assert arena.slot(count - 1).index == count - 1
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+        os.close(descriptor)
+        os.close(memory)
+    for wrong in (count, -1):
+        with pytest.raises(IndexError):
+            arena.slot(wrong)
 
 
 def test_a_slot_is_always_the_same_object_and_its_block_begins_at_a_page() -> None:
