@@ -82,9 +82,8 @@ async def _embed(body: bytes, tenant: Tenant, service: Service) -> Response:
         raise NotFound(f"model {asked.model!r} gives scores, not embeddings; use /v1/rerank")
     texts = Texts(tenant, asked.model, options, len(body), asked.priority, asked.timeout)
     try:
-        _check_tokens(asked.texts, options, texts.text.vocabulary)
-        tokens = await texts.tokens(asked.texts, "input")
-        rows = await texts.results(tokens)
+        _check_tokens(asked.texts, options)
+        tokens, rows = await texts.run(asked.texts, "input")
     except BaseException as error:
         texts.close(error)
         raise
@@ -100,8 +99,7 @@ async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
     given: list[Any] = [(asked.query, each) for each in asked.documents] if pairs else [asked.query, *asked.documents]
     texts = Texts(tenant, asked.model, options, len(body), asked.priority, asked.timeout)
     try:
-        tokens = await texts.tokens(given, "documents" if pairs else "[query, *documents]")
-        rows = await texts.results(tokens)
+        tokens, rows = await texts.run(given, "documents" if pairs else "[query, *documents]")
     except BaseException as error:
         texts.close(error)
         raise
@@ -112,16 +110,14 @@ async def _rerank(body: bytes, tenant: Tenant, service: Service) -> Response:
     return json_response(text_messages.ranking(asked, scores, sum(len(each.ids) for each in tokens)))
 
 
-def _check_tokens(texts: list[Any], options: TextOptions, size: int) -> None:
-    """Raise BadRequest for tokens where only texts are taken, and for such as the tokenizer does not have."""
+def _check_tokens(texts: list[Any], options: TextOptions) -> None:
+    """Raise BadRequest for tokens where only texts are taken."""
     for index, each in enumerate(texts):
         if isinstance(each, list) and not options.token_ids:
             raise BadRequest(
                 f"input[{index}]: tokens; expected text, as tokens of another tokenizer would give a wrong embedding. With "
                 "LangChain set check_embedding_ctx_length=False; tokens of this model's own need models.NAME.text.token_ids"
             )
-        if isinstance(each, list) and max(each) >= size:
-            raise BadRequest(f"input[{index}]: token {max(each)}; the model's tokenizer has tokens 0 to {size - 1}")
 
 
 def _options(service: Service, name: str) -> TextOptions:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config.text import TextOptions
-from ..errors import DeadlineExceeded, MemoryFull, NotFound, QueueFull
+from ..errors import DeadlineExceeded, MemoryFull, NotFound, QueueFull, Unavailable
 from ..inference.inference import Inference
 from ..link.messages import Done
 from ..protocol.request import Input, write_inputs
@@ -26,6 +26,13 @@ _AT_A_TIME = 2
 
 _PAUSE = 0.005
 """Seconds between two tries of a run that finds no room."""
+
+_TRIES = 3
+"""How often a request is begun whose model is replaced while it runs."""
+
+
+class _Replaced(Exception):
+    """The model was replaced, and its successor may have other tokens and gives other embeddings."""
 
 
 class Texts:
@@ -53,28 +60,40 @@ class Texts:
         self._options = options
         self._arrived = time.monotonic_ns()
         self._first: Inference | None = Inference(tenant, name, None, nbytes)
-        self._version = self._first.served.version
+        self._served = self._first.served
         self._open: set[Inference] = set()
         """Those of the runs that have begun."""
         tenant.lane.begin_several()
         try:
-            self.text, self.encoder = encoder_of(self._first.served, options)
+            self._text, self.encoder = encoder_of(self._served, options)
         except Exception as error:
             self.close(error)
             raise
 
-    async def tokens(self, texts: Sequence[Any], where: str) -> "list[Tokens]":
-        """The tokens of texts, of pairs, or of lists of tokens. Raises as `RunningText.tokens`, and DeadlineExceeded."""
+    async def run(self, texts: Sequence[Any], where: str) -> "tuple[list[Tokens], Any]":
+        """The tokens of texts, of pairs, or of lists of tokens, and a row for each, all of one model: where that is replaced
+        meanwhile, both are made again. Raises as `RunningText.tokens`, DeadlineExceeded, and what an inference ends with; then
+        all of the request's runs are cancelled.
+        """
+        for _ in range(_TRIES):
+            tokens = await self._tokens(texts, where)
+            try:
+                return tokens, await self._results(tokens)
+            except _Replaced:
+                self._served = self._tenant.catalog.route(self._name, None, self._served)
+                self._text, self.encoder = encoder_of(self._served, self._options)
+        raise Unavailable(f"model {self._name!r} was replaced {_TRIES} times while the request ran; send it again")
+
+    async def _tokens(self, texts: Sequence[Any], where: str) -> "list[Tokens]":
         try:
             async with asyncio.timeout(self._left()):
-                return await self.text.tokens(texts, self.encoder, where, self._tenant.lane.slots.blocks)
+                return await self._text.tokens(texts, self.encoder, where, self._tenant.lane.slots.blocks)
         except MemoryFull as error:
             raise self._tenant.lane.admission.reject(str(error)) from None
         except TimeoutError:
             raise self._tenant.lane.admission.expire(self._timeout or 0.0) from None
 
-    async def results(self, tokens: "Sequence[Tokens]") -> Any:
-        """A row for each text. Raises what an inference ends with; then all of the request's runs are cancelled."""
+    async def _results(self, tokens: "Sequence[Tokens]") -> Any:
         batches = self.encoder.batches(tokens)
         rows: list[Any] = [None] * len(tokens)
         if len(batches) == 1:
@@ -118,7 +137,9 @@ class Texts:
             lane = self._tenant.lane
             while lane.full:  # The request was admitted, so it waits rather than fails.
                 await lane.has_room()
-            inference = Inference(self._tenant, self._name, self._version, 0, True)
+            if self._tenant.catalog.with_key(self._served.key) is None:
+                raise _Replaced
+            inference = Inference(self._tenant, self._name, self._served.version, 0, True)
         inference.arrived = self._arrived
         self._open.add(inference)
         try:
@@ -148,7 +169,11 @@ class Texts:
                 ended.set_result(end)
 
         try:
-            encoder = self._submit(inference, tokens, on_end)
+            self._submit(inference, tokens, on_end)
+        except _Replaced as error:
+            inference.silent = True
+            inference.cancel(error)
+            raise
         except Exception as error:
             raise inference.fail(error) from error
         try:
@@ -161,23 +186,23 @@ class Texts:
         slot = inference.slot_of(done)
         try:
             places = [(shape, slot.view[offset : offset + nbytes]) for shape, offset, nbytes in done.outputs]
-            found = encoder.result(tokens, places)
+            found = self.encoder.result(tokens, places)
         except Exception as error:
             raise inference.fail(error) from error
         inference.succeed(done)
         return found
 
-    def _submit(self, inference: Inference, tokens: "Sequence[Tokens]", on_end: Any) -> "Encoder":
-        """Write a batch into a slot and queue it."""
+    def _submit(self, inference: Inference, tokens: "Sequence[Tokens]", on_end: Any) -> None:
+        """Write a batch into a slot and queue it. Raises _Replaced."""
         slot = inference.take_slot(begun=True)
         served = inference.served
-        encoder = self.encoder if served.text is self.text else encoder_of(served, self._options)[1]
-        filled = encoder.fill(tokens)
+        if served.key != self._served.key:
+            raise _Replaced
+        filled = self.encoder.fill(tokens)
         inputs = [Input(shape, array) for shape, array in zip(filled.shapes, filled.arrays, strict=True)]
         write_inputs(inputs, served.signature, slot, served.request_cache.output_reserve)
         timeout = None if self._timeout is None else inference.time_left(self._timeout)
-        inference.submit(filled.shapes, self._priority, timeout, on_end, encoder.unasked)
-        return encoder
+        inference.submit(filled.shapes, self._priority, timeout, on_end, self.encoder.unasked)
 
     def _has_expired(self) -> bool:
         return (self._left() or 0.0) <= 0

@@ -34,11 +34,6 @@ class RunningText:
         """Where the block is that is reserved for the library, and its size."""
         self._encoders: dict[TextOptions, Encoder] = {}
 
-    @property
-    def vocabulary(self) -> int:
-        """The number of tokens that there are."""
-        return self._tokenizer.size
-
     def encoder(self, options: TextOptions) -> Encoder:
         """How the model is used with these options. Raises NoEncoder."""
         found = self._encoders.get(options)

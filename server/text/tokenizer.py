@@ -74,8 +74,8 @@ class TextTokenizer:
         """The tokens of texts, of pairs of texts, or of lists of token ids, which are taken as they are.
 
         Of a text no more than `most_of_text` is read. Raises BadRequest for one of more than `most` tokens, unless they are to
-        be cut, and TooLarge for more than `MOST_BYTES` in all, or if what was read of a text has fewer tokens; `where` is the
-        list's name in errors.
+        be cut, and for an id that the tokenizer does not have; TooLarge for more than `MOST_BYTES` in all, or if what was read
+        of a text has fewer tokens. `where` is the list's name in errors.
         """
         self._limit_to(most if truncate else 0)
         read = [self._cut(text, most_of_text(most)) for text in texts]
@@ -112,6 +112,8 @@ class TextTokenizer:
 
     def _checked(self, tokens: Tokens, read: "_Read", most: int, truncate: bool, where: str) -> Tokens:
         """The tokens of a text, cut to `most`. Raises BadRequest or TooLarge."""
+        if isinstance(read.text, list) and (highest := max(tokens.ids)) >= self.size:
+            raise BadRequest(f"{where}: token {highest}; the model's tokenizer has tokens 0 to {self.size - 1}")
         size = len(tokens.ids)
         if read.is_cut and size < most + (not truncate):
             limit = most_of_text(most)

@@ -263,6 +263,34 @@ def test_a_request_whose_client_leaves_is_one_failure_however_many_runs_it_takes
         assert failures(http, "encoder") == 1
 
 
+def test_all_embeddings_of_a_request_are_of_one_model_when_that_is_replaced(tmp_path: Path) -> None:
+    encoders.write(tmp_path, "encoder", encoders.encoder())
+    files = encoders.encoder(seed=1), encoders.encoder()
+    tenant = TenantConfig(name="acme", granules=1, models=("encoder",))
+    with (
+        serving(of(tmp_path, tenant), direct=True) as served,
+        client_to(served) as http,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        models, replaced = [Reference(tmp_path / "encoder")], 0
+        for file in files:
+            before = statistics(http, "encoder")["inference_count"]
+            asked = pool.submit(
+                httpx.post, f"{served.url}/v1/embeddings", json={"input": TEXTS * 140, "model": "encoder"}, timeout=60
+            )
+            until(lambda before=before: statistics(http, "encoder")["inference_count"] > before)
+            (tmp_path / "encoder" / "1" / "model.onnx").write_bytes(file)
+            assert http.post("/v2/repository/models/encoder/load").status_code == 200
+            replaced += not asked.done()
+            models.append(Reference(tmp_path / "encoder"))
+            answer = asked.result()
+            assert answer.status_code == 200, answer.text
+            found = np.array([each["embedding"] for each in answer.json()["data"]])
+            of_one = [np.tile([model.embedding(text) for text in TEXTS], (140, 1)) for model in models[-2:]]
+            assert any(np.allclose(found, each, atol=2e-5) for each in of_one)
+        assert replaced
+
+
 def test_a_request_of_many_runs_is_answered_by_a_server_that_drains(root: Path, tmp_path: Path) -> None:
     path = configure(
         tmp_path / "greenlane.toml", root, tenant("acme", "encoder"), default_tenant='"acme"', drain_timeout='"60s"'
