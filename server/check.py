@@ -31,6 +31,7 @@ from .device.model_loader import ModelLoader, open_model_loader
 from .device.taken_memory import taken_more
 from .processes.supervision import process_counts
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
+from .processes.supervision.listen import why_not
 from .processes.supervision.mps_choice import why_shared
 from .processes.supervision.mps_group import hindrance
 from .repository.model_repository import Repository, some
@@ -141,6 +142,8 @@ class _Check:
                     known = self._check_repository()
                 held += self._run_on(name, device, known or [])
         self._print_http_cores(held)
+        if ("server", "host") not in self._dropped and (why := why_not(config.server.host)):
+            self._wrong(("server", "host"), why)
 
     def _check_repository(self) -> list[str] | None:
         """Check what concerns all devices. Returns the names of the models; None if the repository cannot be read."""

@@ -95,6 +95,23 @@ def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> Checked:
     return Checked(folder, capsys)
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("192.0.2.1", "192.0.2.1 is not an address of this machine: choose another --host, or server.host"),
+        ("a.invalid", "choose another --host, or server.host"),
+        ("a" * 64, "no name of a host; choose another --host, or server.host"),
+        ("a..b", "choose another --host, or server.host"),
+    ],
+)
+def test_a_host_that_the_server_could_not_listen_on_is_wrong(checked: Checked, host: str, why: str) -> None:
+    assert checked.check(("[server]", f"[server]\nhost = '{host}'")) == 2
+    title, line = checked.err
+    assert title == "greenlane: the configuration cannot be served:"
+    assert line.startswith(f"greenlane.toml: server.host: cannot listen on {host}: ")
+    assert why in line
+
+
 def test_what_would_be_served_is_printed_with_shares_and_tensors(checked: Checked) -> None:
     assert checked.check() == 0
     first, *lines = checked.out

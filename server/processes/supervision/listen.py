@@ -47,6 +47,16 @@ def begin(bound: Iterable[socket.socket]) -> None:
         each.setblocking(False)
 
 
+def why_not(host: str) -> str:
+    """Why nothing can listen on this host, and what to do; "" where it can. Blocks, as a name is looked up."""
+    try:
+        with ExitStack() as opened:
+            _open(opened, host, 0, "choose another", _reusable)
+    except CannotListen as error:
+        return str(error).replace(f" {host}:0: ", f" {host}: ", 1)
+    return ""
+
+
 def _remedy(tenant: str) -> str:
     return f"choose another as {dotted(('tenants', tenant, 'port'))}"
 
@@ -79,9 +89,9 @@ def _open(
     make = make or _listener
     try:
         return [opened.enter_context(make(family, address)) for family, address in _resolve(host, port)]
-    except socket.gaierror as error:
-        text = f"cannot listen on {host}:{port}: {_reason(error)}; {_HOST}"
-        raise CannotListen(text) from error
+    except (socket.gaierror, UnicodeError) as error:
+        why = _reason(error) if isinstance(error, OSError) else "no name of a host"  # As one of 64 letters without a dot.
+        raise CannotListen(f"cannot listen on {host}:{port}: {why}; {_HOST}") from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             remedy = f"{host} is not an address of this machine: {_HOST}, such as 0.0.0.0 for all of its addresses"
