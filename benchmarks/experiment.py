@@ -23,6 +23,8 @@ SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
 LEARNS = 4.5
 """Seconds of an aggressor alone where it is fenced, in which the server learns what its works move: NVML is read every two."""
+TRIES = 35.0
+"""Seconds of an aggressor beside a victim in which the server finds that it slows others, though it moves few bytes."""
 BETWEEN = 0.8
 """Seconds from the end of a phase to the beginning of the next, as a rule: load processes are started, and begin ahead."""
 
@@ -46,6 +48,7 @@ class Settings:
     control: bool = True
     fence: str | None = None
     learning: float = LEARNS
+    trying: float = TRIES
     clients: Clients = field(default_factory=Clients)
 
     def steps(self) -> "list[Step]":
@@ -54,6 +57,7 @@ class Settings:
         if not self.fence:
             return [step for number in numbers for victim in self.victims for step in self._round(victim, number)]
         learning = [Step("", LEARNING, aggressor, 0) for aggressor in self.kinds]
+        learning += [Step(next(iter(self.victims)), LEARNING, each, 0) for each in self.kinds if KINDS[each].tried]
         return learning + [step for kinds in servers for number in numbers for step in self._one(number, *kinds)]
 
     @property
@@ -63,7 +67,8 @@ class Settings:
 
     def lasts(self, step: "Step") -> float:
         """The seconds of a phase."""
-        return max(self.learning, self.seconds) if step.kind == LEARNING else self.seconds
+        least = 0.0 if step.kind != LEARNING else self.trying if step.victim else self.learning
+        return max(least, self.seconds)
 
     def _round(self, victim: str, number: int) -> "Iterator[Step]":
         kinds = (ALONE, UNDER, CONTROL) if self.control else (ALONE, UNDER)
@@ -151,7 +156,7 @@ class Experiment:
         settings = self._settings
         form = binary if settings.form == "binary" else as_json
         ask = form(step.victim, EVERYONE if self._in_one(step) else VICTIM)
-        due = arrivals(settings.arrivals, settings.victims[step.victim], settings.seconds, seed=step.round)
+        due = arrivals(settings.arrivals, settings.victims[step.victim], settings.lasts(step), seed=step.round)
         count = 1 if settings.clients.victim else max(1, settings.processes // 2)
         shared = {"port": port, "ask": ask, "connections": 8 // count, "most": 64 // count}
         own = {"spin": bool(settings.clients.apart), "cores": settings.clients.victim or None}

@@ -14,7 +14,7 @@ class Kind:
     """One way. `asks` makes its requests for a tenant, given the rows of a large batch.
 
     `fenced` is whether a partition is there to hold it off: none does so with memory, caches and PCIe. `mib` is what a request
-    moves of these, on cores and on a GPU.
+    moves of these, on cores and on a GPU. One that is `tried` moves few bytes: the server has to find that it slows others.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Kind:
     asks: Callable[[str, int], tuple[Ask, ...]]
     behaviour: Behaviour = "flood"
     fenced: bool = True
+    tried: bool = False
     mib: tuple[float, float] = (0, 0)
 
     def jobs(
@@ -44,13 +45,13 @@ class Kind:
         return [job] * count
 
 
-def _moving(name: str, what: str, model: str) -> Kind:
+def _moving(name: str, what: str, model: str, tried: bool = False) -> Kind:
     """A model that moves bytes, on four connections: one of their requests is always there when another has ended."""
 
     def asks(tenant: str, _: int) -> tuple[Ask, ...]:
         return (binary(model, tenant, outputs=("y",)),)
 
-    return Kind(name, what, model, 4, asks, fenced=False, mib=SUBJECTS[model].mib)
+    return Kind(name, what, model, 4, asks, fenced=False, tried=tried, mib=SUBJECTS[model].mib)
 
 
 KINDS = {
@@ -68,7 +69,7 @@ KINDS = {
         _moving("memory-read", "a model that reads memory, 2 GB on a GPU", "reading"),
         _moving("memory-write", "a model that writes memory, 2 GB on a GPU", "writing"),
         _moving("memory-copy", "a model that reads and writes memory, 1 GB each on a GPU", "copying"),
-        _moving("random-sectors", "a model that reads 32 bytes here and there in memory", "random"),
+        _moving("random-sectors", "a model that reads 32 bytes here and there in memory", "random", tried=True),
         _moving("l2-16", "a model that reads 16 MB of a cache again and again", "cached16"),
         _moving("l2-40", "a model that reads 40 MB of a cache again and again", "cached40"),
         _moving("pcie-out", "small requests of a model with an output of 4 MB that they do not ask for", "outgoing"),

@@ -17,7 +17,7 @@
 # With MPS=on the parts tests, alone, felt and two run those of their tests that start servers as processes, with a device process
 # for each tenant, which soak, prove, fence, fence-prove, change and lending have then as well. Their files have names as felt-mps.log. Without it all of
 # these have mps = "off", which is not the default; a server with the default is among what the part mps starts.
-# The parts fence and fence-prove take 280 s each, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
+# The parts fence and fence-prove take 330 and 280 s, unless LIMIT_fence and LIMIT_fence_prove say otherwise; FENCE is the rate.
 # A part may take LIMIT_tests, LIMIT_alone, LIMIT_felt, LIMIT_memcheck, LIMIT_two, LIMIT_mps ... seconds, and all together LIMIT (590).
 # With CUDA_VISIBLE_DEVICES, and cores of its own (taskset), it may run beside another on another GPU, each with its own OUT.
 # A log in tests/gpu/results is named DATE-GPU-REVISION-PART.log there; python -m tests.gpu.truth reads them.
@@ -117,7 +117,7 @@ for part in "$@"; do
       run "prove$mps" "$(limit "${LIMIT_prove:-300}")" "$python" -m tests.gpu.proving --json "$out/prove$mps.json" ${PROVE_OPTIONS:-} ;;
     fence)
       # shellcheck disable=SC2086  # Options.
-      run "fence$mps" "$(limit "${LIMIT_fence:-280}")" "$python" -u -m benchmarks.isolation --device cuda ${mps:+--mps} --memory \
+      run "fence$mps" "$(limit "${LIMIT_fence:-330}")" "$python" -u -m benchmarks.isolation --device cuda ${mps:+--mps} --memory \
         --fence "${FENCE:-0.2}" --only memory-read,memory-write,memory-copy,random-sectors,l2-40,pcie-stream --victim gemm mob \
         --rate 200 --arrivals fixed --seconds 0.9 --rounds 2 --json "$out/fence$mps.json" ${FENCE_OPTIONS:-} ;;
     fence-prove)
