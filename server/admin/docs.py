@@ -5,7 +5,7 @@ from functools import cache
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Document, describe
 from ..api.openapi import router as router_of
-from . import advice, autopilot, metrics, models, partitions, reload, schemas, status, usage
+from . import advice, autopilot, memory, metrics, models, partitions, reload, schemas, status, usage
 
 JSON, PAGE = "/admin/openapi.json", "/admin/docs"
 
@@ -22,6 +22,7 @@ _TAGS = [
 
 ROUTERS = (
     partitions.router,
+    memory.router,
     advice.router,
     autopilot.router,
     models.router,

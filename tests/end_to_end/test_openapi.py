@@ -50,6 +50,7 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "device": ("GET", "/admin/device", b""),
     "partitions": ("GET", "/admin/partitions", b""),
     "probe": ("POST", "/admin/partitions/probe", b""),
+    "memory": ("GET", "/admin/memory", b""),
     "strain": ("POST", "/admin/tenants/acme/strain", b'{"kind": "memory read", "seconds": 0.01}'),
     "repartition": ("PUT", "/admin/partitions", b'{"acme": 1}'),
     "transfer": ("PUT", "/admin/tenants/acme/device", b'{"device": "0"}'),  # Where it is already.

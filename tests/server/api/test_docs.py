@@ -1,5 +1,6 @@
 """What holds for every described route, and the page that shows them."""
 
+import json
 import re
 import typing
 from collections.abc import Callable
@@ -38,6 +39,12 @@ def test_only_these_routes_are_not_described() -> None:
     pages = {("GET", f"{start}{path}") for start in ("", "/admin") for path in ("/docs", "/openapi.json")}
     settings = {("GET", "/v2/logging"), ("POST", "/v2/logging")}  # Triton's; docs/protocol.md has them.
     assert hidden == heads | pages | settings | {("GET", "/"), ("GET", "/status/{name}"), ("GET", "/v2/")}
+
+
+@pytest.mark.parametrize(("routers", "document"), [(docs.ROUTERS, docs.document), (ROUTERS, admin_docs.document)])
+def test_every_other_route_is_described(routers: tuple[APIRouter, ...], document: Callable[[], Document]) -> None:
+    served = {route.path for route in routes(*routers) if route.include_in_schema}
+    assert served <= set(json.loads(document().json)["paths"])  # FastAPI does not serve inferences.
 
 
 @pytest.mark.parametrize("router", [model_control.router, partitions.router, metrics.router])
