@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.params import Path as PathParameter
 from pydantic import Field
 
-from ..errors import NotFound, Unavailable
-from ..protocol.json_document import flag, short
+from ..errors import Unavailable
+from ..http.paths import check_version
+from ..protocol.json_document import flag
 from ..repository.model_repository import names_for
 from ..tenants import answers
 from . import schemas
@@ -76,7 +77,7 @@ async def all_statistics(tenant: TenantDep, service: ServiceDep) -> Response:
 @router.get("/v2/models/{name}/versions/{version}", tags=_MODELS, response_model=answers.ModelMetadata, responses=_MODEL_ERRORS)
 async def metadata(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """A model's inputs, outputs, versions and platform."""
-    _check(version)
+    check_version(version)
     return json_response(tenant.catalog.metadata(name, version))
 
 
@@ -86,7 +87,7 @@ async def metadata(tenant: TenantDep, name: ModelName, version: ModelVersion = N
 )
 async def model_ready(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Whether a model can be called now; 503 with the reason while inferences for it are."""
-    _check(version)
+    check_version(version)
     return json_response(schemas.ModelReady(tenant.callable(name, version).name, True))
 
 
@@ -102,7 +103,7 @@ async def config(tenant: TenantDep, name: ModelName, version: ModelVersion = Non
 
     `parameters` has `greenlane.execution`: which way the model ran when it was loaded, as JSON in a text.
     """
-    _check(version)
+    check_version(version)
     return json_response(tenant.catalog.find(name, version).config)
 
 
@@ -112,7 +113,7 @@ async def config(tenant: TenantDep, name: ModelName, version: ModelVersion = Non
 )
 async def statistics(tenant: TenantDep, service: ServiceDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Counts and times of a model, of all its versions unless one is named."""
-    _check(version)
+    check_version(version)
     return json_response(await service.statistics(tenant.catalog.matching(name, version)))
 
 
@@ -131,8 +132,3 @@ async def index(tenant: TenantDep, service: ServiceDep, request: Request) -> Res
         there = await asyncio.to_thread(names_for, tenant.config, service.config.models.repository)
         entries = tenant.index(there, tenant.config.models)
     return json_response([entry.as_json() for entry in entries])
-
-
-def _check(version: str | None) -> None:
-    if version is not None and not (version.isascii() and version.isdigit()):
-        raise NotFound(f"version {short(version)!r} is no number; expected digits")

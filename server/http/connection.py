@@ -442,7 +442,7 @@ class HttpConnection(asyncio.Protocol):
         """Start an inference; None if it was refused, and answered so."""
         try:
             if head.target is None:
-                head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant)
+                head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant, head.query)
             inference = HttpInference(head.target, head.length)
             if not head.fits:
                 inference.expect(head.length)

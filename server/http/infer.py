@@ -58,19 +58,21 @@ class Infer:
         query, client = scope["query_string"], scope.get("client")
         call = Call(scope["method"], scope["raw_path"], query, headers, body.read, receive, client)
         if is_generate(scope["path"]):
-            resolve = partial(self.resolve, call.method, call.raw_path, headers)
+            resolve = partial(self.resolve, call.method, call.raw_path, headers, query=call.query)
             reply = await generate.respond(call, resolve, _read_body, receive, send, scope["http_version"])
         else:
             reply = await self.answer(call)
         if reply:
             await _send(reply, body, send, self.ending)
 
-    def resolve(self, method: str, raw_path: bytes, headers: Headers, identified: str | None = None) -> Target:
+    def resolve(
+        self, method: str, raw_path: bytes, headers: Headers, identified: str | None = None, query: bytes = b""
+    ) -> Target:
         """The tenant and model that a request is for; `identified` is the tenant's name if the headers were checked before.
 
         Raises NotFound, WrongMethod, Unavailable, Unauthorized, Misdirected.
         """
-        name, version = parse_infer(method, raw_path)
+        name, version = parse_infer(method, raw_path, query)
         service = self._service()
         tenant = service.tenants.get(identified) if identified else None
         if tenant is None:
@@ -92,7 +94,7 @@ class Infer:
         """The reply to one request, errors included; None if its client has disconnected."""
         target = None
         try:
-            target = self.resolve(call.method, call.raw_path, call.headers)
+            target = self.resolve(call.method, call.raw_path, call.headers, query=call.query)
             length = content_length(call.headers.get(b"content-length"))
             inference = HttpInference(target, length)
             inference.expect(length)

@@ -5,11 +5,12 @@ Paths are as they came, without the query; only the name of a model is percent-d
 
 import re
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import httptools
 
 from ..errors import NotFound, WrongMethod
+from ..protocol.json_document import short
 
 _SHARED = (b"/admin", b"/metrics", b"/status/", b"/v2/logging", b"/v2/trace/")
 _INFERENCES = ("/infer", "/generate", "/generate_stream")
@@ -67,16 +68,25 @@ def in_v2(path: str) -> str | None:
     return f"/v2/models/{quote(name, safe='')}{f'/versions/{version}' if version else ''}/infer"
 
 
-def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:
-    """The model, and the version if there is one, of a path for `Infer`. Raises NotFound, or WrongMethod."""
+def parse_infer(method: str, path: bytes, query: bytes = b"") -> tuple[str, str | None]:
+    """The model, and the version if there is one, of a path for `Infer`, or of its query. Raises NotFound, or WrongMethod."""
     segments = path.split(b"/")  # "", v2, models, NAME[, versions, V], and infer, generate or generate_stream
     versioned = len(segments) == 7 and segments[4] == b"versions" and segments[5].isdigit()
     if not versioned and len(segments) != 5:
         raise nothing_at(unquote(path.decode("latin-1")))
     if method != "POST":
         raise WrongMethod(method, "POST")
-    name = segments[3].decode("latin-1")
-    return unquote(name) if "%" in name else name, segments[5].decode() if versioned else None
+    name, version = segments[3].decode("latin-1"), segments[5].decode() if versioned else None
+    if query and version is None:
+        version = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get("version")
+        check_version(version)
+    return unquote(name) if "%" in name else name, version
+
+
+def check_version(version: str | None) -> None:
+    """Raise NotFound for what is no version's number."""
+    if version is not None and not (version.isascii() and version.isdigit()):
+        raise NotFound(f"version {short(version)!r} is no number; expected digits")
 
 
 def of_request_line(line: bytes) -> bytes:

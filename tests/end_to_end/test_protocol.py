@@ -110,6 +110,23 @@ def test_default_version_is_the_highest(http: httpx.Client) -> None:
         assert answer["outputs"][0]["data"] == [value]
 
 
+@pytest.mark.parametrize("headers", [{}, {"Accept-Encoding": "gzip"}], ids=["plain", "in a task"])
+def test_a_version_in_the_query_answers_where_the_path_has_none(http: httpx.Client, headers: dict[str, str]) -> None:
+    document = request(tensor("x", "FP32", [1], [1]))
+    http.headers = httpx.Headers(headers)  # Without httpx's own.
+    for path in ("?version=2", "?version=1&a=b&version=2", "/versions/2?version=1"):
+        model, _, query = path.partition("?")
+        answer = http.post(f"/v2/models/scaled{model}/infer?{query}", json=document).json()
+        assert (answer["model_version"], answer["outputs"][0]["data"]) == ("2", [20])
+    assert http.post("/v2/models/scaled/generate?version=2", json={"x": 1}).json()["y"] == 20
+    for query, text in (
+        ("version=3", "'scaled' version 3 is not found"),
+        ("version=", "version '' is no number; expected digits"),
+    ):
+        answer = http.post(f"/v2/models/scaled/infer?{query}", json=document)
+        assert (answer.status_code, text in answer.json()["error"]) == (404, True), answer.text
+
+
 def test_statistics_count_rows_as_inferences_and_runs_as_executions(http: httpx.Client) -> None:
     before = statistics(http, "rows")
     for rows in (1, 3, 3):
