@@ -26,7 +26,6 @@ from typing import TypeVar
 
 from .base import Held, UnpacedLoads
 from .deposit import Deposit
-from .energy import open_rapl
 from .errors import DeviceUnavailable, PartitionError
 from .health import groups
 from .plan import choose, choose_lent, ranges
@@ -339,3 +338,28 @@ def _read_quota(group: Path) -> Iterable[float]:
         return
     if quota not in ("max", "-1"):
         yield int(quota) / int(period)
+
+
+def open_rapl(root: Path = Path("/")) -> Callable[[], int | None]:
+    """The energy that the processors of this machine have taken, in microjoules, by what Linux shows of RAPL (only to root, on
+    most machines); None where it cannot be read, as nothing is estimated.
+
+    It counts all that they do, other programs included, and begins at 0 again from time to time.
+    """
+    folder = root / "sys/class/powercap"
+    return partial(_read_rapl, [folder / name / "energy_uj" for name in _packages(folder)])
+
+
+def _packages(folder: Path) -> list[str]:
+    """The names of whole processors: `intel-rapl:0`, but not its parts, `intel-rapl:0:0`. AMD's have the same names."""
+    try:
+        return sorted(each.name for each in folder.iterdir() if each.name.count(":") == 1)
+    except OSError:
+        return []
+
+
+def _read_rapl(files: list[Path]) -> int | None:
+    try:
+        return sum(int(file.read_text()) for file in files) if files else None
+    except (OSError, ValueError):
+        return None

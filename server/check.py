@@ -24,11 +24,10 @@ from .config.tenant import FENCES, TenantConfig
 from .config.text import TextOptions
 from .control.fence import Fence, plan_fences
 from .control.fence import describe as describe_fence
-from .device.budget import Claim, missing, refusal, sized
+from .device.budget import Claim, missing, refusal, sized, taken_more
 from .device.cache_paths import open_builds
 from .device.loaded_model import LoadedModel
 from .device.model_loader import ModelLoader, open_model_loader
-from .device.taken_memory import taken_more
 from .processes.supervision import process_counts
 from .processes.supervision.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .processes.supervision.listen import why_not

@@ -29,12 +29,11 @@ from ..link.messages import ModelKey
 from ..tenants.frontend import Frontend, Lifecycle
 from ..workers.placement import close_all
 from ..workers.worker import Worker
-from .budget import Claim, missing, refusal, sized
+from .budget import Claim, bound_executors, label, missing, model_memory, refusal, shared_in, sized, taken, taken_more
 from .loaded_model import LoadedModels, Source
 from .model_loader import ModelLoader
 from .paged_executor import PagedExecutor
 from .placements import Placements
-from .taken_memory import bound_executors, label, model_memory, shared_in, taken, taken_more
 
 log = logging.getLogger("greenlane.models")
 

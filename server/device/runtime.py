@@ -9,7 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from partitions import Device, DeviceLost, DeviceUnavailable, PartitionManager
+from engines import EngineError
+from partitions import Device, DeviceLost, DeviceUnavailable, PartitionError, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
 from partitions.strain import MOST, Strain, Strained
@@ -24,21 +25,26 @@ from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, Lifecycle, State
 from ..workers.gil_priority import GilPriorities
 from ..workers.placement import Placement, close_all
+from ..workers.straining import Straining
 from ..workers.supervision import Supervision
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
+from .budget import bound_executors
 from .cache_paths import open_builds
 from .model_loader import Read, open_model_loader
 from .models import Models
 from .moves import PartitionMoves
 from .placements import Placements
-from .reclaim import free_engines
-from .straining import Straining
 from .tenant_locks import TenantLocks
 from .tenant_models import OnLoading, TenantModels
 
-log = logging.getLogger("greenlane.runtime")
+log, models_log = logging.getLogger("greenlane.runtime"), logging.getLogger("greenlane.models")
 T = TypeVar("T")
+
+KEPT = 5.0
+"""Seconds for which the host memory of a large inference is kept for the next one."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks for engines that can be freed."""
 
 
 class Runtime:
@@ -147,7 +153,7 @@ class Runtime:
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
         self.tenant_models.start(at_start)
-        self._freeing = asyncio.create_task(free_engines(self.model_loader, self.workers, self._locks))
+        self._freeing = asyncio.create_task(self._free_unused())
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}
 
@@ -343,3 +349,26 @@ class Runtime:
         worker = Worker(home, self.on_device_lost, self._priorities, on_error, meter=meter)
         worker.pace = self.placements.pace(name)
         return worker
+
+    async def _free_unused(self) -> None:
+        """Free memory that executors have not used for a while, and engines of unloaded models, these one at a time and when no
+        inference was queued or ran at two checks in a row. Runs until it is cancelled.
+        """
+        before = False
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            quiet = all(worker.idle for worker in self.workers.values())
+            await asyncio.to_thread(self.model_loader.release_unused, bound_executors(self.workers), quiet and before)
+            before = quiet
+            for name in list(self.workers):
+                if not self._locks.held(name):  # Otherwise its models are changing.
+                    await self._trim(name)
+
+    async def _trim(self, name: str) -> None:
+        """Failures are logged: the memory of other tenants is freed all the same."""
+        async with self._locks.both(name):
+            if worker := self.workers.get(name):
+                try:
+                    await asyncio.to_thread(worker.trim, KEPT)
+                except (EngineError, PartitionError) as error:
+                    models_log.warning("unused memory of %s was not freed: %s", name, error)

@@ -24,11 +24,11 @@ from ..workers.placement import close_all
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .ahead import NOTHING_AHEAD, Ahead, Wanted, making_ahead
+from .budget import shared_in, taken_more
 from .loaded_model import LoadedModel, LoadedModels, PreparedModel, expected, learnt_shapes
 from .model_loader import NO_OPTIONS, ModelLoader
 from .pager import OverBudget, Pager, Reservation
 from .placements import Placements
-from .taken_memory import shared_in, taken_more
 from .tenant_locks import TenantLocks
 
 log = logging.getLogger("greenlane.runtime")

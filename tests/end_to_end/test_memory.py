@@ -15,7 +15,7 @@ import pytest
 
 from partitions.cpu import CpuDevice
 from server.config.tenant import TenantConfig
-from server.device import reclaim
+from server.device import runtime
 from server.link.slots import SMALLEST
 from server.scheduling.lane_statistics import SlotStatistics
 from server.tenants.auth import digest
@@ -230,7 +230,7 @@ def test_outputs_that_never_fit_take_no_memory(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """128 MB and 4 GB, of a tenant that has 16 MiB."""
-    monkeypatch.setattr(reclaim, "KEPT", math.inf)
+    monkeypatch.setattr(runtime, "KEPT", math.inf)
     peak = Peak()
     answer = ask_for(http, times)
     assert answer.status_code == 413, answer.text

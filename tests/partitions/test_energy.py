@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from partitions import open_cpu
-from partitions.energy import open_rapl
+from partitions.cpu import open_rapl
 
 
 def show(root: Path, **microjoules: str) -> None:

@@ -29,7 +29,7 @@ from server.config.schema import Config, DeviceConfig, ModelsConfig
 from server.config.server import ServerConfig
 from server.config.tenant import TenantConfig
 from server.control.controller import Controller
-from server.device import reclaim
+from server.device import runtime
 from server.device.runtime import Runtime
 from server.errors import RequestError
 from server.observing import accountant
@@ -172,7 +172,7 @@ class Hours:
         with pytest.MonkeyPatch.context() as patch:
             self.faults.install(patch)
             patch.setattr(accountant, "INTERVAL", SELDOM)
-            patch.setattr(reclaim, "CHECK_INTERVAL", SELDOM)
+            patch.setattr(runtime, "CHECK_INTERVAL", SELDOM)
             patch.setattr(supervision, "INTERVAL", SELDOM)
             until = self.clock.now + HOURS * 3600
             while self.clock.now < until:

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import logging
 import os
+import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Set
+from contextlib import suppress
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,7 +37,6 @@ from ..children import spawn
 from ..children.process_setup import ProcessArguments, set_up
 from . import proxy as forwarding
 from .connection_handoff import ConnectionHandoff
-from .forks import let_go_in_forks
 from .tenant_side import TenantSide
 from .uvicorn_server import Paced, Server
 
@@ -284,3 +285,36 @@ def main(arguments: ProcessArguments) -> None:
         os.nice(_NICE)
     uvloop.run(HttpProcess(arguments).run())
     sys.exit(0)
+
+
+def let_go_in_forks(ports: Set[int], descriptors: Collection[int]) -> None:
+    """From now on each fork of this process, as by a model's functions, replaces these descriptors, and all sockets of these
+    ports, by /dev/null. Otherwise it would hold the tenant's port after its parent's end, and no client would see the end of a
+    connection.
+
+    `ports` may grow. For forks by Python; what a library forks in C has all of them until it ends.
+    """
+    os.register_at_fork(after_in_child=lambda: _let_go(ports, descriptors))
+
+
+def _let_go(ports: Set[int], descriptors: Collection[int]) -> None:
+    """Numbers stay in use, so that objects of the parent that are closed here close nothing else."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in (*descriptors, *_sockets(ports)):
+        with suppress(OSError):
+            os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
+
+
+def _sockets(ports: Set[int]) -> list[int]:
+    """The descriptors of this process that are sockets of TCP at these ports of its own."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            copy = socket.socket(fileno=number)
+            try:
+                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] in ports:
+                    found.append(number)
+            finally:
+                copy.detach()
+    return found

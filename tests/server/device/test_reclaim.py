@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines import ExecutionFailed
-from server.device import reclaim
+from server.device import runtime
 from tests.server.device.test_runtime import Site, add_model, serving
 
 
@@ -26,7 +26,7 @@ async def wait_until_trimmed(site: Site, name: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(reclaim, "CHECK_INTERVAL", 0)
+    monkeypatch.setattr(runtime, "CHECK_INTERVAL", 0)
     add_model(tmp_path, "b")
     return tmp_path
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.in_turn import BoundTogether
-from server.device.taken_memory import model_memory, shared_in, taken, taken_more
+from server.device.budget import model_memory, shared_in, taken, taken_more
 
 KERNELS = {"cache": {"kernels": 40}}
 

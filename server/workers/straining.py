@@ -8,7 +8,7 @@ from partitions import Partition
 from partitions.strain import Strain
 
 from ..accounts.meter import Meter, Place
-from ..workers.worker import Worker
+from .worker import Worker
 
 STRAIN = "strain"
 """What stands in accounts for a model's name; the kind stands for its version."""
