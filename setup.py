@@ -26,7 +26,6 @@ ALSO = (
     "engines/onnxruntime/engine.py",
     "engines/onnxruntime/outputs.py",
     "engines/onnxruntime/session.py",
-    "engines/onnxruntime/work.py",
     "partitions/cpu.py",
     "server/accounts/meter.py",
     "server/tenants/relay.py",

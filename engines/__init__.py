@@ -14,12 +14,11 @@ from .base import Engine, Executor, Preparing, Recipe, Room, Streaming, Tensor, 
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, OutputsTooLarge, TensorMismatch
-from .loop import LoopEngine
 from .memo import Memo
 from .model_files.cache_folder import CacheFolder
 from .settings import ONNX_RUNTIMES, Loop, RuntimeSettings, unsupported_by, unsupported_on_cpu
 from .signature import Signature, TensorSpec
-from .stepwise import StepwiseEngine, parts
+from .stepwise import LoopEngine, StepwiseEngine, parts
 from .streams import on_stream
 from .tensorrt.api import LIBRARIES, find_tensorrt
 from .tensorrt.building.builds import Builds

@@ -23,9 +23,10 @@ import numpy as np
 from partitions import Partition
 
 from .base import NO_ROOM, Engine, Executor, Room, Streaming, Tensor, Work, check_tensors
-from .errors import Cancelled, ExecutionFailed
+from .errors import Cancelled, ExecutionFailed, ModelRefused, did_you_mean
 from .in_turn import BoundTogether, WorkInTurn, bound, placed
 from .memory import added, view
+from .settings import Loop
 from .signature import Shape, Signature, TensorSpec
 
 Tensors = Mapping[str, Tensor]
@@ -261,3 +262,62 @@ def copied(tensor: Tensor) -> Tensor:
     """A copy in memory of its own."""
     data = np.frombuffer(bytearray(view(tensor.address, tensor.nbytes)), np.uint8)
     return Tensor(tensor.shape, data.ctypes.data, tensor.nbytes, data)
+
+
+_MODEL = "model"
+
+
+class LoopEngine(StepwiseEngine):
+    """Runs one engine as `settings.Loop` says, with its own outputs as inputs, and answers with a part for each run: so text is
+    generated token by token, or a series forecast step by step. It closes the engine with itself. See `engines.base.Engine`.
+    """
+
+    def __init__(self, engine: Engine, loop: Loop) -> None:
+        """Raises ModelRefused for tensors that the engine does not have, and for an output that is no such input."""
+        super().__init__(_loop_model(loop), _loop_signature(engine.signature, loop), {_MODEL: engine})
+        self.platform, self.by_shape = engine.platform, engine.by_shape
+        self._engine = engine
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """That of the engine, which is its own."""
+        return self._engine.memory
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _loop_model(loop: Loop) -> Model:
+    def run_in_a_loop(inputs: Tensors, run: Run) -> Iterator[Tensors]:
+        state = dict(inputs)
+        for _ in range(loop.steps):
+            outputs = run(_MODEL, state)
+            yield {name: outputs[name] for name in loop.outputs} if loop.outputs else outputs
+            if loop.until and any(view(outputs[loop.until].address, outputs[loop.until].nbytes)):
+                return
+            state |= {taken: outputs[given] for given, taken in loop.feed}
+
+    return run_in_a_loop
+
+
+def _loop_signature(signature: Signature, loop: Loop) -> Signature:
+    """The signature of an answer's parts. Raises ModelRefused."""
+    inputs, outputs = ({spec.name: spec for spec in specs} for specs in (signature.inputs, signature.outputs))
+    for given, taken in loop.feed:
+        source, target = _tensor(outputs, "output", given), _tensor(inputs, "input", taken)
+        if source.datatype != target.datatype or len(source.dims) != len(target.dims):
+            raise ModelRefused(
+                f"loop: output {given!r}, {source.datatype} {list(source.shape)}, cannot be input {taken!r}, which is "
+                f"{target.datatype} {list(target.shape)}"
+            )
+    if loop.until and not _tensor(outputs, "output", loop.until).datatype.size:
+        raise ModelRefused(f"loop: until is output {loop.until!r}, which is BYTES; expected numbers or BOOL")
+    wanted = tuple(_tensor(outputs, "output", name) for name in loop.outputs) or signature.outputs
+    return Signature(signature.inputs, wanted, signature.max_batch)
+
+
+def _tensor(specs: dict[str, TensorSpec], what: str, name: str) -> TensorSpec:
+    if name not in specs:
+        known = list(specs)
+        raise ModelRefused(f"loop: the model has no {what} {name!r}; {did_you_mean(name, known)}there are {', '.join(known)}")
+    return specs[name]

@@ -1,15 +1,20 @@
-"""A model's outputs: their sizes and offsets where the input shapes determine them, and where they are after a run."""
+"""One run of a session, and its outputs: their sizes and offsets where shapes determine them, and where they are after it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnxruntime as ort
+
+from partitions.cpu import CpuStream, CpuTask
 
 from ..base import Room, Tensor
+from ..errors import Cancelled, ExecutionFailed, OutputsTooLarge
 from ..memo import Memo
 from ..memory import SMALL, copy
 from ..signature import Shape, Signature, TensorSpec, align
+from .errors import clean_message
 from .texts import FEW, of_wire, to_wire
 
 MAX_PLACEMENTS = 64
@@ -88,3 +93,44 @@ def to_tensor(spec: TensorSpec, value: Any, placed: Tensor | None, given: set[in
         placed = Tensor(shape, memory.ctypes.data, nbytes, memory)
     copy(placed.address, address, nbytes)
     return placed
+
+
+class OnnxWork(CpuTask):
+    """See `engines.base.Work`."""
+
+    def __init__(
+        self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, key: object, run: Callable[..., tuple[Tensor, ...]]
+    ) -> None:
+        """`key` is of these inputs and this room, for `run`."""
+        self._stream = stream
+        self._call = (inputs, room, key)
+        self._run = run
+        self._options = ort.RunOptions()  # Its log level is the session's.
+        self._outputs: tuple[Tensor, ...] = ()
+        stream.put(self)
+
+    def __repr__(self) -> str:
+        return f"<OnnxWork {self.state}>"
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self._stream.wait(self)
+        return self._outputs
+
+    def cancel(self) -> None:
+        self._options.terminate = True
+
+    def run(self) -> None:
+        """See `CpuTask.run`."""
+        try:
+            if self._options.terminate:
+                raise Cancelled("cancelled before it began")
+            self._outputs = self._run(*self._call, self._options)
+        except (Cancelled, OutputsTooLarge) as error:
+            self.error = error
+        except Exception as error:
+            cancelled = self._options.terminate
+            self.error = Cancelled("cancelled while it ran") if cancelled else ExecutionFailed(clean_message(error))
+            self.error.__cause__ = error
+        except BaseException as error:
+            self.error = error
+        self.done = True

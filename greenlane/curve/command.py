@@ -133,9 +133,9 @@ def _status(curve: Curve) -> int:
 def _draw(curve: Curve, options: Options) -> None:
     if not (options.plot or options.html):
         return
-    from . import page, pictures  # matplotlib may not be installed.
+    from . import page  # matplotlib may not be installed.
 
-    drawn = pictures.draw(curve)
+    drawn = page.draw(curve)
     outputs: list[tuple[Path | None, Callable[[], bytes]]] = [
         (options.plot, lambda: drawn),
         (options.html, lambda: page.render(curve, drawn).encode()),

@@ -1,9 +1,14 @@
-"""The curve as one HTML page that needs no other file."""
+"""The curve as a picture, and as one HTML page that has it and needs no other file."""
 
 from collections.abc import Iterator
 from html import escape
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from greenlane.report.page import chip, document, each, pairs, picture, table, tiles
+from greenlane.report.pictures import INK, plain, png, tidy
 
 from .curve import Curve
 from .points import LESS, Point
@@ -22,7 +27,7 @@ _HOW = (
 
 
 def render(curve: Curve, drawn: bytes) -> str:
-    """The page; `drawn` is the PNG of `pictures.draw`."""
+    """The page; `drawn` is the PNG of `draw`."""
     title = f"{curve.model}, batch {curve.batch}: how many {curve.unit}s it needs"
     caption = f"Left: throughput by share; the knee is where no larger share has over {LESS:.0%} more. Right: latency by share."
     lines = toml(curve)
@@ -63,3 +68,71 @@ def _row(point: Point) -> str:
         cells += [short(found.p50) if p99 else "-", *interval]
         verdict = f"<td>{chip(found.word, _TONES.get(found.word, 'bad'))}</td>"
     return f"<tr>{each('td', cells)}{verdict}</tr>"
+
+
+_ALONE, _LOADED, _BAD, _UNSURE = "#9aa5b1", "#1a9c6b", "#d9622b", "#c9a227"
+
+
+def draw(curve: Curve) -> bytes:
+    """A PNG: throughput with its knee on the left, latencies with the target on the right."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _throughput(left, curve)
+    _latency(right, curve)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([point.size for point in curve.points])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(plain)
+        axes.set_xlabel(f"{curve.unit}s, of {curve.total}")
+        axes.margins(x=0.08)
+        tidy(axes, "both")
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)  # No line crosses it.
+    figure.suptitle(f"{curve.model}, batch {curve.batch}", x=0.01, ha="left", fontsize=12, color=INK)
+    return png(figure)
+
+
+def _throughput(axes: Any, curve: Curve) -> None:
+    sizes = [point.size for point in curve.points]
+    axes.plot(sizes, [point.throughput for point in curve.points], "o-", color=_LOADED, label="back to back")
+    if found := curve.knee:
+        axes.plot(found.size, found.throughput, "o", ms=14, mfc="none", mec=INK, label=f"knee: {units(found.size, curve.unit)}")
+    if curve.target:
+        axes.axhline(curve.target.rate, color=_BAD, linestyle="--", linewidth=1, label=f"{curve.target.rate:g} a second")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("requests a second")
+
+
+def _latency(axes: Any, curve: Curve) -> None:
+    sizes = [point.size for point in curve.points]
+    axes.plot(sizes, [1e3 * point.p50 for point in curve.points], "o-", color=_ALONE, label="p50, one alone")
+    groups = (
+        ("keeps", _LOADED, "p99 at the rate: keeps the target"),
+        ("misses", _BAD, "p99 at the rate: misses it"),
+        ("overloaded", _BAD, "overloaded"),
+        ("too noisy", _UNSURE, "p99 at the rate: too noisy"),
+        ("too few", _UNSURE, "p99 at the rate: too few requests"),
+        ("measured", _LOADED, "p99 at the rate"),
+    )
+    for word, colour, label in groups:
+        if found := [point for point in curve.points if point.at_rate and point.at_rate.word == word]:
+            _p99s(axes, found, colour, label, "x" if word == "overloaded" else "o")
+    if curve.target and curve.target.p99:
+        axes.axhline(1e3 * curve.target.p99, color=INK, linestyle="--", linewidth=1, label="target p99")
+    if curve.smallest:
+        axes.axvline(curve.smallest.size, color=_LOADED, linewidth=8, alpha=0.15, label="smallest share that keeps it")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(plain)
+    axes.set_ylabel("latency, ms")
+
+
+def _p99s(axes: Any, points: list[Point], colour: str, label: str, marker: str) -> None:
+    """The p99s with their intervals. An overloaded share has none, or one that grows with the time it is measured."""
+    there = [(point.size, point.at_rate.p99) for point in points if point.at_rate and point.at_rate.p99]
+    if not there:
+        axes.plot([], [], marker, color=colour, label=f"{label}: {', '.join(str(point.size) for point in points)}")
+        return
+    sizes, values = [size for size, _ in there], [1e3 * p99.value for _, p99 in there]
+    below, above = [1e3 * (p99.value - p99.low) for _, p99 in there], [1e3 * (p99.high - p99.value) for _, p99 in there]
+    axes.errorbar(sizes, values, [below, above], fmt=marker, color=colour, capsize=4, label=label)

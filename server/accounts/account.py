@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .division import divide
-from .traffic import NO_GUESSES, Traffic
+from .traffic import NO_GUESSES, Traffic, divide
 from .usage import NOTHING, NS, DeviceTotals, ModelTotals, Moved, Report, Row, TenantTotals, Totals
 
 Counts = tuple[int, int, Mapping[str, int]]

@@ -1,9 +1,9 @@
 """Divides the bytes that a device moved among the models that ran, by what a work of each moves. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
-from .division import divide
 from .traffic_fit import Ran, TrafficFit
 from .usage import NS, Moved, Row
 
@@ -68,3 +68,16 @@ def _weights(shares: Mapping[Row | None, float]) -> dict[Row | None, int]:
     """In whole bytes, of which there is at least one."""
     weights = {row: round(each) for row, each in shares.items()}
     return weights if any(weights.values()) else {None: 1}
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def divide(amount: int, weights: Mapping[K, int]) -> dict[K, int]:
+    """Integers in proportion to the weights, which have a sum above 0; together exactly `amount`. Largest remainders first."""
+    total = sum(weights.values())
+    parts = {key: amount * weight // total for key, weight in weights.items()}
+    left = amount - sum(parts.values())
+    for key in sorted(weights, key=lambda key: amount * weights[key] % total, reverse=True)[:left]:
+        parts[key] += 1
+    return parts

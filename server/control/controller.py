@@ -23,8 +23,7 @@ from .controlled_device import ControlledDevice, Observer, executions_on, memory
 from .descriptions import NOT_OPENED, Execution, Loading, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime, Models, halt_all
 from .draining import drain, refuse_and_drain
-from .move_requests import check_counts, plan_transfer
-from .moves import By, MoveLog
+from .moves import By, MoveLog, check_counts, plan_transfer
 from .moves import Move as MoveRecord
 from .placement_plans import PlacementPlans
 from .reconfiguration import Everywhere, Reconfiguration

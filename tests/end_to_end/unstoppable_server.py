@@ -1,6 +1,6 @@
 """`python -m server`, except that ONNX Runtime does not stop what it runs, as in one operator that takes for ever."""
 
-from engines.onnxruntime import work
+from engines.onnxruntime import outputs
 from server import __main__ as command
 from server.host.leaving import leave
 from server.processes import tenant_process
@@ -11,7 +11,7 @@ _main = tenant_process.main
 
 def main(arguments: TenantArguments) -> None:
     """The process of a tenant."""
-    work.OnnxWork.cancel = lambda _: None  # type: ignore[method-assign]
+    outputs.OnnxWork.cancel = lambda _: None  # type: ignore[method-assign]
     _main(arguments)
 
 

@@ -34,7 +34,7 @@ from engines import (
 from engines.base import NO_ROOM
 from engines.onnxruntime.engine import OnnxExecutor
 from engines.onnxruntime.errors import clean_message
-from engines.onnxruntime.work import OnnxWork
+from engines.onnxruntime.outputs import OnnxWork
 from engines.signature import Default
 from partitions.cpu import CpuDevice, CpuPartition
 from tests import models

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from server.accounts.account import Account, History, IdlePower
-from server.accounts.division import divide
 from server.accounts.meter import Meter, Place
+from server.accounts.traffic import divide
 from server.accounts.usage import NS, Moved, Report, TenantUsages, Totals, Usage
 
 UNITS = 16
