@@ -97,8 +97,8 @@ def attack(kind: str, tenant: Surveyed, access: Access, like: Attack | None = No
 
 
 def strains(unit: str, wanted: Sequence[Strain] = STRAINS) -> tuple[Strain, ...]:
-    """Those of these kinds of strain that a device of cores or SMs has."""
-    return tuple(kind for kind in wanted if unit == "SM" or not kind.startswith("PCIe"))
+    """Those of these kinds of strain that a device with such units has."""
+    return tuple(kind for kind in wanted if unit != "core" or not kind.startswith("PCIe"))
 
 
 def strain_of(tenant: str) -> str:
