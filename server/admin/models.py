@@ -13,7 +13,7 @@ from ..api.framework import json_response
 from ..api.model_control import config_in
 from ..api.openapi import errors
 from ..control.controller import Controller
-from ..errors import NotFound
+from ..errors import BadRequest, NotFound
 from . import schemas
 from .dependencies import ControllerDep, admin_router
 
@@ -23,13 +23,17 @@ ModelName = Annotated[str, Path(description="The model, percent-encoded.")]
 
 
 @router.post("/tenants/{tenant}/models/{name}/load", response_model=schemas.ChangedModel, responses=errors(404, 500))
-async def load_for(controller: ControllerDep, tenant: TenantName, name: ModelName) -> Response:
+async def load_for(
+    controller: ControllerDep, service: ServiceDep, request: Request, tenant: TenantName, name: ModelName
+) -> Response:
     """Load a model for a tenant, or load it again.
 
     All or nothing: if a version that is to be served cannot be, the answer is 400 with the reason, and what was served goes on.
     Tenants load their own models by `POST /v2/repository/models/NAME/load`.
     """
     _check_tenant(controller, tenant)
+    if config_in(await read_object(request, service.uploads)) is not None:
+        raise BadRequest("parameters.config: expected none: administrators load what the repository has, tenants may send one")
     await controller.load(tenant, name)
     return json_response(schemas.ChangedModel(tenant, name))
 

@@ -6,8 +6,8 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 from msgspec import to_builtins
 
-from ..errors import NotFound, Unavailable
-from ..protocol.json_document import Object
+from ..errors import BadRequest, NotFound, Unavailable
+from ..protocol.json_document import Object, short
 from ..repository.model_repository import names_for
 from ..repository.triton_schema import MESSAGE as ModelConfig
 from ..tenants.answers import SERVER
@@ -64,6 +64,8 @@ class Metadata:
     async def statistics(self, context: Any) -> bytes:
         """ModelStatistics: of all models where none is named, of all versions where none is."""
         catalog, request = await self._asked(context, "ModelStatisticsRequest")
+        if request.version and not request.name:
+            raise BadRequest(f"version: {short(request.version)!r} without a name; expected the name of its model")
         served = catalog.matching(request.name, request.version or None) if request.name else catalog.served()
         return _encoded("ModelStatisticsResponse", to_builtins(await self._tenant_port.service.statistics(served)))
 

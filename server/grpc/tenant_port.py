@@ -13,6 +13,7 @@ from grpc.aio import EOF
 
 from ..errors import Ambiguous, Answer, BadRequest, ClientGone, LimitExceeded, Misdirected, TooLarge, TooSlow, code_of
 from ..inference.refusals import refuse
+from ..protocol.json_document import short
 from ..tenants import audit
 from ..tenants.service import Service, Tenant, too_many_connections
 from . import sockets
@@ -119,9 +120,12 @@ class TenantPort:
             text = f"the message is a {kind} of {len(data)} bytes; the limit is {MAX_MESSAGE}"
             raise TooLarge(f"{text}. Put files into the model repository")
         try:
-            return MESSAGES[kind].FromString(data)
+            message = MESSAGES[kind].FromString(data)
         except DecodeError as error:
             raise BadRequest(f"the message is no {kind}: {error}") from error
+        if other := getattr(message, "repository_name", ""):
+            raise BadRequest(f"repository_name: {short(other)!r}; expected none, as there is one repository")
+        return message
 
     def _hurry_oldest(self) -> None:
         """Give the oldest of the messages that arrive less time, as another waits for its place."""

@@ -43,10 +43,12 @@ def decode(body: bytes, signature: Signature, slot: Slot, limits: Limits, output
     found: dict[str, Input] = {}
     values: Object = {}
     for where, name, value in _members(document, specs):
+        if name in found or name in values:
+            raise BadRequest(
+                f"{where}: {short(name)!r} given twice; expected each {'input' if name in specs else 'parameter'} once"
+            )
         if name not in specs:
             values[name] = _parameter(where, value)
-        elif name in found:
-            raise BadRequest(f"{where}: {name!r} given twice; expected each input once")
         else:
             found[name] = _input(where, specs[name], value, limits)
     refuse_reserved(values)

@@ -43,7 +43,7 @@ def parse(data: "bytes | memoryview", what: str = "the request body", tensors: b
     # Each key takes one colon, so if there are as many colons as distinct keys, no key is repeated. Colons inside strings
     # only make the count too high; then the slow parser decides.
     if bytes(data).count(b":") != _count_keys(document):
-        _refuse_repeated_keys(data, what)
+        refuse_repeated_keys(data, what)
     return document
 
 
@@ -131,7 +131,9 @@ def _count_keys(document: Object) -> int:
     return count
 
 
-def _refuse_repeated_keys(data: "bytes | memoryview", what: str) -> None:
+def refuse_repeated_keys(data: "bytes | memoryview", what: str) -> None:
+    """Raise BadRequest for JSON, `what`, with a key twice in one object."""
+
     def check(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
         for key, _ in pairs:

@@ -15,7 +15,8 @@ import orjson
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from ..protocol.json_document import short, show
+from ..errors import BadRequest
+from ..protocol.json_document import refuse_repeated_keys, short, show
 from .triton_schema import MESSAGE, ignored
 
 # Strings, comments, words and numbers, and any other single character.
@@ -66,9 +67,10 @@ def read_json(text: str, source: str) -> Reading:
             raise ValueError(f"{nbytes} bytes; expected at most {MOST_BYTES}")
         document = orjson.loads(data)
         _check_count(document)
+        refuse_repeated_keys(data, "it")
         known = _known(document, message.DESCRIPTOR, "", unread)
         json_format.ParseDict(known, message)
-    except (json_format.ParseError, ValueError) as error:
+    except (json_format.ParseError, ValueError, BadRequest) as error:
         raise ConfigRefused(f"{source}: {_tidy(str(error))}") from error
     return Reading(message, tuple(dict.fromkeys([*unread, *ignored(message)])))
 
@@ -157,6 +159,9 @@ def _known(document: object, kind: Descriptor, path: str, unread: list[str]) -> 
         if name not in fields:
             unread.append(where + _judged(name, kind, len(unread) < _SUGGESTIONS))
     values = {name: value for name, value in document.items() if name in fields and value is not None}
+    for name, field in fields.items():
+        if name != field.name and name in values and field.name in values:
+            raise ValueError(f"{path}{path and '.'}{name}: given beside {field.name}, which is the same; expected one of them")
     return {name: _known_field(value, fields[name], f"{path}{path and '.'}{name}", unread) for name, value in values.items()}
 
 

@@ -362,6 +362,19 @@ def test_repr_of_application(pair: Served) -> None:
     assert repr(Application(lambda: demo(None))) == "<Application None>"
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"parameters": {"config": "{}"}}, "parameters.config: expected none: administrators load what the repository has"),
+        ({"parameters": {"confg": "{}"}}, "parameters.confg: there is no such parameter; did you mean 'config'?"),
+    ],
+)
+def test_administrators_may_not_load_by_a_configuration(admin: httpx.Client, body: dict[str, Any], text: str) -> None:
+    answer = admin.post("/admin/tenants/acme/models/identity/load", json=body)
+    assert (answer.status_code, answer.json()["error"].startswith(text)) == (400, True), answer.text
+    assert admin.post("/admin/tenants/acme/models/identity/load").status_code == 200
+
+
 LOAD = "/v2/repository/models/identity/load"
 UNLOAD = LOAD.replace("load", "unload")
 ELSEWHERE = {

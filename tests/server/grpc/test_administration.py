@@ -6,6 +6,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from server.grpc.messages import MESSAGES
 from server.grpc.tenant_port import MAX_MESSAGE
 from server.tenants.model_changes import MAX_WAITING
 
@@ -37,6 +38,26 @@ async def test_a_load_is_refused_with_the_text_of_http(bench: Bench, asked: dict
     came, said = await refused(bench.client.load_model(**{"model_name": "m", **asked}))
     assert came == status
     assert text in said
+    assert bench.control.asked == []
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "text"),
+    [
+        ("RepositoryIndex", {}, "repository_name: 'other'; expected none, as there is one repository"),
+        ("RepositoryModelLoad", {"model_name": "m"}, "repository_name: 'other'; expected none, as there is one repository"),
+        ("RepositoryModelUnload", {"model_name": "m"}, "repository_name: 'other'; expected none, as there is one repository"),
+        ("ModelStatistics", {"version": "3"}, "version: '3' without a name; expected the name of its model"),
+    ],
+)
+async def test_a_field_that_would_mean_nothing_is_refused(bench: Bench, method: str, fields: dict[str, str], text: str) -> None:
+    asked = MESSAGES[f"{method}Request"](**fields)
+    if method != "ModelStatistics":
+        asked.repository_name = "other"
+    async with grpc.aio.insecure_channel(bench.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(asked.SerializeToString())
+    assert (refusal.value.code(), refusal.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
     assert bench.control.asked == []
 
 

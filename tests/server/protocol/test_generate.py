@@ -78,6 +78,12 @@ def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
     assert tensors == [np.int32(5).tobytes(), np.int32(1).tobytes()]
 
 
+@pytest.mark.parametrize("name", ["timeout", "priority", "id"])
+def test_a_parameter_given_beside_parameters_and_in_them_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"'{name}' given twice; expected each parameter once"):
+        decoded({"x": 1, name: 1, "parameters": {name: 2}}, spec("x", "FP32", 1))
+
+
 def test_a_member_given_twice_is_refused() -> None:
     with pytest.raises(BadRequest, match='the request body has the key "x" twice in one object'):
         decode(b'{"x": 1, "y": true, "x": 2}', Signature((spec("x", "FP32", 1),), OUTPUTS), slot_of(), LIMITS)

@@ -1,6 +1,7 @@
 """Limits of configurations in requests, which are read in the process that all tenants share."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -45,6 +46,20 @@ def test_suggestions_are_limited_to_the_first_unknown_fields(monkeypatch: pytest
     assert read_json(json.dumps(dict.fromkeys(names, 1)), "m").unread == expected
     assert read_text("\n".join(f"{name}: 1" for name in names), "m").unread == expected
     assert asked == names[:4] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"max_batch_size": 8, "max_batch_size": 4}', 'it has the key "max_batch_size" twice in one object'),
+        ('{"input": [{"name": "x", "name": "y"}]}', 'it has the key "name" twice in one object'),
+        ('{"max_batch_size": 8, "maxBatchSize": 4}', "maxBatchSize: given beside max_batch_size, which is the same"),
+        ('{"input": [{"data_type": "TYPE_FP32", "dataType": "TYPE_INT8"}]}', "input[0].dataType: given beside data_type"),
+    ],
+)
+def test_a_field_given_twice_in_json_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigRefused, match=f"^m: {re.escape(why)}"):
+        read_json(text, "m")
 
 
 def test_a_file_of_many_unknown_fields_keeps_its_places() -> None:
