@@ -1,6 +1,6 @@
 """Checks that every partition runs on its own units: asks each one, and reports overlaps and units outside of the grant."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 
 from .base import Held, Partition
@@ -23,14 +23,17 @@ Overlap = tuple[str, str, frozenset[int]]
 """Two partitions by their names, and the units that they share."""
 
 
-def overlaps(*looks: Placements) -> list[Overlap]:
+def overlaps(*looks: Placements, apart: Collection[str] = ()) -> list[Overlap]:
     """Every pair of names that shared units in each of some looks at the same partitions, with the units of the last look.
 
-    Of two that were held none are named, and to be held at the same time once shows that they share none. A pair that was not
-    may only have begun too late for each other: so hold the two again.
+    Pairs of names that are both among `apart` are left out, as they were seen to share none before. Of two that were held none
+    are named, and to be held at the same time once shows that they share none. A pair that was not may only have begun too late
+    for each other: so hold the two again.
     """
     found = []
     for a, b in combinations(sorted({name for look in looks for name in look}), 2):
+        if a in apart and b in apart:
+            continue
         shared = [_shared(look[a], look[b]) for look in looks if a in look and b in look]
         if shared and None not in shared:
             found.append((a, b, shared[-1] or NONE))

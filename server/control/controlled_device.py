@@ -33,6 +33,10 @@ class ControlledDevice:
     held: dict[str, PartitionInfo] = field(default_factory=dict)
     first: dict[str, Granules] = field(default_factory=dict)
     """The granules of each tenant's first partition here, which its later ones are planned around."""
+    apart: dict[str, tuple[DeviceRuntime, int, Granules]] = field(default_factory=dict)
+    """Partitions of a shared device of which each two were seen to be apart, by tenant: whose they were, in the how manyth of
+    its processes, and their granules.
+    """
     host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """The host's cores that each tenant's first partition reserved; None where it reserves none."""
     wide: dict[str, Wide] = field(default_factory=dict)
@@ -68,6 +72,7 @@ class ControlledDevice:
         self.runtimes.pop(name, None)
         self.held.pop(name, None)
         self.first.pop(name, None)
+        self.apart.pop(name, None)
         self.host_cores.pop(name, None)
         self.wide.pop(name, None)
         self.fences.pop(name, None)

@@ -40,12 +40,13 @@ Transfer = Callable[[str, DeviceRuntime, str, Granules], Awaitable[DeviceRuntime
 """
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
-_HOLDS = 0.002, 0.002, 0.005, *(0.02,) * 20, *(0.1,) * 8, 0.5, 0.5
-"""Seconds for which partitions of a shared device are held to see that they are apart: the next for those that were not held
-together yet. On an H100 2 ms were enough for 15 processes on idle cores (2026-11-26), and who is late once seldom is again.
-While 20 ms came second, a repartition cost tenants whose share stayed 21 ms (2026-11-28). A process that loads a model begins
-when the driver's lock is free, so another try soon after is worth more than a longer one, and costs the others less. The
-longest are for a tenant with such long kernels."""
+_HOLDS = *((0.002, 0.0005),) * 2, (0.005, 0.0005), *((0.02, 0.002),) * 20, *((0.1, 0.1),) * 8, (0.5, 0.5), (0.5, 0.5)
+"""Seconds for which partitions of a shared device are held to see that they are apart, those that moved and those that stayed:
+the next for those that were not held together yet. One that stayed is compared only with those that moved, which are held: as
+long as all its units take to begin is enough, and its tenant feels no more. On an H100 2 ms were enough for 15 processes on
+idle cores (2026-11-26), and who is late once seldom is again. While 20 ms for all came second, a repartition cost tenants whose
+share stayed 21 ms (2026-11-28). A process that loads a model begins when the driver's lock is free, so another try soon after
+is worth more than a longer one. The longest are for a tenant with such long kernels."""
 _STANDSTILL = 600.0
 """Seconds in which a start looks at partitions again while the same models are loaded. No load is known that has the driver's
 lock for so long, so what blocks the looks will not end."""
@@ -176,7 +177,7 @@ class Controller:
             raise ConfigError(problems)
         for cores in await together(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
-        await self._check_started(device)
+        await self._check_started(device, after)
         device.hold(after)
         self._divided(device)
         which = f"device {device.name}, " if len(self.devices) > 1 else ""
@@ -282,7 +283,7 @@ class Controller:
                 placed.setdefault(id(device), {}).update(placements)
             if shared := [each for placements in placed.values() for each in overlaps(placements)]:
                 raise Misplaced("; ".join(map(explained, shared)))
-            await together(self._check_held(device) for device, _ in moves)
+            await together(self._check_held(device, after[device.name]) for device, _ in moves)
             record.prepared_ms = milliseconds(time.monotonic() - began)
             await self.placements.narrow(moves)
             alone = len(moving) == 1
@@ -440,7 +441,10 @@ class Controller:
         the same time. A tenant stands still for 2 ms, and for 2 to 500 ms with each further try that it takes part in.
         """
         async with self._repartitioning:
-            return await self._probe(device, device.distinct())
+            found, shared = await self._probe(device, device.distinct())
+            if shared:
+                device.apart = {}
+            return found, shared
 
     async def strain(self, tenant: str, kind: Strain, seconds: float) -> Strained:
         """Move bytes by this tenant's partition for so long; see `Partition.strain`.
@@ -464,13 +468,15 @@ class Controller:
             return await self._runtime_of(tenant).strain(tenant, kind, seconds)
 
     async def _probe(
-        self, device: ControlledDevice, runtimes: Iterable[DeviceRuntime]
+        self, device: ControlledDevice, runtimes: Sequence[DeviceRuntime], apart: Collection[str] = ()
     ) -> tuple[dict[str, Placement], list[Overlap]]:
-        runtimes, looks = list(runtimes), list[dict[str, Placement]]()
-        for seconds in _HOLDS:
-            found = await together(runtime.probe(seconds) for runtime in runtimes)
+        """As `probe` of these runtimes' tenants, of whom those among `apart` are not compared with each other."""
+        moved, looks = {id(each) for name, each in device.runtimes.items() if name not in apart}, list[dict[str, Placement]]()
+        runtimes = sorted(runtimes, key=lambda runtime: id(runtime) not in moved)  # First those that are held for longer.
+        for seconds, briefly in _HOLDS:
+            found = await together(runtime.probe(seconds if id(runtime) in moved else briefly) for runtime in runtimes)
             looks.append({name: each for placements in found for name, each in placements.items()})
-            shared = overlaps(*looks)
+            shared = overlaps(*looks, apart=apart)
             if not device.info.shared or not shared:
                 break
             late = {name for pair in shared for name in pair[:2]}
@@ -485,7 +491,7 @@ class Controller:
         except (Misplaced, Conflict, Unavailable) as error:
             log.critical("%s; POST /admin/partitions/probe looks again", error)
 
-    async def _check_started(self, device: ControlledDevice) -> None:
+    async def _check_started(self, device: ControlledDevice, granules: Mapping[str, Granules]) -> None:
         """As `_check_held`, as often as it takes: models are being loaded, and nothing but the start waits for the partitions.
 
         Raises DeviceUnavailable if a process ends meanwhile, or if no load goes on for `_STANDSTILL`.
@@ -495,7 +501,7 @@ class Controller:
         progress, since = "", loop.time()
         while True:
             try:
-                return await self._check_held(device)
+                return await self._check_held(device, granules)
             except Conflict as error:
                 if progress != self.progress:
                     progress, since = self.progress, loop.time()
@@ -506,15 +512,26 @@ class Controller:
             except Unavailable as error:
                 raise DeviceUnavailable(f"{why}: {error}") from error
 
-    async def _check_held(self, device: ControlledDevice) -> None:
+    async def _check_held(self, device: ControlledDevice, moved: Mapping[str, Granules] = MappingProxyType({})) -> None:
         """Raise Misplaced unless all partitions of a shared device, in each process that is not away, are apart.
 
+        Those that `moved` are represented by their new ones. Two that were seen to be apart, and neither of which has moved or
+        is in another process since, are not compared again.
         Raises Conflict, naming a tenant whose work keeps its partition from being looked at for longer than `max_pause`.
         """
         if device.info.shared:
-            _, shared = await self._probe(device, [runtime for runtime in device.distinct() if not runtime.away])
+            there = {
+                name: (runtime, runtime.processes, moved.get(name) or device.held[name].granules)
+                for name, runtime in device.runtimes.items()
+                if not runtime.away
+            }
+            apart = {name for name, each in there.items() if name not in moved and device.apart.get(name) == each}
+            if apart == there.keys():
+                return
+            _, shared = await self._probe(device, [runtime for runtime, *_ in there.values()], apart)
             if shared:
                 raise Misplaced(f"device {device.name}: " + "; ".join(map(explained, shared)))
+            device.apart = there
 
     def partition(self, tenant: str) -> PartitionInfo | None:
         """The tenant's partition; None before the start."""

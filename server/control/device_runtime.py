@@ -146,6 +146,10 @@ class DeviceRuntime(Protocol):
         """Whether its process has ended and does not serve again yet."""
 
     @property
+    def processes(self) -> int:
+        """How many processes it has had so far: what was seen of a partition is true of that process alone."""
+
+    @property
     def moves(self) -> Moves: ...
     @property
     def placements(self) -> Placements: ...

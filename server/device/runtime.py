@@ -131,6 +131,10 @@ class Runtime:
     def away(self) -> bool:
         return False
 
+    @property
+    def processes(self) -> int:
+        return 1
+
     async def open(self) -> DeviceInfo:
         device = self.device
         moves = await asyncio.to_thread(device.bandwidth)

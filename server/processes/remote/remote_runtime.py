@@ -67,6 +67,7 @@ class RemoteRuntime:
         self._process, self._device = proxy(ToRuntime, self._calls), proxy(ToDeviceProcess, self._calls)
         self._on_state = on_state
         self._on_loading = on_loading
+        self.processes = 0
         self._started = False
         self._resuming: asyncio.Task[None] | None = None
         self._ended = 0.0
@@ -107,6 +108,7 @@ class RemoteRuntime:
     async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
         """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""
         self._calls.connect(channel)
+        self.processes += 1
         self.tenants.away = self._started
         if self.away:
             process = proxy(ToRuntime, channel)

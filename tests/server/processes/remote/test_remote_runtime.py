@@ -333,7 +333,7 @@ async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an
     third = Process()
     await third.start(runtime)
     await runtime.resumed(10)
-    assert frontend.refusing == ""
+    assert (frontend.refusing, runtime.processes) == ("", 3)
     third.close()
 
 
